@@ -45,11 +45,11 @@ class HeaderColumn:
 def headers_of(rows: Any, doing: str) -> HeaderColumn:
     """Encode the headers of rows (``pyarrow.RecordBatch``); the same ones once. Raises ``RecordRefused``."""
     names = rows.schema.names
-    given: tuple[list[_Pairs], Numbers | None] = [()], None
+    pairs: tuple[list[Any], Numbers | None] = [()], None
     if "headers" in names:
         _check(rows.column("headers"), doing)
-        given = _different_pairs(rows.column("headers"))
-    columns = (given, *(_different(rows.column(name) if name in names else None) for name in ("type", "version")))
+        pairs = _different_pairs(rows.column("headers"))
+    columns = [pairs, *(_different(rows.column(name) if name in names else None) for name in ("type", "version"))]
     varying = [(len(values), of_row) for values, of_row in columns if of_row is not None]
     if not varying:
         return HeaderColumn([encode_headers(_merged(*(values[0] for values, _ in columns)))], None)
@@ -75,7 +75,7 @@ def _different(column: Any) -> tuple[list[Any], Numbers | None]:
     return values, pc.fill_null(encoded.indices.cast(pa.int64()), -1).to_numpy() + 1
 
 
-def _different_pairs(column: Any) -> tuple[list[_Pairs], Numbers | None]:
+def _different_pairs(column: Any) -> tuple[list[Any], Numbers | None]:
     """Return the lists of a column ``headers`` as ``_different`` does values."""
     if not column.null_count and _alike(column):
         return [_pairs(column[0].as_py())], None

@@ -49,8 +49,8 @@ class Request(Protocol):
         ...
 
     @property
-    def rows(self) -> int | None:
-        """Return the number of rows to write; ``None``: as many as come."""
+    def rows(self) -> int:
+        """Return the number of rows to write."""
         ...
 
     def __str__(self) -> str:

@@ -53,10 +53,10 @@ class TopicShapes:
         """Raises ``TopicError`` when there is no such topic, ``BrokerUnavailable``, ``ConfigError``."""
         found = self._known.get(topic)
         if found is None:
-            found = self._known[topic] = self._asked(topic)
+            found = self._known[topic] = self._requested(topic)
         return found
 
-    def _asked(self, topic: str) -> TopicShape:
+    def _requested(self, topic: str) -> TopicShape:
         kept = tuple(sorted(self._kafka.items()))
         begun = time.monotonic()
         while True:

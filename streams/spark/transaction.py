@@ -151,7 +151,7 @@ def _transaction(
     last_step: Callable[[BatchForwarder], None],
 ) -> None:
     sent = forwarder.send(_placed_now(forwarder, target, request, batches))
-    if request.rows is not None and sent != request.rows:
+    if sent != request.rows:
         raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
     _put_marker(forwarder, target, request, marker)
     last_step(forwarder)

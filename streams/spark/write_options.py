@@ -151,7 +151,10 @@ def _kafka(plain: Mapping[str, str]) -> dict[str, str]:
             found[name] = str(whole(f"kafka.{name}", found[name], minimum=1))
     compression(found)
     if any(name.startswith(("security.", "sasl.", "ssl.")) for name in found):
-        import_module("streams.clients.producing.forwarding").settings_of(found, "kes-spark")
+        try:
+            import_module("streams.clients.producing.forwarding").settings_of(found, "kes-spark")
+        except ConfigError as error:
+            raise ConfigError(f"an option kafka.* cannot be used for writing: {error}") from error
     return found
 
 

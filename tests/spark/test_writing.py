@@ -135,7 +135,7 @@ def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
 
 
 def test_mistakes_are_named(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
-    """Those of options: ``test_options.py``; of rows: ``test_sending.py``."""
+    """Those of options: ``test_options.py``; of rows: ``test_batch_encoding.py``."""
     topic = make_topic()
     rows = encoded(spark, 10)
     good = rows.drop("id")

@@ -3,10 +3,10 @@
 A batch comes whole (format 2) and without a producer. Its head gets the producer's id and epoch, a sequence and the
 checksum that follows from them; the rest goes out as it came. So a batch costs the same for one row and for 10,000.
 
-A forwarder serves one transaction and is thrown away. So nothing is sent twice whose answer is missing: a connection
-that is lost, an answer that cannot be read, and an end without an answer are doubts, which whoever has a new forwarder
-resolves by the marker that was committed with the rows. Only what a broker has refused without an effect (another
-leader, a coordinator that loads) is sent again.
+A forwarder serves one transaction and is thrown away. Nothing is sent twice whose answer is missing: a connection that
+is lost, an answer that cannot be read and an end without an answer are doubts, which the caller resolves behind the
+fence of a new forwarder, by the marker that was committed with the rows. Only what a broker has refused without an
+effect (another leader, a coordinator that loads) is sent again.
 """
 
 from __future__ import annotations
