@@ -75,7 +75,9 @@ class Client:
     ("given", "size", "seconds"),
     [({}, 0, 60), ({}, 100 << 20, 160), ({}, 1 << 40, 900), ({"transaction.timeout.ms": "7000"}, 0, 7)],
 )
-def test_a_commit_waits_for_its_rows_as_long_as_its_transaction_lasts(given: dict[str, str], size: int, seconds: float) -> None:
+def test_a_commit_waits_for_its_rows_as_long_as_its_transaction_lasts(
+    given: dict[str, str], size: int, seconds: float
+) -> None:
     assert transaction._seconds(given, size) == seconds
 
 
