@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from streams.runtime.ownership.replicas import make_store
 from streams.runtime.replay import Program
 from streams.spark.batch_encoding import BatchEncoder
 from streams.spark.markers import Stored, Written, read_metadata
-from streams.spark.placing import TopicShapes
+from streams.spark.placing import topic_shapes
 from streams.spark.replay_task import loaded
 from streams.spark.replays import State
 from streams.spark.tables import is_reserved
@@ -113,7 +113,13 @@ def _bootstrap(
         checks.refuse_unless_at_rest()
         checks.refuse_unless_empty(config.changelog)
         ids = TopicIds(source_id, checks.changelog_id())
-        shapes = TopicShapes(target.kafka, str(request))
+        shapes = topic_shapes(target.kafka)
+
+        def last_step(forwarder: BatchForwarder) -> None:
+            """From here on a member that joins waits for the outcome; so look again."""
+            forwarder.send_offsets(config.group_id, config.offsets_topic, offsets)
+            checks.refuse_if_begun()
+
         found, written = write_once(
             target,
             request,
@@ -121,7 +127,7 @@ def _bootstrap(
                 _batches(stores, offsets, ids)
             ),
             size=_LONGEST,
-            last_step=_group_offsets(config, offsets, checks),
+            last_step=last_step,
         )
         settle(target, request)
     return Bootstrapped(offsets=offsets, keys=keys, written=written, committed_at_ms=found.at_ms)
@@ -191,18 +197,6 @@ def _batches(stores: DataFrame, offsets: Mapping[int, int], ids: TopicIds) -> It
         yield pa.RecordBatch.from_pylist(
             [{"partition": number, "key": OFFSET_KEY, "value": record, "type": None}], schema=_SCHEMA
         )
-
-
-def _group_offsets(
-    config: EventSourceConfig, offsets: Mapping[int, int], checks: GroupChecks
-) -> Callable[[BatchForwarder], None]:
-    """The last step of the transaction: from here on a member that joins waits for its outcome; so look again."""
-
-    def last_step(forwarder: BatchForwarder) -> None:
-        forwarder.send_offsets(config.group_id, config.offsets_topic, offsets)
-        checks.refuse_if_begun()
-
-    return last_step
 
 
 class _Metadata(msgspec.Struct):

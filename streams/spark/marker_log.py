@@ -10,23 +10,21 @@ from __future__ import annotations
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka import admin as _admin
 
 from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.clients.producing.rows import Rows
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
-from streams.spark.kafka import TIMEOUT_SECONDS, answers, client, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, client, topic_admin, translated
 from streams.spark.markers import Stored
 
 if TYPE_CHECKING:
     from streams.clients.producing.forwarding import BatchForwarder
 
-_untyped: Any = _admin  # its stubs do not export all that it has
 _LOG_SECONDS: Final = 120.0
 
 
@@ -124,13 +122,10 @@ class MarkerLog:
         return TopicError(f"topic {self.topic!r} (option markerLog) does not exist: create it, compacted")
 
     def _check(self) -> None:
-        admin = client(_untyped.AdminClient, self._kafka)
-        resource = _untyped.ConfigResource(_untyped.ResourceType.TOPIC, self.topic)
-        futures = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
-        answer = answers(futures, TIMEOUT_SECONDS)[resource]
-        if isinstance(answer, KafkaException):
-            raise translated(answer, f"{self._doing}: topic {self.topic!r} (option markerLog)", self._kafka)
-        policy = answer["cleanup.policy"].value
+        described = topic_admin(self._kafka).describe([self.topic], TIMEOUT_SECONDS)[self.topic]
+        if described is None:
+            raise self._missing()
+        policy = described.configs["cleanup.policy"]
         if policy != "compact":
             raise ConfigError(
                 f"{self._doing}: topic {self.topic!r} (option markerLog) has cleanup.policy={policy}: it must be "

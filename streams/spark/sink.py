@@ -24,7 +24,7 @@ from streams.spark.batch_encoding import BatchEncoder
 from streams.spark.columns import check_columns
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import BatchRequest, WriteRequest, written_by
-from streams.spark.placing import TopicShapes
+from streams.spark.placing import topic_shapes
 from streams.spark.staging import Staged, remove, remove_files, stage, staged_batches, staging_folder
 from streams.spark.transaction import WriteTarget, look, settle, write_once
 from streams.spark.write_options import SinkOptions, StreamWriteOptions, WriteOptions
@@ -185,7 +185,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _encoder(options: SinkOptions, doing: str) -> BatchEncoder:
-    return BatchEncoder(options.topic, options.kafka, doing, TopicShapes(options.kafka, doing))
+    return BatchEncoder(options.topic, options.kafka, doing, topic_shapes(options.kafka))
 
 
 def _root_of(folder: Path) -> Path:

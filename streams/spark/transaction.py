@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
-from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, partition_count, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import Request, Stored, Written, inherited, left_behind
 from streams.spark.write_options import SinkOptions
@@ -87,7 +87,7 @@ def write_once(
     """
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
-        with _group_of(target) as group, _fenced(target, group, request, size) as forwarder:
+        with _group_of(target) as group, _fenced(target, request, size) as forwarder:
             stored = _marker(group, target, request) or _taken_over(target, request)
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
@@ -113,19 +113,20 @@ def write_once(
 
 def settle(target: WriteTarget, doing: object) -> None:
     """Wait until what was committed is visible to readers of committed records in every partition."""
-    with _group_of(target) as group, _fenced(target, group, doing, 0):
+    with _fenced(target, doing, 0):
         pass
 
 
 @contextlib.contextmanager
-def _fenced(target: WriteTarget, group: Consumer, doing: object, size: int) -> Iterator[BatchForwarder]:
+def _fenced(target: WriteTarget, doing: object, size: int) -> Iterator[BatchForwarder]:
     """A new forwarder after ``init_transactions``; what is open when the block ends is aborted."""
-    partition_count(group, target.marker_topic, str(doing), target.kafka)
     forwarding = import_module("streams.clients.producing.forwarding")  # tasks do without: it costs them 0.3 s
     settings = forwarding.settings_of(target.kafka, "kes-spark")
     with forwarding.BatchForwarder(settings, target.identity, _seconds(target.kafka, size)) as forwarder:
         try:
             forwarder.init_transactions(TIMEOUT_SECONDS * 2)
+            if forwarder.partitions(target.marker_topic) is None:
+                raise no_such_topic(target.marker_topic, target.kafka)
         except KafkaException as error:
             raise translated(error, f"init_transactions for {doing}", target.kafka) from error
         yield forwarder
@@ -185,7 +186,7 @@ def _taken_over(target: WriteTarget, request: Request) -> Stored | None:
     former = target.as_former()
     if former is None:
         return None
-    with _group_of(former) as group, _fenced(former, group, request, 0) as forwarder:
+    with _group_of(former) as group, _fenced(former, request, 0) as forwarder:
         found = _marker(group, former, request)
         if found is None:
             return None
@@ -204,8 +205,8 @@ def look(target: WriteTarget, doing: object, *, needs_topic: bool = False) -> St
     and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
     ``TopicError`` where the marker's topic does not exist."""
     with _group_of(target, isolation="read_uncommitted") as group:
-        if needs_topic:
-            partition_count(group, target.marker_topic, str(doing), target.kafka)
+        if needs_topic and topic_admin(target.kafka).identity(target.marker_topic, TIMEOUT_SECONDS) is None:
+            raise no_such_topic(target.marker_topic, target.kafka)
         stored = _read_offset(group, target, doing)
     former = target.as_former() if stored is None else None
     before = None if former is None else look(former, doing)

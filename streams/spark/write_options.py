@@ -25,21 +25,11 @@ _OF_SPARK: Final = (
 )
 """Spark's own, which arrive in the same map as a streaming sink's."""
 _OF_A_PRODUCER: Final = {
-    "batch.num.messages",
-    "linger.ms",
-    "max.in.flight",
-    "max.in.flight.requests.per.connection",
-    "message.timeout.ms",
-    "queue.buffering.backpressure.threshold",
-    "queue.buffering.max.kbytes",
-    "queue.buffering.max.messages",
-    "queue.buffering.max.ms",
-    "request.timeout.ms",
-    "retries",
-    "retry.backoff.max.ms",
-    "retry.backoff.ms",
+    "batch.num.messages", "linger.ms", "max.in.flight", "max.in.flight.requests.per.connection", "message.timeout.ms",
+    "queue.buffering.backpressure.threshold", "queue.buffering.max.kbytes", "queue.buffering.max.messages",
+    "queue.buffering.max.ms", "request.timeout.ms", "retries", "retry.backoff.max.ms", "retry.backoff.ms",
     "sticky.partitioning.linger.ms",
-}
+}  # fmt: skip
 """Settings of librdkafka's producer, which does not write here."""
 
 

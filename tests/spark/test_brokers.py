@@ -94,6 +94,6 @@ def test_wrong_credentials_are_named_without_secrets(secure: tuple[KafkaBroker, 
             "sasl.username": "alice", "sasl.password": "hunter2",
         }
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"refuses the credentials .*: check the options kafka\.sasl\.\*") as raised:
+    with pytest.raises(ConfigError, match="refuses the credentials") as raised:
         topic.write(0, {"value": [b"x"]})
     assert "hunter2" not in str(raised.value)

@@ -21,7 +21,7 @@ from streams.errors import ConfigError, RecordRefused, StreamsError, TopicError,
 from streams.sak.murmur2 import partition_of
 from streams.spark.batch_encoding import BatchEncoder
 from streams.spark.markers import BatchRequest
-from streams.spark.placing import TopicShapes
+from streams.spark.placing import topic_shapes
 from streams.spark.sink import target_of
 from streams.spark.transaction import WriteTarget, look, settle, write_once
 from streams.spark.write_options import stream_write_options
@@ -58,7 +58,7 @@ class Topic:
 
     def made(self, *tables: dict[str, Any]) -> tuple[list[MadeBatch], int]:
         """As a task makes them."""
-        encoder = BatchEncoder(self.topic_of_rows, self.target.kafka, "test", TopicShapes(self.target.kafka, "test"))
+        encoder = BatchEncoder(self.topic_of_rows, self.target.kafka, "test", topic_shapes(self.target.kafka))
         return list(encoder.encode(pa.record_batch(table) for table in tables)), encoder.rows
 
     def records(self, topic: str | None = None, *, committed: bool = True) -> list[Any]:

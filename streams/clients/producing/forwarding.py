@@ -207,7 +207,7 @@ class BatchForwarder:
         failed: dict[Place, messages.PartitionError] = {}
         by_broker: dict[int, list[_Part]] = {}
         for part in parts:
-            leaders = self._cluster.leaders[part.topic]
+            leaders = self._cluster.leaders.get(part.topic, ())
             leader = leaders[part.partition] if part.partition < len(leaders) else -1
             if leader < 0:
                 failed[part.topic, part.partition] = messages.PartitionError(KafkaError.LEADER_NOT_AVAILABLE, "", ())
