@@ -12,6 +12,7 @@ import pytest
 from streams.broker import KafkaBroker, KafkaCluster
 from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, StreamsError
+from streams.spark.transaction import write_once
 from streams.spark.write_options import stream_write_options
 from streams.topics import TopicSpec
 from tests.broker.test_wire_producer import create, secure
@@ -86,7 +87,8 @@ def test_each_way_to_authenticate(secure: tuple[KafkaBroker, dict[str, str], Pat
 
 
 def test_wrong_credentials_are_named_without_secrets(secure: tuple[KafkaBroker, dict[str, str], Path]) -> None:
-    _, addresses, folder = secure
+    broker, addresses, folder = secure
+    made, rows = Topic(Log(broker.bootstrap_servers), "t").made({"value": [b"x"]})
     topic = Topic(Log(addresses["SASL"]), "t")
     topic.target.kafka.update(
         {
@@ -95,5 +97,5 @@ def test_wrong_credentials_are_named_without_secrets(secure: tuple[KafkaBroker, 
         }
     )  # fmt: skip
     with pytest.raises(ConfigError, match="refuses the credentials") as raised:
-        topic.write(0, {"value": [b"x"]})
+        write_once(topic.target, topic.ask(0, rows), lambda: made, size=0)
     assert "hunter2" not in str(raised.value)
