@@ -3,6 +3,7 @@ there. Without Spark."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from streams.errors import ConfigError, StreamsError
 from streams.spark.transaction import write_once
 from streams.spark.write_options import stream_write_options
 from streams.topics import TopicSpec
-from tests.broker.test_wire_producer import create, secure
+from tests.broker.test_wire_producer import create, secure, set_transaction_version
 from tests.spark.log_kit import Log
 from tests.spark.test_transaction import Topic, of_sink, values
 
@@ -60,6 +61,23 @@ def test_one_of_three_brokers_dies_and_comes_back(topic_prefix: str, who: str) -
             changing.join()
         found = values(topic.records())
     assert found == sorted(b"%d %s" % (number, key) for number in range(batch + 1) for key in KEYS)
+
+
+async def test_transactions_of_version_1(topic_prefix: str) -> None:
+    """Where an end leaves the epoch alone, and the driver of a batch is fenced by the next one's alone."""
+    with KafkaBroker() as broker:
+        await set_transaction_version(broker.bootstrap_servers, 1)
+        log = Log(broker.bootstrap_servers)
+        log.create(topic_prefix + "t", 3)
+        topic = of_sink(Topic(log, topic_prefix + "t"), "sink")
+        for batch in range(5):
+            await asyncio.to_thread(topic.write, batch, {"key": KEYS, "value": [b"%d" % batch] * len(KEYS)})
+        with pytest.raises(StreamsError, match="60 rows were staged, 1 were found"):
+            await asyncio.to_thread(
+                write_once, topic.target, topic.ask(5, 60), lambda: topic.made({"value": [b"x"]})[0], size=0
+            )
+        assert await asyncio.to_thread(topic.write, 5, {"value": [b"5"]})
+        assert values(topic.records()) == [*sorted([b"%d" % batch for batch in range(5)] * len(KEYS)), b"5"]
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "MUTUAL"])

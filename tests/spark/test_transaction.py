@@ -27,6 +27,7 @@ from streams.spark.transaction import WriteTarget, look, settle, write_once
 from streams.spark.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log, seed
+from tests.spark.test_batch_encoding import SHAPES, any_table, expected, place_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -195,6 +196,37 @@ def test_every_codec_is_read_by_other_clients(topic: Topic, codec: str) -> None:
     rows = [b"%d %s" % (number, b"." * 80) for number in range(3000)]
     assert topic.write(0, {"key": [row[:3] for row in rows], "value": rows})
     assert values(topic.records()) == sorted(rows)
+
+
+def test_any_mixture_of_columns_is_read_by_librdkafka(log: Log, make_topic: MakeTopic) -> None:
+    """The tables of ``test_batch_encoding.py``, many in one transaction, compressed."""
+    rng = random.Random(seed())
+    names = {short: make_topic(short, shape.partitions) for short, shape in SHAPES.items()}
+    target = Topic(log, names["t"]).target
+    shapes = topic_shapes(target.kafka)
+    made: list[MadeBatch] = []
+    wanted: dict[tuple[str, int], list[Any]] = {}
+    count = 0
+    for _ in range(60):
+        topic, rows, table = any_table(rng)
+        columns = {name: table.column(name) for name in table.schema.names if name != "timestamp"}
+        if "topic" in columns:
+            columns["topic"] = pa.array([names[row["topic"]] for row in rows], pa.string())
+        encoder = BatchEncoder(None if topic is None else names[topic], target.kafka, "test", shapes)
+        made += encoder.encode([pa.record_batch(columns)])
+        count += encoder.rows
+        for row in rows:
+            short, partition = place_of(row, topic)
+            wanted.setdefault((names[short], partition), []).append(expected(row))
+    request = BatchRequest(sink="s", identity=target.identity, query="q", batch=0, rows=count)
+    assert write_once(target, request, lambda: made, size=0)[1]
+    settle(target, "test")
+    found: dict[tuple[str, int], list[Any]] = {}
+    for name in names.values():
+        for record in log.records(name):
+            content = record.key(), record.value(), tuple(record.headers() or ())
+            found.setdefault((name, record.partition() or 0), []).append(content)
+    assert found == wanted
 
 
 def test_a_topic_of_many_partitions(log: Log, make_topic: MakeTopic) -> None:
