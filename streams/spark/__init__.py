@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streams.spark.frames import encode, ordered, write
-from streams.spark.lanes import LanesResult, write_lanes
 from streams.spark.session import local_session, register
 from streams.spark.shapes import schema_of
 from streams.spark.sink import WriteResult
@@ -34,7 +33,6 @@ __all__ = [
     "Bootstrapped",
     "Comparison",
     "GrtDataSource",
-    "LanesResult",
     "Replay",
     "State",
     "WriteResult",
@@ -56,7 +54,6 @@ __all__ = [
     "split",
     "table",
     "write",
-    "write_lanes",
 ]
 
 _ENGINE = {

@@ -20,17 +20,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from streams.clients.group_checks import GroupChecks
+from streams.clients.producing.forwarding import BatchForwarder
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, OffsetError, StreamsError
 from streams.event_source import EventSource
@@ -39,12 +39,13 @@ from streams.records import TopicPartition as Partition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.replay import Program
-from streams.spark.kafka import TIMEOUT_SECONDS, client
-from streams.spark.lane import Lane, look, settle, write_lane
+from streams.spark.batch_encoding import BatchEncoder
 from streams.spark.markers import Stored, Written, read_metadata
+from streams.spark.placing import topic_shapes
 from streams.spark.replay_task import loaded
 from streams.spark.replays import State
 from streams.spark.tables import is_reserved
+from streams.spark.transaction import WriteTarget, look, settle, write_once
 
 _WRITER: Final = "bootstrap"
 _ROWS: Final = 10_000
@@ -99,13 +100,12 @@ def _bootstrap(
     offsets = _offsets(config, positions, ranges)
     request = _Request(config.group_id, config.num_partitions + keys, _digest(offsets, digest))
     kafka = {name: str(value) for name, value in config.client_settings.items()}
-    lane = Lane(
+    target = WriteTarget(
         identity=f"kes.spark.bootstrap/{config.group_id}/{config.changelog}",
         marker_topic=config.changelog,
-        topic=config.changelog,
         kafka={**kafka, "bootstrap.servers": config.bootstrap_servers},
     )
-    found = request.written(look(lane, request))
+    found = request.written(look(target, request))
     written = False
     if found is None:
         _check_contents(source.program(), stores)
@@ -113,14 +113,23 @@ def _bootstrap(
         checks.refuse_unless_at_rest()
         checks.refuse_unless_empty(config.changelog)
         ids = TopicIds(source_id, checks.changelog_id())
-        found, written = write_lane(
-            lane,
+        shapes = topic_shapes(target.kafka)
+
+        def last_step(forwarder: BatchForwarder) -> None:
+            """From here on a member that joins waits for the outcome; so look again."""
+            forwarder.send_offsets(config.group_id, config.offsets_topic, offsets)
+            checks.refuse_if_begun()
+
+        found, written = write_once(
+            target,
             request,
-            lambda: _batches(stores, offsets, ids),
+            lambda: BatchEncoder(config.changelog, target.kafka, str(request), shapes).encode(
+                _batches(stores, offsets, ids)
+            ),
             size=_LONGEST,
-            last_step=_group_offsets(config, lane.kafka, offsets, checks),
+            last_step=last_step,
         )
-        settle(lane, request)
+        settle(target, request)
     return Bootstrapped(offsets=offsets, keys=keys, written=written, committed_at_ms=found.at_ms)
 
 
@@ -188,23 +197,6 @@ def _batches(stores: DataFrame, offsets: Mapping[int, int], ids: TopicIds) -> It
         yield pa.RecordBatch.from_pylist(
             [{"partition": number, "key": OFFSET_KEY, "value": record, "type": None}], schema=_SCHEMA
         )
-
-
-def _group_offsets(
-    config: EventSourceConfig, kafka: dict[str, str], offsets: Mapping[int, int], checks: GroupChecks
-) -> Callable[[Producer], None]:
-    """The last step of the transaction: from here on a member that joins waits for its outcome; so look again."""
-    places = [TopicPartition(config.offsets_topic, number, offset) for number, offset in offsets.items()]
-
-    def last_step(producer: Producer) -> None:
-        group = client(Consumer, kafka, {"group.id": config.group_id, "enable.auto.commit": False})
-        try:
-            producer.send_offsets_to_transaction(places, group.consumer_group_metadata(), TIMEOUT_SECONDS)
-        finally:
-            group.close()
-        checks.refuse_if_begun()
-
-    return last_step
 
 
 class _Metadata(msgspec.Struct):

@@ -1,5 +1,4 @@
-"""The requests of both ends of ``format("grt")`` to a Kafka cluster before they move rows: topics, partitions, ends,
-and its errors."""
+"""The requests of both ends of ``format("grt")`` to a Kafka cluster before they move rows, and its errors."""
 
 from __future__ import annotations
 
@@ -10,8 +9,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
+from streams.clients.admin import TopicAdmin
+from streams.clients.settings import RESERVED, ClientSettings
 from streams.clients.translate import DENIED, NO_SUCH_TOPIC, UNREACHABLE
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
 
@@ -22,6 +23,7 @@ GRACE_SECONDS = 2.0
 """What is waited beyond the client's own limit, before the client is taken for stuck."""
 
 K = TypeVar("K")
+_ADMINS: dict[tuple[tuple[str, str], ...], TopicAdmin] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -76,17 +78,15 @@ def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:
     return found
 
 
-def partition_count(consumer: Consumer, topic: str, doing: str, kafka: dict[str, str]) -> int:
-    """The number of partitions, requested by a consumer, whose request creates no topic. Raises ``TopicError``."""
-    try:
-        found = consumer.list_topics(topic, TIMEOUT_SECONDS).topics[topic]
-    except KafkaException as error:
-        raise translated(error, f"{doing}: asking for topic {topic!r}", kafka) from error
-    if found.error is None:
-        return len(found.partitions)
-    if found.error.code() in NO_SUCH_TOPIC:
-        raise no_such_topic(topic, kafka)
-    raise translated(KafkaException(found.error), f"{doing}: topic {topic!r}", kafka)
+def topic_admin(kafka: dict[str, str]) -> TopicAdmin:
+    """Return a client for questions about topics, one for all of this process: connecting takes longer than a request,
+    far longer on a secured cluster, and the next task of a Python worker asks the same brokers."""
+    kept = tuple(sorted(kafka.items()))
+    admin = _ADMINS.get(kept)
+    if admin is None:
+        overrides = {name: value for name, value in kept if name not in RESERVED}
+        admin = TopicAdmin(ClientSettings(kafka["bootstrap.servers"], overrides, client_id="kes-spark"))
+    return _ADMINS.setdefault(kept, admin)
 
 
 def no_such_topic(topic: str, kafka: dict[str, str]) -> TopicError:

@@ -1,7 +1,7 @@
-"""Markers that do not expire: a compacted topic (option ``markerLog``) beside the offsets of a lane's group.
+"""Markers that do not expire: a compacted topic (option ``markerLog``) beside the offsets of a write's group.
 
 Brokers forget the offsets of a group that commits nothing for a week. So each transaction writes its marker a second
-time, as a record: key is the lane's identity, in one partition that its hash chooses. The offset is read first, and as
+time, as a record: key is the write's identity, in one partition that its hash chooses. The offset is read first, and as
 both are of one transaction it is never behind the record; the record is read where there is no offset.
 """
 
@@ -10,17 +10,21 @@ from __future__ import annotations
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka import admin as _admin
 
+from streams.clients.producing.made_batch import MadeBatch
+from streams.clients.producing.record_batch import BATCH_HEAD
+from streams.clients.producing.rows import Rows
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
-from streams.spark.kafka import TIMEOUT_SECONDS, answers, client, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, client, topic_admin, translated
 from streams.spark.markers import Stored
 
-_untyped: Any = _admin  # its stubs do not export all that it has
+if TYPE_CHECKING:
+    from streams.clients.producing.forwarding import BatchForwarder
+
 _LOG_SECONDS: Final = 120.0
 
 
@@ -31,30 +35,31 @@ class _Record(msgspec.Struct):
 
 @dataclass(frozen=True)
 class MarkerLog:
-    """The log of markers, as seen by one lane."""
+    """The log of markers, as seen by one target of writes."""
 
     topic: str
     _identity: str
     _kafka: dict[str, str] = field(repr=False)
     _doing: object
 
-    def write(self, producer: Any, metadata: Consumer, marker: Stored) -> None:
-        """Into the producer's open transaction. ``metadata``: any consumer, to ask for partitions."""
+    def write(self, forwarder: BatchForwarder, marker: Stored) -> None:
+        """Into the forwarder's transaction."""
+        count = forwarder.partitions(self.topic)
+        if count is None:
+            raise self._missing()
+        rows = Rows()
         value = msgspec.json.encode(_Record(marker.offset, marker.metadata))
-        partition = self._place(metadata).partition
-        while True:
-            try:
-                producer.produce(self.topic, value, self._identity.encode(), partition)
-                return
-            except BufferError:  # full of rows
-                producer.poll(0.01)
+        rows.add(int(time.time() * 1000), self._identity.encode(), value, b"\0", 0)
+        (batch,) = rows.batches()
+        made = b"".join(batch.encode(-1, -1, -1, None))
+        forwarder.send([MadeBatch(self.topic, self._partition(count), count, made[:BATCH_HEAD], made[BATCH_HEAD:])])
 
     def read(self) -> Stored | None:
         """The newest committed one. Behind the fence only. Raises ``ConfigError`` when the topic is not a compacted
         one.
 
-        Reads up to the *end* of the partition, not to where committed records end at the moment: the transaction of
-        another lane's transaction may still be open in it, with a marker of this lane behind it.
+        Reads up to the *end* of the partition, not to where committed records end at the moment: another sink's
+        transaction may still be open in it, with a marker of this one behind it.
         """
         self._check()
         looking = client(Consumer, self._kafka, {"group.id": self._identity, "isolation.level": "read_uncommitted"})
@@ -107,17 +112,20 @@ class MarkerLog:
     def _place(self, metadata: Consumer) -> TopicPartition:
         topic = metadata.list_topics(self.topic, TIMEOUT_SECONDS).topics[self.topic]
         if topic.error is not None:
-            raise TopicError(f"topic {self.topic!r} (option markerLog) does not exist: create it, compacted")
-        return TopicPartition(self.topic, zlib.crc32(self._identity.encode()) % len(topic.partitions))
+            raise self._missing()
+        return TopicPartition(self.topic, self._partition(len(topic.partitions)))
+
+    def _partition(self, count: int) -> int:
+        return zlib.crc32(self._identity.encode()) % count
+
+    def _missing(self) -> TopicError:
+        return TopicError(f"topic {self.topic!r} (option markerLog) does not exist: create it, compacted")
 
     def _check(self) -> None:
-        admin = client(_untyped.AdminClient, self._kafka)
-        resource = _untyped.ConfigResource(_untyped.ResourceType.TOPIC, self.topic)
-        futures = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)
-        answer = answers(futures, TIMEOUT_SECONDS)[resource]
-        if isinstance(answer, KafkaException):
-            raise translated(answer, f"{self._doing}: topic {self.topic!r} (option markerLog)", self._kafka)
-        policy = answer["cleanup.policy"].value
+        described = topic_admin(self._kafka).describe([self.topic], TIMEOUT_SECONDS)[self.topic]
+        if described is None:
+            raise self._missing()
+        policy = described.configs["cleanup.policy"]
         if policy != "compact":
             raise ConfigError(
                 f"{self._doing}: topic {self.topic!r} (option markerLog) has cleanup.policy={policy}: it must be "

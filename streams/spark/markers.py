@@ -1,6 +1,6 @@
-"""The marker of a lane, and its consequences. Pure: no clock, no broker.
+"""The marker of a write, and its consequences. Pure: no clock, no broker.
 
-A lane is one transactional id and one consumer group of the same name, without members. The group's
+A write has one transactional id and one consumer group of the same name, without members. The group's
 committed offset is the *marker*: it is committed in the same transaction as the rows, so it says what has been written.
 A writer asks first: is it written (``Written``)? may it be (``None``)? Anything else is refused by an error. The table
 of what follows is in ``docs/internals/spark-protocol.md``.
@@ -38,7 +38,7 @@ class Written:
 
 
 class Request(Protocol):
-    """A request to write into a lane."""
+    """A request to write."""
 
     def written(self, stored: Stored | None) -> Written | None:
         """Read the marker: it is written, or (``None``) go on. Raises ``StreamsError`` to refuse."""
@@ -49,8 +49,8 @@ class Request(Protocol):
         ...
 
     @property
-    def rows(self) -> int | None:
-        """Return the number of rows to write; ``None``: as many as come."""
+    def rows(self) -> int:
+        """Return the number of rows to write."""
         ...
 
     def __str__(self) -> str:
@@ -103,12 +103,12 @@ class _BatchMetadata(msgspec.Struct, omit_defaults=True):
 class BatchRequest:
     """One micro-batch of a streaming query: once for each query and batch, one batch after the other.
 
-    ``lane`` is the identity of the lane. ``replaces`` is the query whose place this one is to take, ``last_written``
-    what an operator says (query, batch) where the marker is gone.
+    ``identity`` is that of the sink. ``replaces`` is the query whose place this one is to take, ``last_written`` what
+    an operator says (query, batch) where the marker is gone.
     """
 
     sink: str
-    lane: str
+    identity: str
     query: str
     batch: int
     rows: int
@@ -144,7 +144,7 @@ class BatchRequest:
             )
         raise StreamsError(
             f"{self}: the last batch written is {last.batch}, so batches in between are missing: the marker (group "
-            f"{self.lane}) was set back. Nothing was written"
+            f"{self.identity}) was set back. Nothing was written"
         )
 
     def _without_marker(self) -> Written | None:
@@ -157,8 +157,8 @@ class BatchRequest:
         raise ConfigError(
             f"{self}: the marker of what was written before is missing{given}. It expires when nothing is written for "
             "longer than the broker's offsets.retention.minutes (7 days by default), goes when its group "
-            f"{self.lane} or its topic is deleted, and is not found when the option topic or markerTopic was changed. "
-            f"Find out whether batch {self.batch} is in the topic, then start once with option "
+            f"{self.identity} or its topic is deleted, and is not found when the option topic or markerTopic was "
+            f"changed. Find out whether batch {self.batch} is in the topic, then start once with option "
             f"lastWrittenBatch={self.query}:{self.batch} (it is) or {self.query}:{self.batch - 1} (it is not). "
             "Nothing was written"
         )
@@ -197,16 +197,14 @@ class BatchRequest:
 
 
 def left_behind(stored: Stored, successor: str) -> Stored:
-    """Return the marker in place of one whose lane goes on under the name ``successor``.
+    """Return the marker in place of one whose writes go on under the name ``successor``.
 
-    To versions that know only the lane's former name it says that another query has replaced the one that was there,
-    and to a task that another run has taken over: nothing is written there again. ``inherited`` is the way back.
+    To versions that know only the former name it says that another query has replaced the one that was there: nothing
+    is written there again. ``inherited`` is the way back.
     """
     fields = _fields(stored)
     if fields.get("query") != successor:
         fields |= {"query": successor, "replaced": [*fields.get("replaced", ()), fields.get("query", "")]}
-    if "token" in fields:
-        fields["token"] = successor
     return Stored(stored.offset, msgspec.json.encode(fields).decode())
 
 

@@ -20,12 +20,14 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from streams.errors import ConfigError, StreamsError
+from streams.spark.batch_encoding import BatchEncoder
 from streams.spark.columns import check_columns
-from streams.spark.lane import Lane, look, settle, write_lane
 from streams.spark.marker_log import MarkerLog
 from streams.spark.markers import BatchRequest, WriteRequest, written_by
+from streams.spark.placing import topic_shapes
 from streams.spark.staging import Staged, remove, remove_files, stage, staged_batches, staging_folder
-from streams.spark.write_options import StreamWriteOptions, WriteOptions
+from streams.spark.transaction import WriteTarget, look, settle, write_once
+from streams.spark.write_options import SinkOptions, StreamWriteOptions, WriteOptions
 
 _log = logging.getLogger(__name__)
 
@@ -41,22 +43,22 @@ class WriteResult:
     committed_at_ms: int
 
 
-def lane_of(options: WriteOptions | StreamWriteOptions) -> Lane:
+def target_of(options: WriteOptions | StreamWriteOptions) -> WriteTarget:
     """Transactional id and marker group of a write, or of a sink. The topic is in it: one name over two topics is two
     writes, or sinks, which leave each other alone."""
     # A topic's name has no "/", and the forms without a topic go on with a ".": no two of them have one identity.
     if isinstance(options, WriteOptions):
-        return Lane.of(f"kes.spark.write.{options.topic or '*'}/{options.write_id}", options)
+        return WriteTarget.of(f"kes.spark.write.{options.topic or '*'}/{options.write_id}", options)
     identity = f"kes.spark.stream/{options.marker_topic}/{options.sink}"
-    return Lane.of(identity, options, former=f"kes.spark.stream.{options.sink}")
+    return WriteTarget.of(identity, options, former=f"kes.spark.stream.{options.sink}")
 
 
 def find_write(options: WriteOptions) -> WriteResult | None:
     """The committed write of this id, or ``None``. Only a look: a run that is about to commit may not show yet."""
-    lane, doing = lane_of(options), f"write {options.write_id!r}"
-    stored = look(lane, doing)
-    if stored is None and lane.marker_log is not None:
-        stored = MarkerLog(lane.marker_log, lane.identity, lane.kafka, doing).read()
+    target, doing = target_of(options), f"write {options.write_id!r}"
+    stored = look(target, doing)
+    if stored is None and target.marker_log is not None:
+        stored = MarkerLog(target.marker_log, target.identity, target.kafka, doing).read()
     found = written_by(stored)
     if found is None:
         return None
@@ -74,14 +76,15 @@ class BatchWriter(DataSourceArrowWriter):
         identity = f"{options.topic}\0{options.write_id}"
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
         # Only a hint that saves work: what decides is read again at commit time, behind the fence.
-        self._done = look(lane_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
+        self._done = look(target_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Stage the rows of one task. Talks to no broker."""
+        """Stage the rows of one task. Writes nothing to a broker."""
         if self._done:
             return Staged(0, 0, None, None)
         folder = None if self._folder is None else self._folder / self._run
-        return stage(iterator, threshold=self._options.staging_threshold, folder=folder)
+        encoder = _encoder(self._options, f"write {self._options.write_id!r}")
+        return stage(iterator, encoder, threshold=self._options.staging_threshold, folder=folder)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All rows and the marker in one transaction. Called once, in the driver, when every task has succeeded."""
@@ -95,11 +98,11 @@ class BatchWriter(DataSourceArrowWriter):
             _log.warning("write %r was done before (%d rows): nothing was written", done.write_id, done.rows)
             return
         try:
-            lane, rows = lane_of(self._options), sum(message.rows for message in staged)
+            target, rows = target_of(self._options), sum(message.rows for message in staged)
             request = WriteRequest(write_id=self._options.write_id, run=self._run, rows=rows)
-            found, written = write_lane(lane, request, lambda: staged_batches(staged), size=_size(staged))
+            found, written = write_once(target, request, lambda: staged_batches(staged), size=_size(staged))
             if written:  # so that readers of committed records see the rows in every partition
-                settle(lane, request)
+                settle(target, request)
         except BaseException:
             self._clean(only_this_run=True)
             raise
@@ -119,11 +122,11 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Every micro-batch once, all of its rows at one instant: one lane write for each, in the order of the tasks.
+    """Every micro-batch once, all of its rows at one instant: one transaction for each, in the order of the tasks.
 
-    The lane belongs to the *sink's name*, not to the query: a writer under the name finds the marker of the one before
-    it into the same topic, and fences that one. Built anew for every batch, in the driver, and copied to the tasks; and
-    once more where the batch is committed. So making one asks no broker anything.
+    Transactional id and marker belong to the *sink's name*, not to the query: a writer under the name finds the marker
+    of the one before it into the same topic, and fences that one. Built anew for every batch, in the driver, and copied
+    to the tasks; and once more where the batch is committed. So making one asks no broker anything.
     """
 
     def __init__(self, options: StreamWriteOptions, schema: t.StructType, *, one_machine: bool) -> None:
@@ -133,10 +136,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Stage the rows of one task. Talks to no broker."""
+        """Stage the rows of one task. Writes nothing to a broker."""
         query, batch = _task_of_query()
         folder = None if self._folder is None else self._folder / query / str(batch)
-        staged = stage(iterator, threshold=self._options.staging_threshold, folder=folder)
+        encoder = _encoder(self._options, f"sink {self._options.sink!r}, batch {batch}")
+        staged = stage(iterator, encoder, threshold=self._options.staging_threshold, folder=folder)
         staged.query, staged.batch = query, batch
         return staged
 
@@ -144,10 +148,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """All rows and the marker in one transaction. Called in the driver, when every task has succeeded."""
         staged = _all_staged(messages)
         query = _query_of(staged, batchId)
-        lane = lane_of(self._options)
+        target = target_of(self._options)
         request = BatchRequest(
             sink=self._options.sink,
-            lane=lane.identity,
+            identity=target.identity,
             query=query,
             batch=batchId,
             rows=sum(message.rows for message in staged),
@@ -155,8 +159,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             last_written=self._options.last_written_batch,
         )
         if batchId == 0:  # so that a query that is refused does not fence the rightful one
-            request.written(look(lane, request))
-        found, written = write_lane(lane, request, lambda: staged_batches(staged), size=_size(staged))
+            request.written(look(target, request))
+        found, written = write_once(target, request, lambda: staged_batches(staged), size=_size(staged))
         if not written:
             _log.info("%s: was written before the restart (%d rows)", request, found.rows)
             if found.rows != request.rows:
@@ -178,6 +182,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         for folder in _batches_in(self._folder / query, up_to=batch):
             remove(folder, up_to=_root_of(self._folder))
+
+
+def _encoder(options: SinkOptions, doing: str) -> BatchEncoder:
+    return BatchEncoder(options.topic, options.kafka, doing, topic_shapes(options.kafka))
 
 
 def _root_of(folder: Path) -> Path:

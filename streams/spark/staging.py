@@ -17,29 +17,43 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from streams.clients.producing.made_batch import MadeBatch
+from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.errors import ConfigError, StagingError
-from streams.spark.columns import SINK_COLUMNS
+from streams.spark.batch_encoding import BatchEncoder
 
 _LARGEST_MESSAGE: Final = 256 << 20
 _FOLDER_ATTEMPTS: Final = 10
 
 
+class StagedBatch(NamedTuple):
+    """One record batch, in the order of their bytes. ``checksum``: of all of them, so that what was altered on its way
+    is seen before Kafka gets it."""
+
+    topic: str
+    partition: int
+    partitions: int
+    size: int
+    checksum: int
+
+
 @dataclass
 class Staged(WriterCommitMessage):
-    """The result of one task for the driver: Arrow IPC (lz4) in ``data``, or in the file ``path``.
+    """The result of one task for the driver: record batches one after the other in ``data``, or in the file ``path``.
 
-    ``query`` and ``batch`` are those that Spark gave the task, ``None`` outside of a streaming query.
+    ``batches`` says what lies there. ``query`` and ``batch`` are those that Spark gave the task, ``None`` outside of a
+    streaming query.
     """
 
     rows: int
     size: int
     data: bytes | None = field(repr=False)
     path: str | None
+    batches: list[StagedBatch] = field(default_factory=list, repr=False)
     query: str | None = None
     batch: int | None = None
 
@@ -53,38 +67,41 @@ def staging_folder(given: str | None, identity: str, *, one_machine: bool) -> Pa
     return Path(root) / f"kes-spark-{os.getuid()}" / hashlib.sha256(identity.encode()).hexdigest()[:24]
 
 
-def stage(iterator: Iterable[Any], *, threshold: int, folder: Path | None) -> Staged:
-    """Stage the rows of one task. Talks to no broker. More than ``threshold`` bytes go into a file in ``folder``."""
+def stage(iterator: Iterable[Any], encoder: BatchEncoder, *, threshold: int, folder: Path | None) -> Staged:
+    """Stage the rows of one task as record batches. Writes nothing to a broker. More than ``threshold`` bytes go into a
+    file in ``folder``."""
     target = _Stage(threshold, folder)
-    writer, rows = None, 0
+    batches = []
     try:
-        for batch in iterator:
-            kept = batch.select([name for name in batch.schema.names if name in SINK_COLUMNS])
-            if writer is None:
-                options = pa.ipc.IpcWriteOptions(compression="lz4")
-                writer = pa.ipc.new_stream(pa.PythonFile(target, mode="w"), kept.schema, options=options)
-            writer.write_batch(kept)
-            rows += kept.num_rows
-        if writer is not None:
-            writer.close()
+        for made in encoder.encode(iterator):
+            batches.append(StagedBatch(made.topic, made.partition, made.partitions, made.size, made.checksum))
+            target.write(made.head)
+            target.write(made.body)
     except BaseException:
         target.discard()
         raise
     data, path = target.finish()
-    return Staged(rows, target.size, data, path)
+    return Staged(encoder.rows, target.size, data, path, batches)
 
 
-def staged_batches(messages: Iterable[Staged]) -> Iterator[Any]:
-    """The rows again, task after task, as ``pyarrow.RecordBatch``es; raises ``StagingError`` if some are missing."""
+def staged_batches(messages: Iterable[Staged]) -> Iterator[MadeBatch]:
+    """The batches again, task after task; raises ``StagingError`` if something of them is missing or altered."""
     for message in messages:
         if not message.rows:
             continue
         found = 0
         try:
-            source = pa.memory_map(message.path) if message.path else pa.py_buffer(message.data)
-            for batch in pa.ipc.open_stream(source):
-                found += batch.num_rows
-                yield batch
+            with open(message.path, "rb") if message.path else io.BytesIO(message.data or b"") as source:
+                for batch in message.batches:
+                    made = MadeBatch(*batch[:3], source.read(BATCH_HEAD), source.read(batch.size - BATCH_HEAD))
+                    if made.size != batch.size or made.checksum != batch.checksum:
+                        raise StagingError(
+                            f"staged rows in {message.path or 'a commit message'} are not the ones that were staged "
+                            f"({made.size} of {batch.size} bytes of a batch of {batch.topic}[{batch.partition}], or "
+                            "another checksum): the file was cut or altered. Nothing was written"
+                        )
+                    found += made.records
+                    yield made
         except OSError as error:
             raise StagingError(
                 f"staged rows in {message.path} cannot be read: the option stagingDir must be a folder that driver "
@@ -113,7 +130,7 @@ def remove_files(messages: Iterable[Staged]) -> None:
                 os.unlink(message.path)
 
 
-class _Stage(io.RawIOBase):
+class _Stage:
     """A sink of bytes that begins in memory and moves to a file when it has grown past a threshold."""
 
     def __init__(self, threshold: int, folder: Path | None) -> None:
@@ -123,15 +140,15 @@ class _Stage(io.RawIOBase):
         self._path: Path | None = None
         self.size = 0
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        length = self._target.write(data)
-        self.size += length
+    def write(self, data: bytes) -> None:
+        """Raises ``StagingError``, ``ConfigError``."""
+        try:
+            self._target.write(data)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.size += len(data)
         if self._path is None and self.size > self._threshold:
             self._overflow()
-        return length
 
     def _overflow(self) -> None:
         if self._folder is None:
@@ -159,8 +176,11 @@ class _Stage(io.RawIOBase):
         try:
             self._target.close()
         except OSError as error:
-            raise StagingError(f"cannot stage rows in {self._path} (option stagingDir): {error.strerror}") from error
+            raise self._failed(error) from error
         return None, str(self._path)
+
+    def _failed(self, error: OSError) -> StagingError:
+        return StagingError(f"cannot stage rows in {self._path} (option stagingDir): {error.strerror}")
 
     def discard(self) -> None:
         """Remove what was staged; never raises."""
@@ -188,7 +208,7 @@ def _new_file(folder: Path) -> tuple[Path, IO[bytes]]:
     for attempt in range(_FOLDER_ATTEMPTS):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_own(folder)
-        path = folder / f"{uuid.uuid4().hex}.arrow"
+        path = folder / f"{uuid.uuid4().hex}.batches"
         try:
             return path, open(path, "xb", buffering=1 << 20)
         except FileNotFoundError:  # another run has just tidied up the empty folder

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final
 
 from streams.errors import ConfigError
+from streams.spark.batch_encoding import compression
 from streams.spark.options import checked, kafka_settings, whole
 
 _COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold")
@@ -22,6 +24,13 @@ _OF_SPARK: Final = (
     "_asyncProgressTrackingOverrideSinkSupportCheck",
 )
 """Spark's own, which arrive in the same map as a streaming sink's."""
+_OF_A_PRODUCER: Final = {
+    "batch.num.messages", "linger.ms", "max.in.flight", "max.in.flight.requests.per.connection", "message.timeout.ms",
+    "queue.buffering.backpressure.threshold", "queue.buffering.max.kbytes", "queue.buffering.max.messages",
+    "queue.buffering.max.ms", "request.timeout.ms", "retries", "retry.backoff.max.ms", "retry.backoff.ms",
+    "sticky.partitioning.linger.ms",
+}  # fmt: skip
+"""Settings of librdkafka's producer, which does not write here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +128,26 @@ def _folder(option: str, text: str | None) -> str | None:
     return text or None
 
 
+def _kafka(plain: Mapping[str, str]) -> dict[str, str]:
+    """Raises ``ConfigError`` for settings that a write does not know, or could not honour."""
+    found = kafka_settings(plain)
+    for name in _OF_A_PRODUCER & found.keys():
+        raise ConfigError(
+            f"option kafka.{name} does nothing when writing: tasks make the batches (of at most kafka.batch.size "
+            "bytes, before they are compressed), and the driver sends them as they are"
+        )
+    for name in ("batch.size", "message.max.bytes", "transaction.timeout.ms"):
+        if name in found:
+            found[name] = str(whole(f"kafka.{name}", found[name], minimum=1))
+    compression(found)
+    if any(name.startswith(("security.", "sasl.", "ssl.")) for name in found):
+        try:
+            import_module("streams.clients.producing.forwarding").settings_of(found, "kes-spark")
+        except ConfigError as error:
+            raise ConfigError(f"an option kafka.* cannot be used for writing: {error}") from error
+    return found
+
+
 def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
     topic = plain.get("topic") or None
     marker_topic = plain.get("markertopic") or topic
@@ -128,7 +157,7 @@ def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
             f"instead: one of the topics, always the same one for the same {identity}"
         )
     return {
-        "kafka": kafka_settings(plain),
+        "kafka": _kafka(plain),
         "topic": topic,
         "marker_topic": marker_topic,
         "marker_log": plain.get("markerlog") or None,

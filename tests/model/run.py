@@ -23,9 +23,8 @@ from tests.model import rules, spark_rules
 from tests.model.actions import Protocol
 from tests.model.search import Verdict, search
 from tests.model.spark_driver import Sink
-from tests.model.spark_lanes import Lanes
 
-MODELS: dict[type, Any] = {rules.Config: Protocol, spark_rules.Config: Sink, spark_rules.LaneConfig: Lanes}
+MODELS: dict[type, Any] = {rules.Config: Protocol, spark_rules.Config: Sink}
 
 
 def searched(config: Any, without: Iterable[Any] = (), states: int = 10_000_000) -> Verdict:

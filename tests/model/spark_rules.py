@@ -51,19 +51,6 @@ class Config(NamedTuple):
     """``df.write`` with a writeId: every driver is another run of the same write."""
 
 
-class LaneConfig(NamedTuple):
-    """A small world of lanes: the rows of a batch are two, in one lane or in two."""
-
-    name: str
-    drivers: int = 2
-    batches: int = 2
-    copies: int = 1
-    """How many attempts of one lane may run at the same time (speculation, or a task that is believed dead)."""
-    widths: tuple[int, ...] = (2,)
-    """The numbers of lanes that a driver may be started with."""
-    truncated: bool = False
-
-
 ONE = Config("one batch", drivers=2, batches=1, units=1)
 TWO = Config("two batches", drivers=2, rounds=0)
 REPLACED = Config("replaced", queries=2, batches=1, units=1, rounds=0, copies=1, replacing=True, zombies=False)
@@ -77,9 +64,6 @@ FORGOTTEN = REPLACED._replace(batches=2, units=2, expiries=1)
 LEFT = Config("left", queries=2, rounds=0, copies=1, expiries=1, last_written=True)
 NOT_FIXED = Config("not fixed", drivers=2, uneven=True, rounds=0)
 ASYNCHRONOUS = Config("asynchronous", drivers=2, rounds=0, copies=1)
-LANES = LaneConfig("two lanes", batches=1, truncated=True)
-CHANGE = LaneConfig("other number of lanes", widths=(1, 2))
-CHANGE_LATE = LaneConfig("other number of lanes, three drivers", drivers=3, widths=(1, 2))
 
 
 class Rule(Enum):
@@ -114,20 +98,10 @@ class Rule(Enum):
         "(Spark) the next batch may run before this one is finished (asynchronous progress)",
         ASYNCHRONOUS,
     )
-    # Lanes (spark_lanes.py).
-    END_ROW = ("a lane commits without having seen its end row", LANES)
-    ALL_LANES_DONE = ("a batch is finished in Spark when one of its lanes is", LANES)
-    LANES_IN_MARKER = ("a marker does not say with how many lanes its batch was written", CHANGE)
-    PINNED = ("a run writes lanes that it has not pinned", CHANGE)
-    PIN_NAMES_RUN = ("a lane takes any pin, not only the one of its own run", CHANGE)
-    PIN_FENCES = ("the driver pins without fencing the lanes first", CHANGE)
-    PIN_NOT_AHEAD = ("the driver pins although a lane has a newer batch", CHANGE)
-    PIN_KEEPS_ROWS = ("a pin says that the last batch was written with the new number of lanes", CHANGE_LATE)
-    PIN_LEFT_LANES = ("lanes that a smaller number leaves without rows are not pinned", CHANGE)
 
 
-MISSED_LATE = frozenset({Rule.PIN_KEEPS_ROWS})
-"""The counterexample is too far away for a test run: for ``run.py --spark``."""
+MISSED_LATE: frozenset[Rule] = frozenset()
+"""Rules whose counterexample is too far away for a test run: for ``run.py --spark``."""
 
 
 class Model(NamedTuple):
@@ -137,14 +111,7 @@ class Model(NamedTuple):
     out: frozenset[Rule] = frozenset()
 
 
-class LaneModel(NamedTuple):
-    """The same for lanes."""
-
-    config: LaneConfig
-    out: frozenset[Rule] = frozenset()
-
-
-STANDARD: tuple[Config | LaneConfig, ...] = (
+STANDARD: tuple[Config, ...] = (
     # Restarts, zombies and two drivers on one checkpoint; every request to end a transaction may come late and twice.
     Config("drivers", rounds=1, batches=1, units=1, drivers=3),
     Config("batches", rounds=0, drivers=3),
@@ -159,13 +126,10 @@ STANDARD: tuple[Config | LaneConfig, ...] = (
     Config("restored checkpoint", drivers=2, batches=3, units=3, uneven=True, rounds=0, restores=1),
     Config("reset marker", drivers=2, batches=3, units=3, rounds=0, resets=1),
     Config("batch write", drivers=3, batches=1, units=1, batch_write=True),
-    LaneConfig("two lanes", truncated=True),
-    LaneConfig("two attempts", drivers=1, copies=2, truncated=True),
-    LaneConfig("other number of lanes", widths=(1, 2)),
 )
 """Each is explored to the last state, in every test run."""
 
-DEEP: tuple[Config | LaneConfig, ...] = (
+DEEP: tuple[Config, ...] = (
     Config("drivers and batches", drivers=3),
     Config("four drivers", drivers=4, batches=1, units=1),
     Config("new checkpoints", queries=3, batches=1, units=1, rounds=0, copies=1, replacing=True),
@@ -173,9 +137,6 @@ DEEP: tuple[Config | LaneConfig, ...] = (
     Config("replaced, expired", queries=2, drivers=4, rounds=0, copies=1, replacing=True, expiries=1),
     Config("three checkpoints", queries=3, drivers=4, rounds=0, copies=1, replacing=True),
     Config("restored, three drivers", drivers=3, batches=3, units=4, uneven=True, rounds=0, restores=1),
-    LaneConfig("two attempts, two drivers", copies=2, batches=1),
-    LaneConfig("three drivers, one batch", drivers=3, widths=(1, 2), batches=1),
-    LaneConfig("three drivers, other number of lanes", drivers=3, widths=(1, 2)),
 )
 """Too large for a test run; ``run.py --spark`` explores as much of each as it is told to."""
 

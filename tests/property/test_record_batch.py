@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streams.clients.producing import messages
+from streams.clients.producing.compression import Compression, compression_of
 from streams.clients.producing.placement import Placement
 from streams.clients.producing.record_batch import EncodedRecords
-from streams.clients.producing.settings import Compression, compression_of
 from streams.records import Change, Output, changelog_record
 from streams.sak.murmur2 import partition_of
 

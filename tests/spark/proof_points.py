@@ -6,7 +6,8 @@ strikes once, over all runs of a job, because it leaves a file. Strikes travel i
 to Spark's Python processes.
 
 Points, in the order they are passed: ``stage.half`` and ``stage.after`` (in a task), ``init.before``, ``init.after``,
-``marker.after`` (it is read), ``begin.after``, ``produce.half`` (some rows are in the log), ``offsets.after``,
+``marker.after`` (it is read), ``patch.after`` (batches have their producer, no byte of them is sent), ``begin.after``
+(their partitions are in the transaction), ``produce.half`` (some batches are in the log), ``offsets.after``,
 ``commit.before`` (every row is in the log, the transaction open), ``commit.after`` (Spark does not know yet),
 ``returned`` (the sink's commit has ended, Spark's commit log is not written).
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,11 +29,13 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from streams.clients.producing import forwarding
+from streams.spark import transaction
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
 
 POINTS: Final = (
-    "stage.half", "stage.after", "init.before", "init.after", "marker.after", "begin.after", "produce.half",
-    "offsets.after", "commit.before", "commit.after", "returned",
+    "stage.half", "stage.after", "init.before", "init.after", "marker.after", "patch.after", "begin.after",
+    "produce.half", "offsets.after", "commit.before", "commit.after", "returned",
 )  # fmt: skip
 COMMIT_POINTS: Final = POINTS[2:]
 """Those that the process passes that commits, in the driver."""
@@ -42,7 +44,6 @@ BATCH_WRITE: Final = 0
 """The number of the batch of a write that is no stream."""
 
 STRIKES, FOLDER, JOB = "KES_PROOF_STRIKES", "KES_PROOF_FOLDER", "KES_PROOF_JOB"
-HALF_ROWS: Final = 300
 _HOLD_SECONDS: Final = 240.0
 
 
@@ -138,31 +139,33 @@ class _At:
             cls.plan.hit(point, cls.batch, before)
 
 
-class _FaultyProducer(confluent_kafka.Producer):
-    def init_transactions(self, *args: Any, **kwargs: Any) -> Any:
+class _FaultyForwarder(forwarding.BatchForwarder):
+    def init_transactions(self, seconds: float) -> None:
         _At.hit("init.before")
-        done = super().init_transactions(*args, **kwargs)
+        super().init_transactions(seconds)
         _At.hit("init.after")
-        self._rows = 0
-        return done
 
-    def begin_transaction(self, *args: Any, **kwargs: Any) -> None:
-        super().begin_transaction(*args, **kwargs)
-        _At.hit("begin.after")
+    async def _send(self, parts: list[Any]) -> None:
+        """The points are within the first round of the transaction. Of it, half is in the log when it is sent apart."""
+        is_first = not self._enlisted
+        if is_first:
+            _At.hit("patch.after")
+        await self._enlist({(part.topic, part.partition) for part in parts} - self._enlisted)
+        if is_first:
+            _At.hit("begin.after")
+            half = len(parts) // 2
+            await super()._send(parts[:half])
+            _At.hit("produce.half")
+            parts = parts[half:]
+        await super()._send(parts)
 
-    def produce(self, *args: Any, **kwargs: Any) -> None:
-        super().produce(*args, **kwargs)
-        self._rows += 1
-        if self._rows == HALF_ROWS:
-            _At.hit("produce.half", lambda: self.flush(30))
-
-    def send_offsets_to_transaction(self, *args: Any, **kwargs: Any) -> None:
-        super().send_offsets_to_transaction(*args, **kwargs)
+    def send_offsets(self, *args: Any) -> None:
+        super().send_offsets(*args)
         _At.hit("offsets.after")
 
-    def commit_transaction(self, *args: Any, **kwargs: Any) -> None:
-        _At.hit("commit.before", lambda: self.flush(30))
-        super().commit_transaction(*args, **kwargs)
+    def commit(self) -> None:
+        _At.hit("commit.before")
+        super().commit()
         _At.hit("commit.after")
 
 
@@ -174,13 +177,9 @@ class _FaultyConsumer(confluent_kafka.Consumer):
 
 
 def _put_points_into_clients() -> None:
-    """Wherever a module of the product has librdkafka's clients, it finds ours, in this process."""
-    ours = {confluent_kafka.Producer: _FaultyProducer, confluent_kafka.Consumer: _FaultyConsumer}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("streams.spark"):
-            for attribute, value in list(vars(module).items()):
-                if isinstance(value, type) and value in ours:
-                    setattr(module, attribute, ours[value])
+    """Wherever a module of the product has the clients of a commit, it finds ours, in this process."""
+    forwarding.BatchForwarder = _FaultyForwarder  # type: ignore[misc]
+    transaction.Consumer = _FaultyConsumer  # type: ignore[misc]
 
 
 def _with_points(iterator: Iterator[Any], batch: int) -> Iterator[Any]:

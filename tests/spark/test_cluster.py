@@ -61,7 +61,7 @@ def test_executors_killed_while_they_write(
     assert len(list(trial.folder.glob("task-slow-*"))) == 1
     assert list(trial.folder.glob("again-slow-*"))  # the copy, or two where the machine is slow
     assert trial.must_be_exact().aborted == 0
-    assert list(Path(staging["stagingDir"]).rglob("*.arrow")) == []
+    assert list(Path(staging["stagingDir"]).rglob("*.batches")) == []
 
 
 def test_upcasters_and_handlers_run_on_the_workers(

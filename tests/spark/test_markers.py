@@ -17,7 +17,7 @@ def asked(
     batch: int, *, query: str = QUERY, replaces: str | None = None, last: tuple[str, int] | None = None
 ) -> BatchRequest:
     return BatchRequest(
-        sink="s", lane="kes.spark.stream.s", query=query, batch=batch, rows=7, replaces=replaces, last_written=last
+        sink="s", identity="kes.spark.stream.s", query=query, batch=batch, rows=7, replaces=replaces, last_written=last
     )
 
 

@@ -129,6 +129,12 @@ WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
         ({"kafka.acks": "0"}, "always all"),
         ({"stagingDir": "hdfs://nn/staging"}, "option stagingDir must be a path .*not the address hdfs://nn/staging"),
         ({"stagingDir": "file:/staging"}, "option stagingDir must be a path"),
+        ({"kafka.linger.ms": "5"}, r"option kafka\.linger\.ms does nothing when writing: tasks make the batches"),
+        ({"kafka.batch.size": "0"}, r"option kafka\.batch\.size must be at least 1"),
+        ({"kafka.message.max.bytes": "1 MB"}, r"option kafka\.message\.max\.bytes must be a number"),
+        ({"kafka.compression.type": "brotli"}, r"compression\.type must be none, gzip, snappy, lz4 or zstd"),
+        ({"kafka.ssl.keystore.location": "x"}, r"cannot be used for writing: .*ssl\.keystore\.location"),
+        ({"kafka.security.protocol": "sasl_ssl", "kafka.sasl.mechanism": "OAUTHBEARER"}, "for writing: .*OAUTHBEARER"),
     ],
     (sink,): [
         ({"sink": ""}, "option sink is missing: name this sink"),

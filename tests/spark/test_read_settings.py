@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -26,13 +25,12 @@ from streams.errors import (
 )
 from streams.events import event_type
 from streams.records import TopicPartition
-from streams.spark import lane, lanes, reader, topic_logs
+from streams.spark import reader, topic_logs, transaction
 from streams.spark.kafka import client, translated
-from streams.spark.markers import WriteRequest
 from streams.spark.planning import Bounds, TopicLog
 from streams.spark.read_options import ReadOptions, read_options
 from streams.spark.reader import Range
-from streams.spark.sink import StreamWriter, lane_of
+from streams.spark.sink import StreamWriter, target_of
 from streams.spark.topic_logs import LogView
 from streams.spark.typed import _types_option
 from streams.spark.write_options import stream_write_options, write_options
@@ -40,7 +38,7 @@ from streams.spark.write_options import stream_write_options, write_options
 pytestmark = pytest.mark.spark
 P0 = TopicPartition("t", 0)
 KAFKA = {"bootstrap.servers": "b:1"}
-LANE = lane.Lane(identity="l", marker_topic="t", topic="t", kafka=KAFKA)
+TARGET = transaction.WriteTarget(identity="l", marker_topic="t", kafka=KAFKA)
 
 
 def options(**more: str) -> ReadOptions:
@@ -74,33 +72,21 @@ class Client:
 
 
 @pytest.mark.parametrize(
-    ("given", "size", "expected"),
-    [
-        ({}, 0, 60_000),
-        ({}, 100 << 20, 160_000),
-        ({}, 1 << 40, 900_000),
-        ({"transaction.timeout.ms": "7000"}, 0, "7000"),
-    ],
+    ("given", "size", "seconds"),
+    [({}, 0, 60), ({}, 100 << 20, 160), ({}, 1 << 40, 900), ({"transaction.timeout.ms": "7000"}, 0, 7)],
 )
 def test_a_commit_waits_for_its_rows_as_long_as_its_transaction_lasts(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], size: int, expected: int | str
+    given: dict[str, str], size: int, seconds: float
 ) -> None:
-    monkeypatch.setattr(lane, "client", Client)
-    monkeypatch.setattr(lane, "partition_count", lambda *asked: 1)
-    request = WriteRequest(write_id="w", run="r", rows=0)
-    with pytest.raises(Told) as told:
-        lane.write_lane(dataclasses.replace(LANE, kafka={**KAFKA, **given}), request, list, size=size)
-    settings, seconds = told.value.args
-    assert settings["transaction.timeout.ms"] == settings["message.timeout.ms"] == expected
-    assert seconds == (), "the client's own limit is that of the transaction"
+    assert transaction._seconds(given, size) == seconds
 
 
 @pytest.mark.parametrize(
-    "settled", [lane._translated, lambda error, where, doing: translated(error, doing, where.kafka)]
+    "settled", [transaction._translated, lambda error, where, doing: translated(error, doing, where.kafka)]
 )
 def test_what_is_late_is_not_always_the_brokers_fault(settled: Any) -> None:
     late = KafkaException(KafkaError(KafkaError._TIMED_OUT, "3 messages timed out"))
-    told = settled(late, LANE, "w")
+    told = settled(late, TARGET, "w")
     assert isinstance(told, BrokerUnavailable)
     assert "in time" in str(told)
     assert "3 messages timed out" in str(told)
@@ -176,36 +162,12 @@ NOBODY: Any = None
         (lambda: kes_spark.read_events(NOBODY, Sold, topic="t", options={"types": "Other"}), "option types is 'Other'"),
         (lambda: kes_spark.write(NOBODY, write_id="w", topic="t", options={"topic": "u"}), "option topic is 'u'"),
         (lambda: kes_spark.write(NOBODY, write_id="w", topic="t", options={"writeid": "v"}), "option writeId is 'v'"),
-        (
-            lambda: kes_spark.write_lanes(NOBODY, 1, sink="s", lanes=1, options={"sink": "z"}),
-            "option sink is 'z', but the call says 's'",
-        ),
         (lambda: kes_spark.end_offsets("t", options={"subscribe": "u"}), "option subscribe is 'u'"),
     ],
 )
 def test_an_option_that_says_something_else_than_its_argument(call: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         call()
-
-
-def test_lanes_listen_to_what_an_operator_says_in_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pinned(settings: Any, plan: Any) -> None:
-        raise Told(plan)
-
-    class Rows:
-        columns = ("value",)
-        schema = kes_spark.schema_of(msgspec.defstruct("Bytes", [("value", bytes)]))
-
-        def select(self, names: list[str]) -> Rows:
-            return self
-
-    monkeypatch.setattr(lanes, "_pin", pinned)
-    said = {"replaceQuery": "old", "lastWrittenBatch": "q:3", "bootstrap.servers": "b:1"}
-    rows: Any = Rows()
-    with pytest.raises(Told) as told:
-        kes_spark.write_lanes(rows, None, sink="s", lanes=1, topic="t", options=said)
-    plan = told.value.args[0]
-    assert (plan.replaces, plan.last_written) == ("old", ("q", 3))
 
 
 CODES = sorted(
@@ -225,7 +187,7 @@ def each_code() -> Iterator[tuple[str, int, KafkaException]]:
 def test_a_failed_write_is_fenced_or_refused_as_by_the_engine() -> None:
     differ = []
     for name, code, error in each_code():
-        found = lane._translated(error, LANE, "w")
+        found = transaction._translated(error, TARGET, "w")
         is_fenced = isinstance(found, TransactionFailed) and found.kind == "fenced"
         is_refused = (code in REFUSED or code in BLOCKED) and code not in NO_SUCH_TOPIC  # that is said of the topic
         if is_fenced != (code in FENCED) or isinstance(found, RecordRefused) != is_refused:
@@ -389,5 +351,5 @@ def test_writes_whose_names_run_together_are_two() -> None:
     made = [
         {"bootstrap.servers": "b:1", "topic": topic, "writeId": name} for topic, name in (("a.b", "c"), ("a", "b.c"))
     ]
-    first, second = (lane_of(write_options(given)) for given in made)
+    first, second = (target_of(write_options(given)) for given in made)
     assert first.identity != second.identity

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from streams.spark import source
-from streams.spark.lane import look, settle
 from streams.spark.markers import BatchRequest
-from streams.spark.sink import StreamWriter, lane_of
+from streams.spark.sink import StreamWriter, target_of
+from streams.spark.transaction import look, settle
 from streams.spark.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic, Read
 from tests.spark.log_kit import Log, until
@@ -71,8 +71,8 @@ class Job:
     def written(self) -> Counter[str]:
         """What readers of committed records see, once it has settled."""
         settle(
-            lane_of(stream_write_options(self.options)),
-            BatchRequest(sink="test", lane="", query="", batch=0, rows=0),
+            target_of(stream_write_options(self.options)),
+            BatchRequest(sink="test", identity="", query="", batch=0, rows=0),
         )
         return Counter(bytes(row.value).decode() for row in self.read(self.topic).select("value").collect())
 
@@ -121,7 +121,7 @@ def test_batches_restarts_and_new_checkpoints(job: Job) -> None:
     job.add(10)
     assert job.run() == ""
     assert job.written() == ids(0, 1, 2, 4)
-    marker = look(lane_of(stream_write_options(job.options)), "test")
+    marker = look(target_of(stream_write_options(job.options)), "test")
     assert marker is not None
     assert marker.offset == 5
     first = marker.metadata.split('"query":"')[1].split('"')[0]
@@ -153,7 +153,7 @@ def test_a_lost_marker_stops_the_query_until_somebody_says_what_is_there(job: Jo
     assert job.run() == ""
     assert job.written() == ids(0, 1)
     if how == "expired":
-        log.forget_group(lane_of(stream_write_options(job.options)).identity)
+        log.forget_group(target_of(stream_write_options(job.options)).identity)
     else:
         log.make_again(job.topic, 2)
     job.add(10)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from streams.errors import StreamsError
-from streams.spark.sink import BatchWriter, find_write, lane_of
+from streams.spark.sink import BatchWriter, find_write, target_of
 from streams.spark.write_options import write_options
 from tests.spark.conftest import MakeTopic, Read
 from tests.spark.log_kit import Log
@@ -89,7 +89,7 @@ def test_large_writes_are_staged_in_files_that_go_away(
         assert job.result(120).written
     assert read(topic).count() == ROWS
     assert list(tmp_path.iterdir()) == []  # nor an empty folder
-    assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.arrow"))
+    assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.batches"))
 
 
 def test_a_task_that_fails_and_is_tried_again_writes_once(
@@ -135,7 +135,7 @@ def test_a_write_that_fails_upstream_shows_nothing_and_can_be_run_again(
 
 
 def test_mistakes_are_named(spark: SparkSession, servers: str, make_topic: MakeTopic) -> None:
-    """Those of options: ``test_options.py``; of rows: ``test_sending.py``."""
+    """Those of options: ``test_options.py``; of rows: ``test_batch_encoding.py``."""
     topic = make_topic()
     rows = encoded(spark, 10)
     good = rows.drop("id")
@@ -161,7 +161,7 @@ def test_a_marker_that_goes_between_planning_and_commit_is_no_write_of_nothing(
     planned = BatchWriter(options, rows.schema, one_machine=True)
     message = planned.write(iter(()))
     planned.commit([message])
-    log.forget_group(lane_of(options).identity)
+    log.forget_group(target_of(options).identity)
     with pytest.raises(StreamsError, match="its marker has gone since"):
         planned.commit([message])
     assert find_write(options) is None

@@ -154,8 +154,9 @@ def commit_offsets(
     instance_id: str | None,
     topic: str,
     offsets: Mapping[int, int],
+    metadata: str = "",
 ) -> list[bytes]:
-    """Encode TxnOffsetCommit (v3 to v5). ``offsets``: the next offset to read, by partition."""
+    """Encode TxnOffsetCommit (v3 to v5). ``offsets``: the next offset to read, by partition. ``metadata``: of each."""
     parts = [
         compact(who.transactional_id),
         compact(group_id),
@@ -166,8 +167,10 @@ def commit_offsets(
         compact(topic),
         unsigned(len(offsets) + 1),
     ]
-    # No leader epoch, no metadata (an empty text), no tags.
-    parts += [struct.pack(">iqi", partition, offset, -1) + b"\x01\0" for partition, offset in offsets.items()]
+    end = compact(metadata) + _NO_TAGS
+    parts += [
+        struct.pack(">iqi", partition, offset, -1) + end for partition, offset in offsets.items()
+    ]  # no leader epoch
     parts += [_NO_TAGS, _NO_TAGS]
     return parts
 

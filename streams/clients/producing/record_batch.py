@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from streams.clients.producing import row_encoder
+from streams.clients.producing.compression import Compression
 from streams.clients.producing.placement import Placement
 from streams.clients.producing.rows import NULL, SMALL, Batch, Rows, TopicRows, varint
-from streams.clients.producing.settings import Compression
 from streams.errors import RecordRefused
 from streams.records import (
     RECORD_OVERHEAD,

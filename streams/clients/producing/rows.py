@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
+from streams.clients.producing.compression import Compression
 from streams.clients.producing.placement import Placement
-from streams.clients.producing.settings import Compression
 
 LENGTHS: Final = 5
 """Bytes of the longest varint in front of a record."""

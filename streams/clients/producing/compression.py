@@ -1,0 +1,72 @@
+"""The codecs of record batches: gzip of the standard library, or cramjam's (extra ``compression``)."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from streams.errors import ConfigError
+
+
+class Compression(NamedTuple):
+    """One codec. ``attribute``: its number in the attributes of a batch."""
+
+    attribute: int
+    compress: Callable[[bytes], bytes]
+
+
+ATTRIBUTES: Final = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+_DEFAULT_LEVELS: Final = {"gzip": 6, "lz4": 1, "zstd": 3}  # those of librdkafka
+_LZ4_HEAD: Final = bytes.fromhex("04224d18607073")  # independent blocks of at most 4 MiB, no checksums but the head's
+_LZ4_BLOCK: Final = 4 * 1024 * 1024
+_NAMES: Final = ("compression.type", "compression.codec")
+
+
+def codec_of(settings: Mapping[str, object], default: str = "none") -> tuple[str, int]:
+    """Read the codec of a producer's settings (``compression.type``, ``compression.level``): ``none`` or one of
+    Kafka's, and its level. Raises ``ConfigError`` for one that is not known."""
+    name = next((str(settings[setting]) for setting in _NAMES if setting in settings), default)
+    if name == "inherit":
+        name = "none"
+    if name != "none" and name not in ATTRIBUTES:
+        raise ConfigError(f"compression.type must be none, gzip, snappy, lz4 or zstd, not {name!r}")
+    level = int(str(settings.get("compression.level", -1)))
+    return name, _DEFAULT_LEVELS.get(name, 0) if level < 0 else level
+
+
+def compression_of(settings: Mapping[str, object]) -> Compression | None:
+    """Choose the codec of a producer's settings; ``None``: none. Raises ``ConfigError``, also where the extra is
+    missing that the codec needs."""
+    name, level = codec_of(settings)
+    if name == "none":
+        return None
+    if name == "gzip":
+        return Compression(ATTRIBUTES[name], lambda data: gzip.compress(data, compresslevel=level, mtime=0))
+    try:
+        codec = getattr(import_module("cramjam"), name)
+    except ImportError:
+        raise ConfigError(
+            f"compression.type={name} needs pip install 'kafka-event-source[compression]'; gzip needs nothing"
+        ) from None
+    if name == "snappy":
+        return Compression(ATTRIBUTES[name], lambda data: bytes(codec.compress_raw(data)))
+    if name == "lz4":
+        return Compression(
+            ATTRIBUTES[name], lambda data: lz4_frame(data, lambda block: codec.compress_block(block, store_size=False))
+        )
+    return Compression(ATTRIBUTES[name], lambda data: bytes(codec.compress(data, level)))
+
+
+def lz4_frame(data: Any, compress_block: Callable[[Any], Any]) -> bytes:
+    """Make a frame whose blocks do not depend on each other: Kafka's brokers read no others."""
+    pieces = [_LZ4_HEAD]
+    for start in range(0, len(data), _LZ4_BLOCK):
+        block = data[start : start + _LZ4_BLOCK]
+        packed = bytes(compress_block(block))
+        is_smaller = len(packed) < len(block)
+        pieces.append(struct.pack("<I", len(packed) if is_smaller else len(block) | 1 << 31))  # the bit: not compressed
+        pieces.append(packed if is_smaller else bytes(block))
+    return b"".join([*pieces, struct.pack("<I", 0)])

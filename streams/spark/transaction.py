@@ -1,0 +1,301 @@
+"""The write of a sink: rows and a marker in one Kafka transaction, exactly once per request.
+
+``docs/internals/spark-protocol.md`` has the steps, and why each is right. Reading the marker before the fence (a new
+forwarder's ``init_transactions``), committing it in a transaction of its own, or keeping the forwarder from round to
+round, would break this.
+
+When ``write_once`` returns, the transaction is committed. Readers of committed records see the rows in all partitions a
+few milliseconds later; ``settle`` waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from streams.clients.producing.made_batch import MadeBatch
+from streams.clients.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
+from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
+from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
+from streams.spark.marker_log import MarkerLog
+from streams.spark.markers import Request, Stored, Written, inherited, left_behind
+from streams.spark.write_options import SinkOptions
+
+if TYPE_CHECKING:
+    from streams.clients.producing.forwarding import BatchForwarder
+
+_ROUNDS: Final = 3
+_LONGEST_SECONDS: Final = 900.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteTarget:
+    """The target of a write: one transactional id and the marker of the same name (offset of partition 0 of
+    ``marker_topic``)."""
+
+    identity: str
+    marker_topic: str
+    kafka: dict[str, str] = field(repr=False)
+    marker_log: str | None = None
+    """A compacted topic that keeps the marker, too."""
+    former: str | None = None
+    """The identity that versions before this one gave the target, whose marker is taken over."""
+
+    @classmethod
+    def of(cls, identity: str, options: SinkOptions, *, former: str | None = None) -> Self:
+        """The target of this identity, where the options of a write say."""
+        return cls(
+            identity=identity,
+            former=former,
+            marker_topic=options.marker_topic,
+            kafka=options.kafka,
+            marker_log=options.marker_log,
+        )
+
+    def as_former(self) -> WriteTarget | None:
+        """The same target as versions before this one know it."""
+        return None if self.former is None else dataclasses.replace(self, identity=self.former, former=None)
+
+
+def write_once(
+    target: WriteTarget,
+    request: Request,
+    batches: Callable[[], Iterable[MadeBatch]],
+    *,
+    size: int,
+    last_step: Callable[[BatchForwarder], None] = lambda _: None,
+) -> tuple[Written, bool]:
+    """Write ``batches()`` (``size`` bytes in all) unless the marker says that they are written. Blocks.
+
+    Returns what is in the target now, and whether this call wrote it. Raises what ``request`` refuses with, and
+    ``TopicError``, ``RecordRefused``, ``BrokerUnavailable``, or ``TransactionFailed`` (``"fenced"``: another writer
+    took the target over, or the transaction outlived its timeout). After an error nothing is visible, or all; ask
+    again.
+
+    ``last_step`` is called before each commit, in the open transaction, with its forwarder: for offsets of other
+    groups, and last looks. What it raises ends the transaction, and nothing is written.
+    """
+    failure: StreamsError | None = None
+    for attempt in range(_ROUNDS + 1):
+        with _group_of(target) as group, _fenced(target, request, size) as forwarder:
+            stored = _marker(group, target, request) or _taken_over(target, request)
+            if (found := request.written(stored)) is not None:
+                return found, attempt > 0
+            if attempt == _ROUNDS:
+                break
+            if attempt:
+                _log.warning("%s: trying again after: %s", request, failure)
+            try:
+                marker = request.marker(stored, int(time.time() * 1000))
+                _transaction(forwarder, target, request, marker, batches(), last_step)
+                if (done := request.written(marker)) is not None:
+                    return done, True
+            except TransactionFailed as error:  # without an answer: the marker will tell
+                failure = error
+            except KafkaException as error:
+                failure = _translated(error, target, request)
+                if not isinstance(failure, TransactionFailed) or failure.kind == "fenced":
+                    raise failure from error
+    raise failure or TransactionFailed(
+        "commit_transaction", "MARKER_MISSING", "unknown", "committed, but no marker is found"
+    )
+
+
+def settle(target: WriteTarget, doing: object) -> None:
+    """Wait until what was committed is visible to readers of committed records in every partition."""
+    with _fenced(target, doing, 0):
+        pass
+
+
+@contextlib.contextmanager
+def _fenced(target: WriteTarget, doing: object, size: int) -> Iterator[BatchForwarder]:
+    """A new forwarder after ``init_transactions``; what is open when the block ends is aborted."""
+    forwarding = import_module("streams.clients.producing.forwarding")  # tasks do without: it costs them 0.3 s
+    settings = forwarding.settings_of(target.kafka, "kes-spark")
+    with forwarding.BatchForwarder(settings, target.identity, _seconds(target.kafka, size)) as forwarder:
+        try:
+            forwarder.init_transactions(TIMEOUT_SECONDS * 2)
+            if forwarder.partitions(target.marker_topic) is None:
+                raise no_such_topic(target.marker_topic, target.kafka)
+        except KafkaException as error:
+            raise translated(error, f"init_transactions for {doing}", target.kafka) from error
+        yield forwarder
+
+
+def _seconds(kafka: dict[str, str], size: int) -> float:
+    """Return how long a transaction of so many bytes may take.
+
+    An open transaction hides everything behind it from readers of committed records, until its timeout when no client
+    comes back for it. So: as short as the rows allow (a minute, and a second more for each MiB), a quarter hour at
+    most.
+    """
+    given = kafka.get("transaction.timeout.ms")
+    return min(60.0 + (size >> 20), _LONGEST_SECONDS) if given is None else int(given) / 1000
+
+
+def _transaction(
+    forwarder: BatchForwarder,
+    target: WriteTarget,
+    request: Request,
+    marker: Stored,
+    batches: Iterable[MadeBatch],
+    last_step: Callable[[BatchForwarder], None],
+) -> None:
+    sent = forwarder.send(_placed_now(forwarder, target, request, batches))
+    if sent != request.rows:
+        raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
+    _put_marker(forwarder, target, request, marker)
+    last_step(forwarder)
+    forwarder.commit()
+
+
+def _placed_now(
+    forwarder: BatchForwarder, target: WriteTarget, request: Request, batches: Iterable[MadeBatch]
+) -> Iterator[MadeBatch]:
+    """Check that each batch was placed by the partitions that its topic has now."""
+    for batch in batches:
+        count = forwarder.partitions(batch.topic)
+        if count is None:
+            raise no_such_topic(batch.topic, target.kafka)
+        if count != batch.partitions:
+            raise StreamsError(
+                f"{request}: topic {batch.topic!r} had {batch.partitions} partitions when the rows were placed, and "
+                f"has {count} now; nothing was written, run it again"
+            )
+        yield batch
+
+
+def _taken_over(target: WriteTarget, request: Request) -> Stored | None:
+    """The marker under the target's former name, by which no client can write any more. Raises what ``request`` refuses
+    with: then nothing has changed.
+
+    A writer under that name is not fenced by the new one's transactional id. So the marker is not just read: before the
+    first transaction under the new name one is put in its place that every query is refused by
+    (``markers.left_behind``). After it, and until that transaction is committed, it still says what was there.
+    """
+    former = target.as_former()
+    if former is None:
+        return None
+    with _group_of(former) as group, _fenced(former, request, 0) as forwarder:
+        found = _marker(group, former, request)
+        if found is None:
+            return None
+        stored = inherited(found, target.identity)
+        if request.written(stored) is None:
+            try:
+                _put_marker(forwarder, former, request, left_behind(found, target.identity))
+                forwarder.commit()
+            except KafkaException as error:
+                raise _translated(error, former, request) from error
+        return stored
+
+
+def look(target: WriteTarget, doing: object, *, needs_topic: bool = False) -> Stored | None:
+    """The marker as it is now. Only a look, which disturbs no writer: a run that is about to commit may not show yet,
+    and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
+    ``TopicError`` where the marker's topic does not exist."""
+    with _group_of(target, isolation="read_uncommitted") as group:
+        if needs_topic and topic_admin(target.kafka).identity(target.marker_topic, TIMEOUT_SECONDS) is None:
+            raise no_such_topic(target.marker_topic, target.kafka)
+        stored = _read_offset(group, target, doing)
+    former = target.as_former() if stored is None else None
+    before = None if former is None else look(former, doing)
+    return stored if before is None else inherited(before, target.identity)
+
+
+@contextlib.contextmanager
+def _group_of(target: WriteTarget, isolation: str = "read_committed") -> Iterator[Consumer]:
+    """A consumer for the offsets of the target's group. It never joins: the group has no members.
+
+    ``read_committed``, for offsets, means that one that is being decided is waited for.
+
+    By a consumer, not by the admin client: its request for a group's offsets takes the process down (librdkafka 2.16)
+    when the group's coordinator is only just coming up.
+    """
+    settings = {
+        "group.id": target.identity,
+        "enable.auto.commit": False,
+        "isolation.level": isolation,
+        "reconnect.backoff.ms": 5,
+    }
+    consumer: Consumer = client(Consumer, target.kafka, settings)
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _marker(group: Consumer, target: WriteTarget, doing: object) -> Stored | None:
+    """Behind the fence."""
+    stored = _read_offset(group, target, doing)
+    if stored is None and target.marker_log is not None:
+        return MarkerLog(target.marker_log, target.identity, target.kafka, doing).read()
+    return stored
+
+
+def _put_marker(forwarder: BatchForwarder, target: WriteTarget, doing: object, marker: Stored) -> None:
+    """Into the transaction."""
+    if target.marker_log is not None:
+        MarkerLog(target.marker_log, target.identity, target.kafka, doing).write(forwarder, marker)
+    # With a zero at its end, as librdkafka writes it: reading, it takes the bytes up to one, whatever the length says.
+    forwarder.send_offsets(target.identity, target.marker_topic, {0: marker.offset}, marker.metadata + "\0")
+
+
+def _read_offset(group: Consumer, target: WriteTarget, doing: object) -> Stored | None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        found, error = _committed(group, TopicPartition(target.marker_topic, 0))
+        if error is None:
+            return found
+        if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return None
+        if error.code() not in UNDECIDED or time.monotonic() > deadline:
+            raise translated(KafkaException(error), f"{doing}: reading the marker", target.kafka)
+        time.sleep(0.05)
+
+
+def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None, KafkaError | None]:
+    """The offset committed there, if any, or what the broker said instead."""
+    try:
+        (found,) = consumer.committed([place], timeout=TIMEOUT_SECONDS)
+    except KafkaException as error:
+        return None, error.args[0]
+    if found.error is not None:
+        return None, found.error
+    return (Stored(found.offset, found.metadata or "") if found.offset >= 0 else None), None
+
+
+def _translated(error: KafkaException, target: WriteTarget, doing: object) -> StreamsError:
+    reason: KafkaError = error.args[0]
+    if reason.code() in FENCED:
+        return TransactionFailed(
+            "commit_transaction", reason.name(), "fenced",
+            f"{doing}: another run under this name took over (one of the two is too many: stop it), or the transaction "
+            "outlived kafka.transaction.timeout.ms (run it again)",
+        )  # fmt: skip
+    if reason.code() == KafkaError._TIMED_OUT:
+        return BrokerUnavailable(
+            f"{doing}: not committed in time ({reason.str()}): the broker is away, the line too slow for a batch of "
+            "this size, or this process stood still. Run it again. On a slow line: smaller batches "
+            "(maxOffsetsPerTrigger), or a longer kafka.transaction.timeout.ms"
+        )
+    if reason.code() in (REFUSED | BLOCKED.keys()) - NO_SUCH_TOPIC:
+        return RecordRefused(
+            f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
+        )
+    if reason.code() in NOT_AUTHORIZED or reason.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+        return ConfigError(
+            f"{doing}: the broker refuses it ({reason.name()}: {reason.str()}): check the permissions of "
+            f"{target.identity} as transactional id and as group; nothing was written"
+        )
+    return translated(error, str(doing), target.kafka)
