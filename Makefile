@@ -55,6 +55,7 @@ core-coverage: $(FOR_DEV) ## the deciding code (streams/core): every branch take
 	$(BIN)/coverage run -m pytest -q $$(grep -rlE --include='test_*.py' '^from streams\.core' tests/unit tests/property) $(ARGS)
 	$(BIN)/coverage report --include='streams/core/*' --fail-under=100
 
+docs: export KES_PLAIN = 1
 docs: $(FOR_DEV) ## the documentation as HTML; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 	@echo "docs: docs/_build/html/index.html"

@@ -8,6 +8,8 @@ from its ``.py`` as it is. What is added to its ``.pxd`` is written here, from t
 * Fields that the leaf only reads are properties: one that is not set is the ``AttributeError`` that it would be in
   Python. Cython knows no properties that can be set, so fields that the leaf sets are read without a look. Each
   property looks at them, too: a leaf begins with an object by a field that it only reads.
+* A ``msgspec.Struct`` that is made with positional arguments is allocated and filled in, which takes a fifth of the
+  class's own call. Its defaults stand in the call then.
 
 The file is put beside its source in one step, so that builds at the same time do not disturb each other or a process
 that has it in use.
@@ -22,10 +24,13 @@ import shutil
 import sys
 import sysconfig
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MemberDescriptorType, ModuleType
-from typing import Final
+from typing import Final, TypeGuard
+
+import msgspec
 
 from streams.sak.leaves import COMPILED, PLAIN_VARIABLE, SUFFIX, built_file, source_of, states
 
@@ -73,6 +78,13 @@ static inline PyObject *kes_{cls}_{field}(Kes{cls} *of) {{
     static const char *const needed[] = {{{needed}, NULL}};
     if ((PyObject *)of != Py_None && {all_set}) return Py_NewRef(of->{field});
     return kes_unset((PyObject *)of, needed);
+}}"""
+ALLOCATION: Final = """
+static inline PyObject *kes_new_{cls}(PyObject *cls, PyObject {arguments}) {{
+    Kes{cls} *of = (Kes{cls} *)((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, 0);
+    if (!of) return NULL;
+{values}
+    return (PyObject *)of;
 }}"""
 PROPERTY: Final = """\
         @property
@@ -135,14 +147,14 @@ def build(leaf: ModuleType) -> Path:
 def _compiled(leaf: ModuleType, source: Path, scratch: Path) -> Path:
     text = source.read_text()
     classes: tuple[type, ...] = leaf.CLASSES
+    declarations, header = layouts(classes, fields_set_by(text))
     folder = scratch
     for package in leaf.__name__.split(".")[:-1]:
         folder = folder / package
         folder.mkdir()
         (folder / "__init__.py").touch()
     place = folder / source.name
-    place.write_text(f"{text}\nkes_compare_all(CLASSES)\n")
-    declarations, header = layouts(classes, fields_set_by(text))
+    place.write_text(f"{with_allocations(text, classes)}\nkes_compare_all(CLASSES)\n")
     place.with_suffix(".pxd").write_text(declarations + source.with_suffix(".pxd").read_text())
     (scratch / "layouts.h").write_text(header)
     setuptools = import_module("setuptools")
@@ -175,6 +187,42 @@ def fields_of(cls: type) -> list[str]:
     ]
 
 
+def with_allocations(source: str, classes: tuple[type, ...]) -> str:
+    """Replace calls of structs by calls of their allocating functions. Lines keep their numbers."""
+    structs = {cls.__name__: cls for cls in classes if is_struct(cls)}
+    begins = [0, *accumulate(len(line) for line in source.encode().splitlines(keepends=True))]
+    edits: list[tuple[int, int, str]] = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in structs):
+            continue
+        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
+            continue
+        name, cls = node.func, structs[node.func.id]
+        left_out = len(cls.__struct_fields__) - len(node.args)
+        defaults = [repr(default) for default in cls.__struct_defaults__[len(cls.__struct_defaults__) - left_out :]]
+        start, end = (begins[line - 1] + column for line, column in ((name.lineno, name.col_offset), _end(node)))
+        comma = "" if source.encode()[: end - 1].rstrip().endswith((b",", b"(")) else ", "
+        edits.append((end - 1, end, (comma + ", ".join(defaults) if defaults else "") + ")"))
+        edits.append((start, start + len(name.id) + 1, f"kes_new_{name.id}({name.id}, "))
+    text = source.encode()
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new.encode() + text[end:]
+    return text.decode()
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset
+
+
+def is_struct(cls: type) -> TypeGuard[type[msgspec.Struct]]:
+    """Check for a struct whose instances are nothing but their fields, and whose defaults can be written down."""
+    if not issubclass(cls, msgspec.Struct) or hasattr(cls, "__post_init__"):
+        return False
+    return all(isinstance(default, int | str | bytes | None) for default in cls.__struct_defaults__)
+
+
 def layouts(classes: tuple[type, ...], fields_set: set[str]) -> tuple[str, str]:
     """Write the declarations for Cython, and the C header that they are about."""
     pxd = ["cimport cython", 'cdef extern from "layouts.h":', "    int kes_compare_all(object classes) except -1"]
@@ -190,9 +238,18 @@ def layouts(classes: tuple[type, ...], fields_set: set[str]) -> tuple[str, str]:
         pxd += [f"        cdef object {field}" for field in both]
         pxd += [PROPERTY.format(cls=name, field=field) for field in read]
         pxd += [f"    object kes_{name}_{field}({name} of)" for field in read]
+        if is_struct(cls):
+            given = cls.__struct_fields__
+            header.append(_allocation(name, given))
+            pxd.append(f"    object kes_new_{name}(object cls, object {', object '.join(given)})")
         compared += [COMPARED.format(number=number, cls=name, field=field) for field in fields]
     header += ["static int kes_compare_all(PyObject *classes) {", *compared, "    return 0;", "}"]
     return "\n".join([*pxd, "", ""]), "\n".join([*header, ""])
+
+
+def _allocation(cls: str, fields: tuple[str, ...]) -> str:
+    values = "\n".join(f"    of->{field} = Py_NewRef({field});" for field in fields)
+    return ALLOCATION.format(cls=cls, arguments=", PyObject ".join(f"*{field}" for field in fields), values=values)
 
 
 def _getter(cls: str, field: str, needed: list[str]) -> str:

@@ -3,11 +3,7 @@ lost a field, which must be an ``AttributeError`` and never a crash."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import example, given
@@ -18,33 +14,15 @@ from streams.clients.producing.placement import Placement
 from streams.clients.producing.record_batch import EncodedRecords, encode_headers
 from streams.clients.producing.rows import Rows, TopicRows
 from streams.records import Change, Output
-from streams.sak import leaves
 from streams.sak.compiling import fields_of
+from tests.property.leaves_kit import needs_compiled, outcome, plain
 
-pytestmark = pytest.mark.skipif(leaves.summary() != leaves.COMPILED, reason=f"leaves: {leaves.summary()}")
+pytestmark = needs_compiled
 
 NOW = 1_700_000_000_000
 
 
-def plain(leaf: ModuleType) -> Any:
-    """The same source once more, as a module that is not compiled."""
-    spec = importlib.util.spec_from_file_location(f"plain.{leaf.__name__}", leaves.source_of(leaf.__name__))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(os.environ, {leaves.PLAIN_VARIABLE: "1"}):
-        spec.loader.exec_module(module)
-    return module
-
-
 PLAIN_ENCODER = plain(row_encoder)
-
-
-def outcome(call: Any, *arguments: Any) -> Any:
-    try:
-        return call(*arguments)
-    except Exception as error:
-        return type(error), str(error)
 
 
 def contents(found: Any) -> Any:
