@@ -40,6 +40,7 @@ _FILES: Final = {
     "streams/codecs.py": "",
     "streams/stores/": "store",
     "streams/core/transaction.py": "admit",
+    "streams/core/admission.py": "admit",
     "streams/core/batching.py": "",
     "streams/runtime/transactions/pool.py": "commit",
     "streams/runtime/transactions/producer_slot.py": "",
