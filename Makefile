@@ -17,11 +17,12 @@ BIN := $(VENV)/bin
 # tests/durations.json, not by number of tests: the longest files first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation
+WHEEL := $(BIN)/python -m pip wheel --disable-pip-version-check --no-build-isolation --quiet --no-deps --wheel-dir dist
 BUILT := $(VENV)/.stamp-build
 FOR_DEMO := $(VENV)/.stamp-demo
 FOR_DEV := $(VENV)/.stamp-dev
 
-.PHONY: help demo test test-all soak lint types contracts docs bench core-coverage lock clean
+.PHONY: help demo test test-all soak lint types contracts docs bench core-coverage leaves wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,11 +30,12 @@ help: ## this list
 demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers, checked to the last flight
 	@$(BIN)/kes demo $(ARGS)
 
-test: $(FOR_DEV) ## the change gate, by two processes (TESTERS=1: one): every promise has a test in it
+test: leaves ## the change gate, by two processes (TESTERS=1: one): every promise has a test in it
 	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) -m "not soak and not nightly" $(ARGS)
 
-test-all: $(FOR_DEV) ## the change gate and everything that is nightly: the whole batteries, the full demo
+test-all: leaves ## the change gate and everything that is nightly: the whole batteries, the full demo; then the hot path in plain Python
 	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) $(ARGS)
+	@KES_PLAIN=1 $(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) -m "not soak and not nightly" tests/unit tests/property tests/simulation
 
 soak: $(FOR_DEV) ## the nightly run: new examples of all properties; three brokers, four members, everything killed in turn (SOAK_MINUTES=10 SEED= SOAK_REPORT=file.md)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=search
@@ -48,16 +50,25 @@ types: $(FOR_DEV) ## mypy --strict and pyright
 	$(BIN)/mypy $(ARGS)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python $(ARGS)
 
+core-coverage: export KES_PLAIN = 1
 core-coverage: $(FOR_DEV) ## the deciding code (streams/core): every branch taken by the tests that import it
 	$(BIN)/coverage run -m pytest -q $$(grep -rlE --include='test_*.py' '^from streams\.core' tests/unit tests/property) $(ARGS)
 	$(BIN)/coverage report --include='streams/core/*' --fail-under=100
 
+docs: export KES_PLAIN = 1
 docs: $(FOR_DEV) ## the documentation as HTML; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 	@echo "docs: docs/_build/html/index.html"
 
-bench: $(FOR_DEV) ## speed, beside a hand-written loop and other toolkits: 20 minutes (ARGS=--quick: 2, ARGS=--full: hours)
+bench: leaves ## speed, beside a hand-written loop and other toolkits: 20 minutes (ARGS=--quick: 2, ARGS=--full: hours)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+leaves: $(FOR_DEV) ## compile the hot path, where there is a C compiler (test, test-all and bench do it first)
+	@$(BIN)/python -m streams.sak.compiling
+
+wheels: leaves ## dist/: the wheel of plain Python, and the one for this platform and Python with the hot path compiled
+	@$(WHEEL) .
+	@KES_COMPILED_WHEEL=1 $(WHEEL) .
 
 lock: $(FOR_DEV) ## write requirements/*.txt: exact versions, hashed (ARGS=--upgrade: the newest allowed)
 	@for set in build dev demo; do \
@@ -72,6 +83,7 @@ lock: $(FOR_DEV) ## write requirements/*.txt: exact versions, hashed (ARGS=--upg
 	done
 
 clean: ## forget what was built (not the caches of downloaded jars)
+	find streams -name '*.so' -delete
 	rm -rf $(VENV) docs/_build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # ------------------------------------------------------------------------------------------ environment

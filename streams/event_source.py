@@ -31,6 +31,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.ports import Connections
 from streams.runtime.replay import Program
 from streams.runtime.system import MACHINE, Environment
+from streams.sak import leaves
 from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
@@ -336,6 +337,7 @@ class EventSource(Handlers[StoreT]):
             self._entering = None
 
     async def _run_engine(self, config: EventSourceConfig, connections: Connections, environment: Environment) -> None:
+        _log.info("group %s: hot path: %s", config.group_id, leaves.summary())
         limit = getattr(connections, "message_limit", 1_000_000)
         engine = self._engine = Engine(
             config,

@@ -26,7 +26,10 @@ def main() -> None:
         description="Counts executed bytecodes and calls per event of the account workload, by stage, without a "
         "broker. The numbers are the same in every run, at any load.",
     )
-    kinds = "engine (default); batch, scheduler, concurrency: handlers of that kind"
+    kinds = (
+        "engine (default); batch, scheduler, concurrency: handlers of that kind; "
+        "compiled-engine and so on: with compiled leaves"
+    )
     parser.add_argument("systems", nargs="*", default=["engine"], help=kinds)
     parser.add_argument("--against", type=Path, help="another checkout, whose engine is counted as well")
     parser.add_argument("--events", type=int, default=4_000, help="counted after as many (default: %(default)s)")

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.instructions.child import command, run
+from benchmarks.instructions.child import run
 from benchmarks.systems import Failed, Unavailable
 
 _SOURCE = """
@@ -36,7 +36,7 @@ def instructions(folder: Path, system: str, warm: int, events: int) -> float:
         if done.returncode:
             raise Unavailable(f"valgrind's headers cannot be compiled: {done.stderr[-500:]}")
         valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
-        run([*valgrind, *command(folder, system, warm, events, str(library))], folder)
+        run(folder, system, warm, events, str(library), valgrind)
         total = re.search(r"^totals: (\d+)", out.read_text(errors="replace"), re.MULTILINE)
     if total is None:
         raise Failed("valgrind counted nothing")

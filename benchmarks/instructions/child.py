@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,8 @@ _BOOT = (
     "from benchmarks.instructions.child import main; main()"
 )
 """The benchmarks are those of one checkout, ``streams`` that of another."""
+COMPILED: Final = "compiled-"
+"""Begins the names of systems whose leaves (``streams/sak/leaves.py``) run compiled; others run as plain Python."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -32,20 +35,18 @@ class Counted(msgspec.Struct, frozen=True):
     functions: dict[str, float]
 
 
-def command(folder: Path, system: str, warm: int, events: int, how: str = "count") -> list[str]:
-    """Build the process's command line. ``how``: ``count``, or the library that opens valgrind's window."""
-    return [sys.executable, "-c", _BOOT, str(ROOT), str(folder), how, system, str(warm), str(events)]
-
-
 def count(folder: Path, system: str, warm: int, events: int) -> Counted:
     """Count in a process of its own. Raises ``Failed``."""
-    return msgspec.json.decode(run(command(folder, system, warm, events), folder), type=Counted)
+    return msgspec.json.decode(run(folder, system, warm, events), type=Counted)
 
 
-def run(arguments: list[str], folder: Path) -> bytes:
-    """Run a process, and return its output. Raises ``Failed``."""
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, check=False)
+def run(folder: Path, system: str, warm: int, events: int, how: str = "count", under: Sequence[str] = ()) -> bytes:
+    """Run the process, and return its output. ``how``: ``count``, or the library that opens valgrind's window;
+    ``under``: the command that runs it. Raises ``Failed``."""
+    is_plain = "0" if system.startswith(COMPILED) else "1"
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "KES_PLAIN": is_plain}
+    arguments = [sys.executable, "-c", _BOOT, str(ROOT), str(folder), how, system, str(warm), str(events)]
+    done = subprocess.run([*under, *arguments], cwd=folder, env=environment, capture_output=True, check=False)
     if done.returncode:
         raise Failed(done.stderr.decode(errors="replace").strip()[-2000:])
     return done.stdout
@@ -58,6 +59,12 @@ def main() -> None:
     from benchmarks.instructions.drive import SYSTEMS
 
     how, system, warm, events = sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
+    if system.startswith(COMPILED):
+        from streams.sak import leaves
+
+        system = system.removeprefix(COMPILED)
+        if leaves.summary() != leaves.COMPILED:
+            sys.exit(f"the leaves are not compiled (`make leaves`): {leaves.summary()}")
     if how == "count":
         meter = counting_meter()
         SYSTEMS[system](meter, warm, events)

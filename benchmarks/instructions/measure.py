@@ -11,21 +11,23 @@ from rich.table import Table
 from benchmarks.bench import Bench
 from benchmarks.drawing import Plot
 from benchmarks.instructions.callgrind import instructions
-from benchmarks.instructions.child import ROOT, count
+from benchmarks.instructions.child import COMPILED, ROOT, count
 from benchmarks.instructions.stages import STAGES, total
 from benchmarks.measures import Measure
 from benchmarks.systems import Unavailable
 from benchmarks.tables import table
+from streams.sak import leaves
 
 SYSTEMS = {
     "handwritten": "hand-written",
     "engine": "engine",
+    "engine_compiled": "compiled-engine",
     "engine_batch": "batch",
     "scheduler": "scheduler",
     "concurrency": "concurrency",
 }
 """Names here, and names of the counter; the loop first, to which the others are compared."""
-PLAIN = list(SYSTEMS)[:3]
+PLAIN = list(SYSTEMS)[:4]
 
 
 class PerEvent(msgspec.Struct, frozen=True):
@@ -47,8 +49,9 @@ class Instructions(Measure[PerEvent]):
     result = PerEvent
     about = """\
 The account workload through the real hot path, without a broker: clients of confluent-kafka that do nothing, one
-thread, a clock that jumps. `handwritten` is the loop with 5,000 events per transaction, `engine` a plain handler,
-`engine_batch` a batch handler; `scheduler` and `concurrency` are work ahead of its turn that gives way once.
+thread, a clock that jumps. `handwritten` is the loop with 5,000 events per transaction, `engine` a plain handler in
+plain Python, `engine_compiled` the same with compiled leaves, `engine_batch` a batch handler; `scheduler` and
+`concurrency` are work ahead of its turn that gives way once.
 Counted are executed bytecodes, calls of Python functions and of C, by stage, and the processor instructions of
 everything (C and Python) by callgrind. The figures are the same in every run and at any load. They are no times:
 librdkafka's own threads, the caches and the waiting for other threads are not in them."""
@@ -64,6 +67,9 @@ librdkafka's own threads, the caches and the waiting for other threads are not i
         sizes = bench.sizes(self)
         for name in sizes.systems:
             system, executed = SYSTEMS[name], 0.0
+            if system.startswith(COMPILED) and leaves.summary() != leaves.COMPILED:
+                bench.facts.setdefault("not measured", {})[name] = f"the leaves are not compiled: {leaves.summary()}"
+                continue
             bench.now(f"counting: {name}")
             try:
                 counted = count(ROOT, system, sizes.events, sizes.events)

@@ -149,11 +149,13 @@ def _not_loaded() -> None:  # stands in the list of commands for one that is not
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from streams.sak import leaves
+
         try:
             found = version(DISTRIBUTION)
         except PackageNotFoundError:
             found = "(not installed)"
-        typer.echo(f"{DISTRIBUTION} {found}")
+        typer.echo(f"{DISTRIBUTION} {found}, hot path: {leaves.summary()}")
         raise typer.Exit
 
 
@@ -166,7 +168,8 @@ def _root(
 ) -> None:
     """Exactly-once event sourcing for Kafka.
 
-    Environment: KES_BOOTSTRAP_SERVERS (the broker), KES_CACHE_DIR, KES_DEBUG=1 (stack traces).
+    Environment: KES_BOOTSTRAP_SERVERS (the broker), KES_CACHE_DIR, KES_DEBUG=1 (stack traces),
+    KES_PLAIN=1 (nothing compiled).
     """
     from streams.cli.logging_setup import configure_logging, verbose_options
 

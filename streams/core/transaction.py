@@ -19,8 +19,9 @@ from typing import Final
 
 import msgspec
 
+from streams.core.admission import size_of_changes, size_of_outputs
 from streams.core.origin import is_event
-from streams.records import Change, Headers, Output, headers_bytes
+from streams.records import Change, Output
 
 
 class TransactionState(enum.Enum):
@@ -158,22 +159,12 @@ class Transaction:
         cut.events += events
         size = 0
         if changes:
-            latest = cut.changes
-            for change in changes:
-                key, value = change.key, change.value
-                latest[key] = change
-                size += len(key) if value is None else len(key) + len(value)
+            size += size_of_changes(changes, cut.changes)
             self.records += len(changes)
         if outputs:
             self.outputs += outputs
             self.records += len(outputs)
-            headers: Headers | None = None  # those of the output before, which mostly has the same list
-            price = 0
-            for output in outputs:
-                if output.headers is not headers:
-                    headers = output.headers
-                    price = headers_bytes(headers)
-                size += len(output.value or b"") + len(output.key or b"") + price
+            size += size_of_outputs(outputs)
         self.events += events
         self.bytes += size
         self.admitted.append(Admitted(partition, offset, outputs, changes, events, size))

@@ -19,6 +19,8 @@ from streams.stores.memory import HashEngine
 class JournalledBytes:
     """A ``JournalledStore`` over an engine, in bytes. Base of ``Table`` and ``SimpleStore``; not for use by itself."""
 
+    __slots__ = ("_data", "_engine", "_get", "_journal", "_put", "partition")
+
     def __init__(self, partition: TopicPartition, engine: KeyValueEngine) -> None:
         self.partition = partition
         self._engine = engine

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
-from streams.codecs import NULL, RESERVED_KEY_PREFIX, bare_decoder, bare_encoder, codec_for, shortcut_of
-from streams.errors import ConfigError, DecodeError, StoreError
+from streams.codecs import codec_for
+from streams.errors import ConfigError, StoreError
 from streams.protocols import Codec
-from streams.records import Change, TopicPartition
+from streams.records import TopicPartition
+from streams.stores import table_access
 from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine, after_prefix
-from streams.stores.journalled import JournalledBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
+from streams.stores.table_fields import TableFields
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -21,7 +22,7 @@ Key = TypeVar("Key")  # of `factory`, which is called on the bare class: pyright
 Value = TypeVar("Value")
 
 
-class Table(JournalledBytes, Generic[K, V]):
+class Table(TableFields, Generic[K, V]):
     """The state of one partition: a value for each key.
 
     ``get`` decodes, ``put`` encodes: a value that was read is the handler's own copy, and changing it changes nothing
@@ -37,15 +38,7 @@ class Table(JournalledBytes, Generic[K, V]):
     def __init__(
         self, partition: TopicPartition, engine: KeyValueEngine, key_codec: Codec[K], value_codec: Codec[V]
     ) -> None:
-        super().__init__(partition, engine)
-        self._key_codec = key_codec
-        self._encode_key = key_codec.encode
-        self._decode_key = key_codec.decode
-        self._encode_value = value_codec.encode
-        self._decode_value = value_codec.decode
-        self._bare_encode_key = bare_encoder(key_codec)
-        self._bare_decode_value = bare_decoder(value_codec)
-        self._bare_encode_value, self._value_class, self._check_nulls = shortcut_of(value_codec)
+        super().__init__(partition, engine, key_codec, value_codec)
 
     @staticmethod
     def factory(
@@ -72,69 +65,22 @@ class Table(JournalledBytes, Generic[K, V]):
 
         return make
 
-    @overload
-    def get(self, key: K) -> V | None: ...
+    if TYPE_CHECKING:  # the leaf's functions, with the types of keys and values
 
-    @overload
-    def get(self, key: K, default: D) -> V | D: ...
+        @overload
+        def get(self, key: K) -> V | None: ...
 
-    def get(self, key: K, default: Any = None) -> Any:
-        """The value of ``key``, decoded anew at each call, or ``default``."""
-        if key is None:
-            self._refuse_null_key()
-        encode_key = self._bare_encode_key  # a local name, as below: cheaper to call on Python 3.11
-        try:
-            key_bytes = encode_key(key)
-        except Exception:
-            key_bytes = self._encode_key(key)
-        data = self._data
-        if data is not None:
-            value = data.get(key_bytes)
-        else:
-            get = self._get
-            value = get(key_bytes)
-        if value is None:
-            return default
-        decode_value = self._bare_decode_value
-        try:
-            return decode_value(value)
-        except Exception:
-            return self._decoded_value(value, key)
+        @overload
+        def get(self, key: K, default: D) -> V | D: ...
 
-    def put(self, key: K, value: V) -> None:
-        """Set the value of ``key``: its bytes at this moment are what is kept and what goes into the changelog."""
-        journal = self._journal
-        if journal is None:
-            self._refuse_write()
-        if key is None:
-            self._refuse_null_key()
-        if value is None:
-            raise StoreError(f"None was put into the table of {self.partition}; delete(key) removes a key")
-        encode_key = self._bare_encode_key  # a local name, as below: cheaper to call on Python 3.11
-        try:
-            key_bytes = encode_key(key)
-        except Exception:
-            key_bytes = self._encode_key(key)
-        if value.__class__ is self._value_class:
-            encode_value = self._bare_encode_value
-            try:
-                value_bytes = encode_value(value)
-            except Exception:
-                value_bytes = self._encode_value(value)
-            if self._check_nulls is not None and value_bytes.partition(NULL)[1]:
-                self._check_nulls(value)
-        else:
-            value_bytes = self._encode_value(value)
-        if key_bytes >= RESERVED_KEY_PREFIX:
-            self._refuse_reserved(key_bytes)
-        data = self._data
-        if data is not None:
-            journal.append(Change(key_bytes, value_bytes, data.get(key_bytes)))
-            data[key_bytes] = value_bytes
-        else:
-            get, put = self._get, self._put
-            journal.append(Change(key_bytes, value_bytes, get(key_bytes)))
-            put(key_bytes, value_bytes)
+        def get(self, key: K, default: Any = None) -> Any:
+            """The value of ``key``, decoded anew at each call, or ``default``."""
+
+        def put(self, key: K, value: V) -> None:
+            """Set the value of ``key``: its bytes at this moment are what is kept and what goes into the changelog."""
+
+    else:
+        get, put = table_access.get, table_access.put
 
     def delete(self, key: K) -> bool:
         """Remove ``key``; return whether it was there. Nothing is recorded if it was not."""
@@ -186,11 +132,13 @@ class Table(JournalledBytes, Generic[K, V]):
 
     def decode_key(self, key: bytes) -> K:
         """Decode a key in the changelog, for tools. Raises ``DecodeError``."""
-        return self._decode_key(key)
+        decoded: K = self._decode_key(key)
+        return decoded
 
     def decode_value(self, value: bytes) -> V:
         """Decode a value in the changelog, for tools. Raises ``DecodeError``."""
-        return self._decode_value(value)
+        decoded: V = self._decode_value(value)
+        return decoded
 
     def _ordered(self) -> OrderedKeyValueEngine:
         engine = self._engine
@@ -202,12 +150,3 @@ class Table(JournalledBytes, Generic[K, V]):
         for key_bytes, value_bytes in self._scan(found):
             key = self._decode_key(key_bytes)
             yield key, self._decoded_value(value_bytes, key)
-
-    def _decoded_value(self, data: bytes, key: object) -> V:
-        try:
-            return self._decode_value(data)
-        except DecodeError as error:
-            raise DecodeError(f"state of {self.partition}, key {str(key)[:80]!r}: {error}") from error
-
-    def _refuse_null_key(self) -> NoReturn:
-        raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from streams.clients.producing.rows import LENGTHS, SMALL, Rows, TopicRows
 from streams.records import HEADER_OVERHEAD, Change, Output
+from streams.sak import leaves
 
 CLASSES: Final = (Change, Output, Rows, TopicRows)
 """Whose fields are read by their places in memory when this is compiled."""
@@ -57,6 +58,7 @@ def add_outputs(
                 if partition is None:
                     partition = place(key)
             rows: Rows = by_partition[partition]
+            row_list = rows.rows  # first of its fields: see sak/compiling.py
             count = rows.count
             stamp = output.timestamp_ms or now_ms
             if stamp is rows.stamp:
@@ -76,7 +78,6 @@ def add_outputs(
                 rows.stamp, rows.head = stamp, head
                 if stamp > rows.last_ms:
                     rows.last_ms = stamp
-            row_list = rows.rows
             row_list.append(length)
             row_list.append(record)
             rows.count = count + 1
@@ -122,3 +123,6 @@ def add_changes(rows: Rows, changes: Sequence[Change], start: int, now_ms: int, 
         if now_ms > rows.last_ms:
             rows.last_ms = now_ms
     return position
+
+
+leaves.use(globals())

@@ -16,6 +16,7 @@ from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.async_work.async_stage import described
 from streams.runtime.async_work.job_runner import Job, JobRunner
+from streams.runtime.partition.context_fields import ContextFields
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import backoff, cancelled_inside
 from streams.runtime.partition.host import Host
@@ -80,7 +81,7 @@ class ConcurrentContext(WaitingContext):
             )
 
 
-_held: Any = EventContext.__dict__["store"]
+_held: Any = ContextFields.__dict__["store"]
 """The field that the property is in front of."""
 
 

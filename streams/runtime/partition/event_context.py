@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
 
-import msgspec
-
-from streams.codecs import NULL, RESERVED_KEY_PREFIX
-from streams.core.origin import INTERJECTION, Origin
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
-from streams.errors import EncodeError, RecordRefused, RegistrationError, StoreError
-from streams.events import event_type_of, known_type
+from streams.errors import EncodeError, RegistrationError, StoreError
+from streams.events import event_type_of
 from streams.outcomes import ExecutionState
-from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
+from streams.records import Change, Record
 from streams.runtime.changelog import encode_timer
-from streams.runtime.partition.timers import PartitionTimers
+from streams.runtime.partition import forwarding
+from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
 from streams.sak.numbers import is_number
 
 StoreT = TypeVar("StoreT")
@@ -32,135 +30,57 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
+class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
     """One event, its partition's store, and what the event sends. Valid while its handler runs, not longer.
 
     Nothing is sent by ``forward`` itself: outputs are collected, and go into the transaction when the event completes.
     Use it from the handler only (for ``blocking=True`` that is the handler's thread).
     """
 
-    store: StoreT
-    topic_partition: TopicPartition
-    input: IncomingRecord | None
-    _outputs: list[Output]
-    _journal: list[Change]
-    _limit: int
-    attempt: int = 1
-    _timers: PartitionTimers | None = None
-    """The partition's, from the event's turn on."""
-    _first: int = 0
-    """Where the event's own part of the journal begins."""
-    _error: BaseException | None = None
-    timer: Timer | None = None
-    _timer_changes: dict[str, Timer | None] | None = None
-    _host: Any = None
-    """The partition's ``host.Host``; set where a handler may wait for something."""
-    _closed: bool = False
+    if TYPE_CHECKING:
+        store: StoreT
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.where}>"
-
-    @property
-    def offset(self) -> int:
-        """The input record's offset; -1 for an interjection."""
-        return -1 if self.input is None else self.input.offset
-
-    @property
-    def where(self) -> str:
-        """``topic[partition]@offset``, as error messages name it."""
-        return f"{self.topic_partition}@{self.offset}"
 
     @property
     def is_interjection(self) -> bool:
         """Check whether this is work without an input record: scheduled, requested, or a timer's (see ``timer``)."""
         return self.input is None
 
-    @property
-    def _origin(self) -> Origin:
-        """The origin of what the event sends and changes."""
-        if self.input is not None:
-            return self.input.offset
-        return INTERJECTION if self.timer is None else self.timer.origin
+    if TYPE_CHECKING:  # the leaf's function
 
-    @overload
-    def forward(self, topic: Record, /) -> None: ...
+        @overload
+        def forward(self, topic: Record, /) -> None: ...
 
-    @overload
-    def forward(
-        self,
-        topic: str,
-        event: object,
-        /,
-        *,
-        key: str | bytes | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
-        partition: int = -1,
-        timestamp_ms: int = 0,
-    ) -> None: ...
+        @overload
+        def forward(
+            self,
+            topic: str,
+            event: object,
+            /,
+            *,
+            key: str | bytes | None = None,
+            headers: Iterable[tuple[str, bytes | None]] = (),
+            partition: int = -1,
+            timestamp_ms: int = 0,
+        ) -> None: ...
 
-    def forward(
-        self,
-        topic: str | Record,
-        event: object = None,
-        /,
-        *,
-        key: str | bytes | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
-        partition: int = -1,
-        timestamp_ms: int = 0,
-    ) -> None:
-        """Send an event object (its type header is set by itself), or a ready ``Record``, in this event's
-        transaction.
+        def forward(
+            self,
+            topic: str | Record,
+            event: object = None,
+            /,
+            *,
+            key: str | bytes | None = None,
+            headers: Iterable[tuple[str, bytes | None]] = (),
+            partition: int = -1,
+            timestamp_ms: int = 0,
+        ) -> None:
+            """Send an event object, or a ready ``Record``, in this event's transaction: see ``forwarding.forward``."""
 
-        ``partition`` -1: the key decides (murmur2, as Java does). ``timestamp_ms`` 0: the time of sending. Raises
-        ``EncodeError``, ``RecordRefused`` (larger than a producer takes), ``RegistrationError`` (not an event class).
-        """
-        if self._closed:
-            raise _outlived("forward", self)
-        if not isinstance(topic, str):
-            self._collect(topic)
-            return
-        event_type = known_type(type(event)) or event_type_of(type(event))
-        encode, check_nulls = event_type.bare_encode, event_type.check_nulls
-        try:
-            value = encode(event)
-        except Exception:
-            if encode is event_type.encode:
-                raise
-            value = event_type.encode(event)
-        if check_nulls is not None and value.partition(NULL)[1]:
-            check_nulls(event)
-        if type(key) is str:
-            key = key.encode()
-        elif key is not None and type(key) is not bytes:
-            raise EncodeError(
-                f"the key for {topic} is a {type(key).__name__}; use str, bytes or None, or encode it yourself"
-            )
-        if len(value) > self._limit:
-            raise _too_large(topic, len(value), self._limit)
-        shared: Headers = event_type.headers
-        if headers:
-            shared = shared + list(headers)
-        tp, record = self.topic_partition, self.input
-        origin = self._origin if record is None else record.offset
-        self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, tp[1], origin))
-
-    def _collect(self, record: Record) -> None:
-        size = len(record.value or b"") + len(record.key or b"")
-        if size > self._limit:
-            raise _too_large(record.topic, size, self._limit)
-        self._outputs.append(
-            Output(
-                record.topic,
-                record.value,
-                record.key,
-                None if record.headers is None else [*record.headers],  # the client takes nothing but lists
-                -1 if record.partition is None else record.partition,
-                record.timestamp_ms or 0,
-                self.topic_partition.partition,
-                self._origin,
-            )
-        )
+    else:
+        forward = forwarding.forward
 
     def record_change(self, *changes: Change) -> None:
         """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key
@@ -171,7 +91,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         same key.
         """
         if self._closed:
-            raise _outlived("record_change", self)
+            raise outlived("record_change", self)
         for change in changes:
             if change.key.startswith(RESERVED_KEY_PREFIX):
                 raise StoreError(
@@ -203,7 +123,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         ``RegistrationError`` (no event class, or no handler for it), ``StoreError`` (after the handler ended).
         """
         if self._closed:
-            raise _outlived("schedule_at", self)
+            raise outlived("schedule_at", self)
         event_type = event_type_of(type(event))
         router = self._host.router if self._timers is None else self._timers.router
         if router.default is None and event_type.name.encode() not in router.routes:
@@ -233,7 +153,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         timer = Timer(name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key)
         size = len(encode_timer(timer))
         if size > self._limit:
-            raise _too_large(f"the changelog (the timer {name!r})", size, self._limit)
+            raise too_large(f"the changelog (the timer {name!r})", size, self._limit)
         changes[name] = timer
         return name
 
@@ -254,7 +174,7 @@ class EventContext(msgspec.Struct, Generic[StoreT], eq=False, weakref=True):
         """Remove a timer of this partition, in this event's transaction. ``False``: there is none of this name (any
         more). Raises ``StoreError`` ahead of the event's turn, and after the handler ended."""
         if self._closed:
-            raise _outlived("cancel_timer", self)
+            raise outlived("cancel_timer", self)
         if self._timers is None:
             raise StoreError(f"{self.where}: cancel_timer was called ahead of the event's turn; await ctx.turn() first")
         changes = self._timer_changes
@@ -320,17 +240,3 @@ def _due_ms(when: object) -> int:
     if not 0 <= due_ms < LATEST_SECONDS * 1000:
         raise StoreError(f"a timer was set for {when!r}: that is no time from 1970 to 9999 (seconds, not milliseconds)")
     return due_ms
-
-
-def _outlived(method: str, ctx: EventContext[Any]) -> StoreError:
-    return StoreError(
-        f"{method} was called after the handler of {ctx.where} had ended; what it would do could not be exactly-once"
-    )
-
-
-def _too_large(topic: str, size: int, limit: int) -> RecordRefused:
-    return RecordRefused(
-        f"a record of {size} bytes for topic {topic} is larger than message.max.bytes of the producer "
-        f"({limit}): raise it in "
-        "client_settings (and max.message.bytes of the topic), or make the record smaller"
-    )

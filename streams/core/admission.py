@@ -1,0 +1,36 @@
+"""Adding up what a transaction takes in. A leaf (``sak/leaves.py``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from streams.records import Change, Headers, Output, headers_bytes
+from streams.sak import leaves
+
+CLASSES: Final = (Change, Output)
+"""Whose fields are read by their places in memory when this is compiled."""
+
+
+def size_of_changes(changes: list[Change], latest: dict[bytes, Change]) -> int:
+    """Return the bytes of keys and values, and note the last change of each key."""
+    size = 0
+    for change in changes:
+        key, value = change.key, change.value
+        latest[key] = change
+        size += len(key) if value is None else len(key) + len(value)
+    return size
+
+
+def size_of_outputs(outputs: list[Output]) -> int:
+    """Return the bytes of keys, values and headers."""
+    size = price = 0
+    headers: Headers | None = None  # those of the output before, which mostly has the same list
+    for output in outputs:
+        if output.headers is not headers:
+            headers = output.headers
+            price = headers_bytes(headers)
+        size += len(output.value or b"") + len(output.key or b"") + price
+    return size
+
+
+leaves.use(globals())

@@ -1,0 +1,85 @@
+"""The fields of ``EventContext``: what the leaves of the hot path read for each event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from streams.core.origin import INTERJECTION, Origin
+from streams.core.timers import Timer
+from streams.errors import RecordRefused, StoreError
+from streams.records import Change, IncomingRecord, Output, Record, TopicPartition
+from streams.runtime.partition.timers import PartitionTimers
+
+
+class ContextFields(msgspec.Struct, eq=False):
+    """The base of ``EventContext``, beneath the leaf that has its ``forward``."""
+
+    store: Any
+    topic_partition: TopicPartition
+    input: IncomingRecord | None
+    _outputs: list[Output]
+    _journal: list[Change]
+    _limit: int
+    attempt: int = 1
+    _timers: PartitionTimers | None = None
+    """The partition's, from the event's turn on."""
+    _first: int = 0
+    """Where the event's own part of the journal begins."""
+    _error: BaseException | None = None
+    timer: Timer | None = None
+    _timer_changes: dict[str, Timer | None] | None = None
+    _host: Any = None
+    """The partition's ``host.Host``; set where a handler may wait for something."""
+    _closed: bool = False
+
+    @property
+    def offset(self) -> int:
+        """The input record's offset; -1 for an interjection."""
+        return -1 if self.input is None else self.input.offset
+
+    @property
+    def where(self) -> str:
+        """``topic[partition]@offset``, as error messages name it."""
+        return f"{self.topic_partition}@{self.offset}"
+
+    @property
+    def _origin(self) -> Origin:
+        """The origin of what the event sends and changes."""
+        if self.input is not None:
+            return self.input.offset
+        return INTERJECTION if self.timer is None else self.timer.origin
+
+    def _collect(self, record: Record) -> None:
+        size = len(record.value or b"") + len(record.key or b"")
+        if size > self._limit:
+            raise too_large(record.topic, size, self._limit)
+        self._outputs.append(
+            Output(
+                record.topic,
+                record.value,
+                record.key,
+                None if record.headers is None else [*record.headers],  # the client takes nothing but lists
+                -1 if record.partition is None else record.partition,
+                record.timestamp_ms or 0,
+                self.topic_partition.partition,
+                self._origin,
+            )
+        )
+
+
+def outlived(method: str, ctx: ContextFields) -> StoreError:
+    """Make the error of a call after the handler has ended."""
+    return StoreError(
+        f"{method} was called after the handler of {ctx.where} had ended; what it would do could not be exactly-once"
+    )
+
+
+def too_large(topic: str, size: int, limit: int) -> RecordRefused:
+    """Make the error of a record that no producer takes."""
+    return RecordRefused(
+        f"a record of {size} bytes for topic {topic} is larger than message.max.bytes of the producer "
+        f"({limit}): raise it in "
+        "client_settings (and max.message.bytes of the topic), or make the record smaller"
+    )

@@ -1,0 +1,1 @@
+# The types of forward stand in its annotations.

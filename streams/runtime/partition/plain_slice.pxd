@@ -1,0 +1,12 @@
+@cython.locals(
+    record=IncomingRecord,
+    change=Change,
+    routes=dict,
+    outputs=list,
+    journal=list,
+    position=Py_ssize_t,
+    sent=Py_ssize_t,
+    written=Py_ssize_t,
+    own=Py_ssize_t,
+)
+cpdef tuple run(partition, host, list records, Py_ssize_t start, Py_ssize_t stop)

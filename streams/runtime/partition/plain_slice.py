@@ -1,0 +1,114 @@
+"""A slice of plain handlers, run back to back without an await. A leaf (``sak/leaves.py``).
+
+Why the loop looks as it does:
+
+* The whole slice has one journal and one list of outputs, and is admitted once. An event's part begins at a mark
+  (``written``, ``sent``); an event that fails is undone from there, and the complete ones before it are admitted.
+  Nothing else runs in between, so the result is the same as with events that are admitted one by one.
+* Everything is a local name, and every call of Python per event is one that the user could notice if it were missing.
+  Functions that are kept in attributes (``route.handler``) are local names too: called as attributes they cost 130
+  instructions more on Python 3.11, which takes them for methods.
+* Records mostly have the same headers as the one before (the same tuple: ``clients.received``), so the handler is
+  looked up when these change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, Final
+
+from streams.core.policy import Answered
+from streams.core.router import type_and_version
+from streams.outcomes import ExecutionState
+from streams.records import TYPE_HEADER, Change, IncomingRecord, Output
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.failures import RestartNeeded, cancelled_inside, change_too_large
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.state import Partition
+from streams.sak import leaves
+
+CLASSES: Final = (Change, EventContext, IncomingRecord)
+"""Whose fields are read by their places in memory when this is compiled. Contexts are only made that way: a handler may
+have done anything to its own, so that is read like any object."""
+
+
+def run(
+    partition: Partition, host: Host, records: list[IncomingRecord], start: int, stop: int
+) -> tuple[int, BaseException | None]:
+    """Handle and admit records from ``start`` up to ``stop``. Returns the position of the first that was not handled;
+    and if that one ended the slice because its handler failed, why."""
+    store, journalled, timers = partition.store, partition.is_journalled, partition.timers
+    routes, limit, where = host.router.routes, host.message_limit, partition.topic_partition
+    headers: Any = routes  # of the record before: at first something that no headers are
+    route: Any = None  # of these headers
+    decode = handler = route
+    outputs: list[Output] = []
+    journal: list[Change] = []
+    sent = written = 0  # so many of them are of events that are complete
+    position = start
+    failure: BaseException | None = None
+    if partition.failures.events:
+        return start, None
+    if journalled:
+        store.begin(journal)
+    try:
+        while position < stop:
+            record = records[position]
+            if record.headers is not headers:  # else it is like the one before
+                headers = record.headers
+                if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
+                    name, version = headers[0][1], None
+                else:
+                    name, version = type_and_version(headers)
+                route = routes.get(name or b"")
+                if route is None or not route.plain or version != route.wire_version:
+                    break
+                decode, handler = route.bare_decode, route.handler
+            value = record.value
+            if value is None:
+                break
+            try:
+                event = decode(value)
+            except Exception:
+                break  # met again by Execution.one, which handles it
+            offset = record.offset
+            ctx = EventContext(store, where, record, outputs, journal, limit, 1, timers, written)
+            try:
+                answer = handler(ctx, event)
+                if answer is not None and answer is not ExecutionState.COMPLETE:
+                    if inspect.iscoroutine(answer):  # a plain function around an async one: seen once, then known
+                        answer.close()
+                        route.plain = False
+                        failure = None if journalled else RestartNeeded(offset, 0, Answered(answer, None))
+                        break
+                    raise Answered(answer, ctx._error)
+                own = written
+                while own < len(journal):  # half the price of journal[written:]
+                    change = journal[own]
+                    data = change.value  # before ``origin`` is set: see sak/compiling.py
+                    change.origin = offset
+                    if data is not None and len(data) > limit:
+                        raise change_too_large(change, limit)
+                    own += 1
+            except (Exception, asyncio.CancelledError) as error:
+                failure = error if isinstance(error, Exception) else cancelled_inside(error)
+                break
+            finally:
+                ctx._closed = True
+            if ctx._timer_changes:
+                journal += timers.admitted(ctx._timer_changes, offset)
+            position, sent, written = position + 1, len(outputs), len(journal)  # at once, for interrupts' sake
+    finally:
+        if journalled:
+            store.end()
+            if len(journal) > written:
+                store.undo(journal[written:])
+        if position > start:
+            del outputs[sent:], journal[written:]
+            partition.watermark = records[position - 1].offset + 1
+            host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
+    return position, failure
+
+
+leaves.use(globals())

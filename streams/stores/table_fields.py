@@ -1,0 +1,51 @@
+"""The fields of ``Table``: what ``table_access`` reads at each call."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from streams.codecs import bare_decoder, bare_encoder, shortcut_of
+from streams.errors import DecodeError, StoreError
+from streams.protocols import Codec
+from streams.records import TopicPartition
+from streams.stores.engines import KeyValueEngine
+from streams.stores.journalled import JournalledBytes
+
+
+class TableFields(JournalledBytes):
+    """The base of ``Table``, beneath the leaf that has its ``get`` and ``put``."""
+
+    __slots__ = (
+        "_bare_decode_value",
+        "_bare_encode_key",
+        "_bare_encode_value",
+        "_check_nulls",
+        "_decode_key",
+        "_decode_value",
+        "_encode_key",
+        "_encode_value",
+        "_key_codec",
+        "_value_class",
+    )
+
+    def __init__(
+        self, partition: TopicPartition, engine: KeyValueEngine, key_codec: Codec[Any], value_codec: Codec[Any]
+    ) -> None:
+        super().__init__(partition, engine)
+        self._key_codec = key_codec
+        self._encode_key = key_codec.encode
+        self._decode_key = key_codec.decode
+        self._encode_value = value_codec.encode
+        self._decode_value = value_codec.decode
+        self._bare_encode_key = bare_encoder(key_codec)
+        self._bare_decode_value = bare_decoder(value_codec)
+        self._bare_encode_value, self._value_class, self._check_nulls = shortcut_of(value_codec)
+
+    def _decoded_value(self, data: bytes, key: object) -> Any:
+        try:
+            return self._decode_value(data)
+        except DecodeError as error:
+            raise DecodeError(f"state of {self.partition}, key {str(key)[:80]!r}: {error}") from error
+
+    def _refuse_null_key(self) -> NoReturn:
+        raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")

@@ -1,0 +1,208 @@
+"""Compiled leaves: found only where they fit, never in the way, and built in one step (``streams/sak/leaves.py``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from streams.sak import compiling, leaves
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_compiler = pytest.mark.skipif(bool(compiling.missing_tool()), reason=compiling.missing_tool())
+
+THINGS = """
+class Thing:
+    __slots__ = ("number", "other")
+
+    def __init__(self, number=1, other=2):
+        self.number = number
+        self.other = other
+"""
+LEAF = """
+from streams.sak import leaves
+from streams.things import Thing
+
+CLASSES = (Thing,)
+
+
+def total(things):
+    all = 0
+    for thing in things:
+        all += thing.number
+    return all
+
+
+def copy(thing):
+    thing.other = thing.number
+
+
+leaves.use(globals())
+"""
+TYPES = """
+@cython.locals(thing=Thing, all=Py_ssize_t)
+cpdef Py_ssize_t total(list things) except -1
+
+cpdef copy(Thing thing)
+"""
+USE = """
+from streams import leaf
+from streams.things import Thing
+from streams.sak.leaves import summary
+print(summary())
+print(type(leaf.total).__name__, leaf.total([Thing(2), Thing(3)]))
+def without(field):
+    thing = Thing()
+    delattr(thing, field)
+    return thing
+for call in (
+    lambda: leaf.total([Thing(), without("number")]),
+    lambda: leaf.total([Thing(), None]),
+    lambda: leaf.copy(without("number")),
+):
+    try:
+        call()
+    except AttributeError as error:
+        print(error)
+try:
+    leaf.copy(without("other"))
+except AttributeError as error:
+    print("cannot be set:", error)
+"""
+NO_NUMBER = "'Thing' object has no attribute 'number'"
+IN_PYTHON = ["function 5", NO_NUMBER, "'NoneType' object has no attribute 'number'", NO_NUMBER]
+COMPILED = ["cython_function_or_method 5", *IN_PYTHON[1:], "cannot be set: 'Thing' object has no attribute 'other'"]
+
+
+class Mini:
+    """A package with the real loader and builder, and one small leaf."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "streams"
+        (self.folder / "sak").mkdir(parents=True)
+        for name in ("sak/leaves.py", "sak/compiling.py"):
+            (self.folder / name).write_text((ROOT / "streams" / name).read_text())
+        for name, text in {"__init__.py": "", "sak/__init__.py": "", "things.py": THINGS, "leaf.py": LEAF}.items():
+            (self.folder / name).write_text(text)
+        (self.folder / "leaf.pxd").write_text(TYPES)
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        kept = {key: value for key, value in os.environ.items() if key != leaves.PLAIN_VARIABLE}
+        environment = {**kept, "PYTHONPATH": str(self.folder.parent), "CFLAGS": "-O0", **variables}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([sys.executable, *words], cwd=self.folder.parent, env=environment, **pipes)
+
+    def run(self, *words: str, **variables: str) -> list[str]:
+        process = self.start(*words, **variables)
+        text = process.communicate(timeout=60)[0]
+        assert process.returncode == 0, text
+        return text.splitlines()
+
+    def build(self, **variables: str) -> str:
+        return self.run("-m", "streams.sak.compiling", **variables)[-1]
+
+    def use(self, **variables: str) -> list[str]:
+        return self.run("-c", USE, **variables)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in ("__pycache__", "sak"))
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> Mini:
+    return Mini(tmp_path)
+
+
+def test_leaves_are_compiled_where_they_can_be() -> None:
+    """In this process, by the setup of ``make test``: else the gate would try the plain path only."""
+    if compiling.missing_tool() or os.environ.get(leaves.PLAIN_VARIABLE) == "1":
+        pytest.skip(compiling.missing_tool() or leaves.PLAIN_VARIABLE)
+    assert leaves.summary() == leaves.COMPILED, "make leaves"
+    assert len(leaves.names()) >= 1
+
+
+def test_without_a_built_file_all_runs_as_it_stands(mini: Mini) -> None:
+    assert mini.use() == ["plain Python (not built)", *IN_PYTHON]
+
+
+@needs_compiler
+def test_a_leaf_is_compiled_and_used_until_its_source_changes(mini: Mini) -> None:
+    sources = mini.files
+    assert "compiled streams.leaf (" in mini.build()
+    (built,) = set(mini.files) - set(sources)
+    assert mini.use() == ["compiled", *COMPILED]
+    assert mini.use(KES_PLAIN="1") == ["plain Python (KES_PLAIN=1)", *IN_PYTHON]
+    assert mini.run("-m", "streams.sak.compiling") == []  # nothing to do
+    with (mini.folder / "leaf.py").open("a") as file:
+        file.write("# changed\n")
+    assert mini.use() == ["plain Python (not built)", *IN_PYTHON]
+    mini.build()
+    (rebuilt,) = set(mini.files) - set(sources)
+    assert rebuilt != built
+    assert mini.use()[0] == "compiled"
+
+
+@needs_compiler
+def test_a_leaf_is_not_used_over_classes_that_changed(mini: Mini) -> None:
+    """Their source is not the leaf's, so the file is found: it looks itself."""
+    mini.build()
+    (mini.folder / "things.py").write_text(THINGS.replace('("number"', '("before", "number"'))
+    warning, state, *rest = mini.use()
+    assert "the field number of <class 'streams.things.Thing'> is not where it was" in warning
+    assert state.startswith("plain Python (the field number of ")
+    assert rest == IN_PYTHON
+    mini.build()
+    assert mini.use() == ["compiled", *COMPILED]
+
+
+def test_a_file_that_cannot_be_loaded_is_not_used(mini: Mini) -> None:
+    leaves.built_file(mini.folder / "leaf.py").write_text("no library")
+    warning, state, *rest = mini.use()
+    assert "runs as plain Python" in warning
+    assert state.startswith("plain Python (")
+    assert rest == IN_PYTHON
+
+
+@needs_compiler
+@pytest.mark.nightly
+def test_builds_at_the_same_time_do_not_disturb_each_other(mini: Mini) -> None:
+    sources = mini.files
+    builds = [mini.start("-m", "streams.sak.compiling") for _ in range(2)]
+    ended = [(build.communicate(timeout=60)[0], build.returncode) for build in builds]
+    assert [code for _, code in ended] == [0, 0], ended
+    assert len(set(mini.files) - set(sources)) == 1
+    assert mini.use()[0] == "compiled"
+
+
+def test_without_a_compiler_one_line_says_so(mini: Mini) -> None:
+    line = "leaves: {}: the toolkit runs in plain Python, which is complete and slower"
+    without_cython = (
+        "import sys; sys.modules['Cython'] = None; from streams.sak.compiling import main; sys.exit(main())"
+    )
+    assert mini.run("-c", without_cython) == [line.format("Cython is not installed")]
+    if compiling.missing_tool() != "Cython is not installed":
+        assert mini.run("-m", "streams.sak.compiling", CC="no-such-compiler") == [
+            line.format("there is no C compiler (no-such-compiler)")
+        ]
+
+
+@needs_compiler
+@pytest.mark.nightly
+@pytest.mark.parametrize(("compiled", "tag"), [("0", "py3-none-any"), ("1", "cp3")])
+def test_wheels_with_and_without_compiled_leaves(mini: Mini, tmp_path: Path, compiled: str, tag: str) -> None:
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--quiet", "--no-deps"]
+    environment = {**os.environ, "KES_COMPILED_WHEEL": compiled, "PYTHONPATH": str(ROOT)}
+    words = [*pip, "--wheel-dir", str(tmp_path / "dist"), str(ROOT)]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert f"-{tag}" in wheel.name
+    mini.folder = tmp_path / "installed" / "streams"
+    zipfile.ZipFile(wheel).extractall(mini.folder.parent)
+    (version,) = mini.run("-m", "streams", "--version")
+    assert version.endswith("hot path: compiled" if compiled == "1" else "hot path: plain Python (not built)")
