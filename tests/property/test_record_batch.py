@@ -62,13 +62,12 @@ def decoded(batch: Any, compression: Compression | None) -> list[Any]:
 @given(
     st.lists(outputs, max_size=30),
     st.sampled_from([100, 400, 20_000, 900_000]),
-    st.booleans(),
     st.sampled_from(["none", "gzip"]),
 )
-@example([Output("t", b"v", b"k", None, -1, 0, 0, 0)] * 200, 900_000, False, "none")
-def test_what_is_encoded_is_read(sent: list[Output], limit: int, alone: bool, codec: str) -> None:
+@example([Output("t", b"v", b"k", None, -1, 0, 0, 0)] * 200, 900_000, "none")
+def test_what_is_encoded_is_read(sent: list[Output], limit: int, codec: str) -> None:
     placements = {"t": Placement("t", PARTITIONS, limit)}
-    encoded = EncodedRecords(placements, 1_000_000, alone=alone)
+    encoded = EncodedRecords(placements, 1_000_000)
     half = encoded.add(sent, 0, START) if len(sent) < 2 else encoded.add(sent[: len(sent) // 2], 0, START)
     assert encoded.add(sent, half, START) == len(sent)
     found: dict[int, list[Any]] = {}
@@ -76,7 +75,6 @@ def test_what_is_encoded_is_read(sent: list[Output], limit: int, alone: bool, co
         assert topic == "t"
         for batch in batches:
             assert batch.size <= limit or batch.records == 1
-            assert batch.records == 1 or not alone
             records = decoded(batch, compression_of({"compression.type": codec}))
             assert len(records) == batch.records
             found.setdefault(partition, []).extend(records)
@@ -106,16 +104,15 @@ changes = st.builds(Change, key=st.binary(max_size=20), value=contents, type=st.
     st.sampled_from([100, 400, 900_000]),
     st.sampled_from([90, 9_000, 1_000_000]),
     st.sampled_from([0, 9, -9, 9_000]),
-    st.booleans(),
 )
-@example([Change(b"k%d" % number, b"v") for number in range(9_000)], 900_000, 1_000_000, 0, False)
-@example([Change(b"k", b"v")] * 3 + [Change(b"k", 7)] * 2, 900_000, 1_000_000, 0, False)  # type: ignore[arg-type]
+@example([Change(b"k%d" % number, b"v") for number in range(9_000)], 900_000, 1_000_000, 0)
+@example([Change(b"k", b"v")] * 3 + [Change(b"k", 7)] * 2, 900_000, 1_000_000, 0)  # type: ignore[arg-type]
 def test_changes_are_encoded_as_their_records_are(
-    sent: list[Change], limit: int, message_limit: int, later_ms: int, alone: bool
+    sent: list[Change], limit: int, message_limit: int, later_ms: int
 ) -> None:
     """Byte for byte, up to the first that is refused, and found again by their positions."""
     placements = {"c": Placement("c", PARTITIONS, limit)}
-    one, other = (EncodedRecords(placements, message_limit, alone=alone) for _ in range(2))
+    one, other = (EncodedRecords(placements, message_limit) for _ in range(2))
     records = [changelog_record("c", 1, change) for change in sent]
     half = one.add(records[: len(records) // 2], 0, START)
     assert other.add_changes("c", 1, sent[: len(sent) // 2], 0, START) == half

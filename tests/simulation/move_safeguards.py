@@ -61,12 +61,12 @@ def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, 
     return _misread(self, original, partition, when, for_my_name)
 
 
-@instead(Replicas, "take", "marker: generation", "pendulum", seed=190)
+@instead(Replicas, "take", "marker: generation", "pendulum", seed=643)
 def old_markers_count_too(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
 
-@instead(claims, "_place", "transit", "overtaken", seed=102)
+@instead(claims, "_place", "transit", "overtaken", seed=386)
 def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owner: Any, expecting: Any) -> Any:
     return original(read, partition, owner, None)
 

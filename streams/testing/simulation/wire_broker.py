@@ -38,6 +38,10 @@ _STRUCK: Final = {
 _AT_A_LEADER: Final = {Strike.ABORTABLE: 120, Strike.MOVED: 6, Strike.NOT_YET: 19}
 _CONCURRENT, _NOT_LEADER, _NOT_COORDINATOR, _FENCED_AT_A_LEADER = 51, 6, 16, 47
 _OUT_OF_ORDER, _DUPLICATE, _NOT_ENLISTED, _TOO_LARGE = 45, 46, 48, 10
+_REFUSED: Final = {32: "Timestamp is out of range", 87: "the record is not valid"}  # by their codes
+    32: "Timestamp is out of range",
+    87: "the record is not valid",
+}  # by the code: what is said of a record
 _REQUESTS: Final[list[Any]] = [
     kafka_python.ApiVersionsRequest,
     kafka_python.DescribeConfigsRequest,
@@ -257,7 +261,7 @@ class WireBroker:
                 errors = []
                 if index is not None:
                     at_fault = of.PartitionProduceResponse.BatchIndexAndErrorMessage
-                    errors = [at_fault(batch_index=index, batch_index_error_message="this one")]
+                    errors = [at_fault(batch_index=index, batch_index_error_message=_REFUSED[code])]
                 parts.append(
                     of.PartitionProduceResponse(
                         index=part.index, error_code=code, base_offset=0, record_errors=errors, error_message=None
