@@ -39,9 +39,6 @@ _AT_A_LEADER: Final = {Strike.ABORTABLE: 120, Strike.MOVED: 6, Strike.NOT_YET: 1
 _CONCURRENT, _NOT_LEADER, _NOT_COORDINATOR, _FENCED_AT_A_LEADER = 51, 6, 16, 47
 _OUT_OF_ORDER, _DUPLICATE, _NOT_ENLISTED, _TOO_LARGE = 45, 46, 48, 10
 _REFUSED: Final = {32: "Timestamp is out of range", 87: "the record is not valid"}  # by their codes
-    32: "Timestamp is out of range",
-    87: "the record is not valid",
-}  # by the code: what is said of a record
 _REQUESTS: Final[list[Any]] = [
     kafka_python.ApiVersionsRequest,
     kafka_python.DescribeConfigsRequest,
