@@ -51,7 +51,7 @@ def test_outputs_that_have_lost_a_field_are_added_up_alike(lost: str) -> None:
     assert outcome(admission.size_of_outputs, made) == outcome(PLAIN.size_of_outputs, made)
 
 
-@pytest.mark.parametrize("foreign", [None, 7, object()], ids=str)
+@pytest.mark.parametrize("foreign", [None, 7, object()], ids=["none", "number", "object"])
 def test_what_is_no_record_is_refused(foreign: Any) -> None:
     for call in (lambda: admission.size_of_changes([foreign], {}), lambda: admission.size_of_outputs([foreign])):
         with pytest.raises((TypeError, AttributeError)):

@@ -135,7 +135,9 @@ def test_topics_that_have_lost_a_field_end_the_hot_path(field: str) -> None:
     assert row_encoder.add_outputs(known, encoded_headers, sent, 0, NOW, 900_000) == 1
 
 
-@pytest.mark.parametrize("foreign", [None, "text", object(), Change(b"k", b"v")], ids=str)
+@pytest.mark.parametrize(
+    "foreign", [None, "text", object(), Change(b"k", b"v")], ids=["none", "text", "object", "change"]
+)
 def test_what_is_no_record_ends_the_hot_path(foreign: Any) -> None:
     sent = [Output("t", b"v", b"k", None, 0, 0, 0, 0), foreign]
     assert row_encoder.add_outputs(topics(NOW, 100_000), encoded_headers, sent, 0, NOW, 900_000) == 1
