@@ -23,7 +23,8 @@ from typing import Any, Final
 MOST_KINDS: Final = 500
 """Kinds of lines that are counted at one time. Beyond, the oldest count ends."""
 
-_OURS: Final = str(Path(__file__).parent) + os.sep
+_PACKAGE: Final = __name__.partition(".")[0]
+_FOLDER: Final = str(Path(__file__).parent) + os.sep
 _RUNS_US: Final = {"anyio", "asyncio", "concurrent", "contextlib", "runpy", "stamina", "tenacity", "threading"}
 _KNOWN: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "worker", "repeats"}
 
@@ -40,9 +41,18 @@ def exception_info(error: BaseException) -> Trace:
     return type(error), error, trace or error.__traceback__
 
 
+def is_ours(frame: FrameType) -> bool:
+    """Check whether this package has the function. Compiled ones name no file that is there; ``python -m`` hides the
+    module's name."""
+    return _package_of(frame) == _PACKAGE or frame.f_code.co_filename.startswith(_FOLDER)
+
+
 def _is_machinery(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__", ""))
-    return frame.f_code.co_filename.startswith(_OURS) or module.partition(".")[0] in _RUNS_US
+    return is_ours(frame) or _package_of(frame) in _RUNS_US
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class JsonFormatter(logging.Formatter):

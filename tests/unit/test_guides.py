@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import pickle
 import re
 import sys
@@ -159,9 +158,8 @@ def test_a_batch_handler_is_one_in_other_processes_too() -> None:
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> list[types.ModuleType]:
+def modules(monkeypatch: pytest.MonkeyPatch, quiet: None) -> list[types.ModuleType]:
     """The files of the page; a block without a name of a file goes on with the one before."""
-    logging.getLogger("streams").setLevel(logging.CRITICAL)
     found: list[types.ModuleType] = []
     for block in blocks("guides/testing"):
         named = re.match(r"# (\w+)\.py\n", block)

@@ -8,11 +8,11 @@ the place that the letter names.
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 from typing import Final, Literal
 
 from streams.core.policy import text_of
 from streams.core.timers import Timer
+from streams.logs import is_ours
 from streams.records import RECORD_OVERHEAD, Headers, IncomingRecord, Output, record_size
 from streams.runtime.partition.failures import reason_of
 
@@ -33,7 +33,6 @@ PARTS: tuple[Part, ...] = "headers", "value", "key"
 """The parts that can be left out, in this order."""
 
 _TRACE: Final = PREFIX + "trace"
-_TOOLKIT: Final = str(Path(__file__).parents[2]) + "/"
 
 
 class DeadLetter(Output, gc=False):
@@ -133,5 +132,5 @@ def dead_letter(
 def short_trace(error: BaseException) -> str:
     """Return the frames of the user's code that the error came through, without the toolkit's own; ``""`` if there are
     none. The last ``LONGEST_TRACE`` characters of it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_TOOLKIT)]
-    return "".join(traceback.format_list(frames)).rstrip()[-LONGEST_TRACE:]
+    frames = ((frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_ours(frame))
+    return "".join(traceback.StackSummary.extract(frames).format()).rstrip()[-LONGEST_TRACE:]
