@@ -63,7 +63,7 @@ SECTIONS: Final = (
             ),
             "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
             "client_settings": (
-                "settings of librdkafka, such as TLS and SASL. Shown by name only: values may be secrets"
+                "settings by librdkafka's names, such as TLS and SASL. Shown by name only: values may be secrets"
             ),
             "source_bootstrap_servers": (
                 "[the cluster of the source topic](../guides/moves.md#a-source-on-another-cluster), when it is "
