@@ -30,11 +30,8 @@ from streams.runtime.partition.unit import Unit
 
 _log = logging.getLogger(__name__)
 
-WAYS_ON: Final = (
-    ". To go on, repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP; or stop "
-    "all members and pass this record: kes skip MODULE:SOURCE "
-)
-"""For a record that cannot be read, before its place: a restart alone does not help."""
+_REPAIR: Final = "repair the handler and deploy it"
+_REPAIR_CLASS: Final = "repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
 
 Handle = Callable[[EventContext[Any]], Any]
 """The function of an event, or of an interjection, on its context. May be asynchronous."""
@@ -258,8 +255,12 @@ class Execution:
             _log.error("%s", text, exc_info=traced)
             host.exit_now(f"{text}; {decision.value}")
         if decision is Decision.STOP:
-            ways_on = f"{WAYS_ON}{record.partition}@{record.offset}" if route is None else ""
-            raise EventFailure(f"{text}; the source stops, and the next start meets it again{ways_on}") from error
+            text += "; the source stops, and the next start meets it again. To go on, "
+            text += _REPAIR_CLASS if route is None else _REPAIR
+            if timer is None:
+                passed = f"kes skip MODULE:SOURCE {record.partition}@{record.offset}"
+                text += f"; or stop all members and pass this record: {passed}"
+            raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
         ctx = self.context(None if timer is not None else record, timer=timer)
         if decision is Decision.DEAD_LETTER:
