@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from streams.core import claims
-from streams.core.group_member import GroupMember, Holdings
+from streams.core.group_member import Holdings
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut
 from streams.group import Order
@@ -20,7 +20,7 @@ from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.partition.worker import PartitionWorker
 from streams.testing.simulation.broker import Broker, LogEntry
 
-from .safeguards import Patch, instead, missed, nothing
+from .safeguards import Patch, instead, missed
 
 Fits = Callable[[Replica], bool]
 
@@ -125,12 +125,6 @@ async def foreign_records_answer_a_look_up(
     plain.offset = cut.offset
     answer: bool = await original(self, partition, plain, serial)
     return answer
-
-
-@missed("section 8", "laggards", seed=2105)
-def late_answers_end_other_barriers(patch: Patch) -> None:
-    patch.setattr(GroupMember, "_is_answer", lambda self, incarnation, _: incarnation == self.snapshot.incarnation)
-    patch.setattr(GroupMember, "end_barrier", nothing)
 
 
 @missed("copies", "slow_restores", "evictions", seed=58)

@@ -137,6 +137,7 @@ def test_a_barrier_opens_when_all_is_released() -> None:
 
 @pytest.mark.parametrize(("incarnation", "generation"), [(1, 1), (0, 2), (0, 0)])
 def test_an_answer_to_another_barrier_releases_nothing(incarnation: int, generation: int) -> None:
+    """No world of the simulation misses this check any more: settlements are too quick for such late answers."""
     member = member_of(1)
     member.begin_barrier(frozenset({1}))
     member.released([1], incarnation, generation)
