@@ -352,7 +352,7 @@ def test_the_page_tells_what_was_found(tmp_path: Path) -> None:
     assert "| engine | 225,000 (180,000; 270,000) | 0.90 (0.90; 0.90) |" in text
     assert "* engine: 2 outputs out of turn \\| at &lt;once>" in text
     assert 'Made by `make bench ARGS="drain latency"`: 6 runs' in text
-    assert "| drain, to `handwritten:events=5000` | at least 1 | 0.90 (0.90; 0.90) | **no** |" in text
+    assert "| drain, to `handwritten:events=5000` | at least 1.2 | 0.90 (0.90; 0.90) | **no** |" in text
     assert "| p99 at 2,000/s | at most 30 ms | 21.5 (21.0; 22.0) ms | yes |" in text
     assert "* Live events in few and in many partitions: `make bench ARGS=live`" in text.partition("## Not measured")[2]
     (tmp_path / "results.md").unlink()
@@ -379,7 +379,7 @@ def test_aims_are_measured_against_the_best_of_a_peer_and_a_loop_of_as_many_slot
     aims = [*aims_of_drains([drained(name, 1, rate) for name, rate in rates.items()])]
     aims += aims_of_async([drained(name, 1, rate) for name, rate in slots.items()])
     found = {aim.what: (aim.found, aim.is_met) for aim in aims}
-    assert found[f"drain, to `{REFERENCE}`"] == ("1.11", True)
+    assert found[f"drain, to `{REFERENCE}`"] == ("1.11", False)
     assert found["drain, to `kafka-streams:commit_ms=20`"] == ("1.25", False)
     assert found["async work, `scheduler:slots=8` to `loop:slots=8`"] == ("0.90", True)
     assert found["async work, `concurrency:slots=64` to `loop:slots=64`"] == ("0.50", False)
