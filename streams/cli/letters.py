@@ -179,7 +179,8 @@ class LetterBox:
         def take(number: int, records: list[IncomingRecord]) -> None:
             progress.reached(number, records)
             for record in records:
-                if not (record.key or b"").startswith(RESERVED_KEY_PREFIX):
+                # A letter has headers, a mark has none: the key of a letter is the record's own, also a reserved one.
+                if record.headers or not (record.key or b"").startswith(RESERVED_KEY_PREFIX):
                     receive(Letter(record, behind[number], record.offset in settled[number]))
                     behind[number] = record.offset + 1
 

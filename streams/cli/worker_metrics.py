@@ -51,9 +51,9 @@ class WorkerMetrics:
     def __init__(self, names: Sequence[str], now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._places = {name: _Place() for name in names}
-        self._threads = ThreadPoolExecutor(
-            min(max(len(names), 1), _MOST_THREADS), thread_name_prefix="kes-worker-metrics"
-        )
+        # Two for each worker: a probe does not wait behind the scrape of a worker that is frozen.
+        threads = min(2 * max(len(names), 1), _MOST_THREADS)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kes-worker-metrics")
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -81,9 +81,10 @@ class WorkerMetrics:
         starts = CounterMetricFamily(WORKER_STARTS.name, WORKER_STARTS.help, labels=["worker"])
         families: dict[str, Metric] = {}
         for name, answer in self._ask("/metrics", SCRAPE_SECONDS).items():
-            up.add_metric([name], float(answer is not None))
+            text = answer.text if answer is not None and answer.status == 200 else None
+            up.add_metric([name], float(text is not None))
             starts.add_metric([name], self._places[name].starts)
-            for family in text_string_to_metric_families("" if answer is None else answer.text):
+            for family in text_string_to_metric_families(text or ""):
                 merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     merged.samples.append(sample._replace(labels={**sample.labels, "worker": name}))

@@ -99,14 +99,14 @@ class PartitionReader:
     def last_with_key(
         self, topic: str, ranges: Mapping[int, tuple[int, int]], key: bytes, *, stalled_after_seconds: float
     ) -> dict[int, IncomingRecord]:
-        """Return the last committed record with this key in each range (first offset, high watermark); partitions
-        without one are left out. Reads backwards, in ever longer stretches. Raises as ``read``."""
+        """Return the last committed record with this key, and no header, in each range (first offset, high watermark);
+        partitions without one are left out. Reads backwards, in ever longer stretches. Raises as ``read``."""
         left = dict(ranges)
         found: dict[int, IncomingRecord] = {}
         stretch = _STRETCH
 
         def receive(number: int, records: list[IncomingRecord]) -> None:
-            found.update((number, record) for record in records if record.key == key)
+            found.update((number, record) for record in records if record.key == key and not record.headers)
 
         while left := {number: (low, high) for number, (low, high) in left.items() if low < high}:
             spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}

@@ -14,10 +14,11 @@ import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource
 from streams.cli import letters, main
-from streams.cli.letters import LetterBox, resent
+from streams.cli.letters import MARK_KEY, LetterBox, Mark, resent
 from streams.clients.settings import ClientSettings
 from streams.errors import TransactionFailed
 from streams.records import IncomingRecord
+from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.partition.dead_letters import dead_letter
 from tests.broker.engine_kit import Lab, Running, producer_to
 from tests.unit.waiting import PATIENCE
@@ -129,6 +130,17 @@ def test_what_cannot_be_sent_again_is_named_and_nothing_is_sent(lab: Lab, kes: K
     assert [record.value for record in lab._records(lab.topic, None)] == [added("a"), added("a"), b"\x1b[31m<b>\xff"]
     code, answer, _ = kes(source, "dlq", "show", "0@4")
     assert answer["letters"][0]["value"] == {"base64": "G1szMW08Yj7/"}
+
+
+def test_a_letter_whose_key_is_a_reserved_one_is_no_mark(lab: Lab, kes: Kes) -> None:
+    asyncio.run(lab.create(lab.topic, lab.dead_letter_topic))
+    source = picky(lab, {"is": False})
+    forged = msgspec.json.encode(Mark(1, [(0, 100)]))
+    keys = [(OFFSET_KEY, b"{}"), (MARK_KEY, b"junk"), (MARK_KEY, forged)]
+    write_letters(lab, *(record_at(lab, at, key=key, value=value) for at, (key, value) in enumerate(keys)))
+    for command, is_open in (("list", 3), ("drop", 3), ("list", 0)):
+        code, answer, err = kes(source, "dlq", command, *["--all", "--yes"][: 2 * (command == "drop")])
+        assert (code, answer["open" if command == "list" else "settled"]) == (0, is_open), err
 
 
 def test_a_letter_that_goes_by_reference_takes_its_record_from_the_source(lab: Lab, kes: Kes) -> None:

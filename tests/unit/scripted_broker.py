@@ -79,6 +79,8 @@ class ScriptedBroker:
         self._servers: list[asyncio.Server] = []
         self._ports: list[int] = []
         self._epoch = -1
+        self._living = list(range(brokers))
+        self._writers: list[tuple[int, asyncio.StreamWriter]] = []
 
     async def __aenter__(self) -> ScriptedBroker:
         for number in range(self._count):
@@ -104,7 +106,16 @@ class ScriptedBroker:
         """The names of the requests of these kinds, in order."""
         return [name for _, name, _ in self.requests if name in apis]
 
+    def kill(self, number: int) -> None:
+        """End a broker: the others lead its partitions, and metadata do not list it any more."""
+        self._living.remove(number)
+        self._servers[number].close()
+        for at, writer in self._writers:
+            if at == number:
+                writer.close()
+
     async def _serve(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append((number, writer))
         try:
             while True:
                 frame = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
@@ -159,7 +170,7 @@ class ScriptedBroker:
             partitions = [
                 MetadataResponse.MetadataResponseTopic.MetadataResponsePartition(
                     partition_index=n,
-                    leader_id=n % self._count,
+                    leader_id=self._living[n % len(self._living)],
                     leader_epoch=0,
                     replica_nodes=[],
                     isr_nodes=[],
@@ -175,6 +186,7 @@ class ScriptedBroker:
         brokers = [
             MetadataResponse.MetadataResponseBroker(node_id=n, host="127.0.0.1", port=port)
             for n, port in enumerate(self._ports)
+            if n in self._living
         ]
         return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=0, topics=topics)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streams.cli.worker_metrics import SILENT_SECONDS, WorkerMetrics
@@ -155,6 +156,17 @@ def worker() -> Any:
     server = HttpServer("127.0.0.1:0", lambda *_: [], {"/live": lambda query: said["live"], "/ready": ready})
     with server:
         yield server, said, queries
+
+
+def test_a_worker_whose_metrics_fail_is_down_and_takes_no_other_ones_away() -> None:
+    def failing(_environ: Any, start: Any) -> list[bytes]:
+        start("500 Internal Server Error", [])
+        return [b"A server error occurred."]
+
+    board = WorkerMetrics(["w-0"])
+    with HttpServer("127.0.0.1:0", failing, {}) as server:
+        board.noted({"event": "serving", "worker": "w-0", "port": server.port})
+        assert b'kes_worker_up{worker="w-0"} 0.0' in generate_latest(board.registry)
 
 
 def test_the_probes_of_the_supervisor(worker: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from streams.clients.producing import answers, encoded_transaction
 from streams.clients.producing import cluster as cluster_module
 from streams.clients.producing import transactions as transactions_module
 from streams.clients.producing.cluster import Cluster
@@ -102,6 +103,56 @@ async def test_a_topic_that_nobody_answers_for_ends_the_wait() -> None:
         with pytest.raises(TransactionFailed, match="no metadata of later") as failed:
             await encoded(slot, output(1, topic="later"))
         assert failed.value.kind == "unknown"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_leader_that_dies_between_transactions_is_replaced_within_the_next_one(version: int) -> None:
+    async with ScriptedBroker(brokers=2, transaction_version=version) as broker, opened(broker) as slot:
+        await transact(slot)
+        broker.kill(1)
+        async with asyncio.timeout(5):
+            while all(connection.lost is None for connection in slot._connections.values()):
+                await asyncio.sleep(0)
+        await transact(slot)
+
+
+async def test_reopening_looks_for_the_leaders_of_all_topics_in_use() -> None:
+    async with ScriptedBroker(brokers=2, topics={"t": 4, "changelog": 4}) as broker, opened(broker) as slot:
+        broker.kill(1)
+        await slot.reopen(["changelog"])
+        assert slot._cluster.leaders == {"t": [0] * 4, "changelog": [0] * 4}
+
+
+@pytest.mark.parametrize("code", [-1, 5, 41])
+async def test_a_topic_that_cannot_be_used_for_any_reason_blocks(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(encoded_transaction, "UNKNOWN_SECONDS", 0.1)
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("Metadata", *[code] * 1000)
+        with pytest.raises(RecordsRefused, match=rf"\(missing: {answers.described(code)}\)") as failed:
+            await encoded(slot, output(1, topic="missing"))
+        assert failed.value.kind == "blocked"
+
+
+async def test_the_newest_reason_why_a_topic_cannot_be_used_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded_transaction, "UNKNOWN_SECONDS", 0.1)
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("Metadata", 5)
+        with pytest.raises(RecordsRefused, match="missing: .*create the topic"):
+            await encoded(slot, output(1, topic="missing"))
+
+
+async def test_a_periodic_refresh_that_was_cut_off_is_made_again() -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        slot._cluster._refreshed_at -= cluster_module.REFRESH_SECONDS + 1
+        slot._cluster.refresh_if_old()
+        slot.abandon()  # of any slot
+        await asyncio.sleep(0)
+        assert broker.asked("Metadata") == ["Metadata"]
+        slot._cluster.refresh_if_old()
+        async with asyncio.timeout(5):
+            while slot._cluster._refreshed_at < asyncio.get_running_loop().time() - 10:
+                await asyncio.sleep(0.01)
+        assert broker.asked("Metadata") == ["Metadata"] * 2
 
 
 async def test_brokers_that_take_older_versions_get_those() -> None:

@@ -100,5 +100,6 @@ def refused_record(topic: str, partition: int, code: int, reason: str, output: O
         code == KafkaError.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
     )
     where = topic if partition < 0 else f"{topic}[{partition}]"
-    text = f"{where}: {reason or error.str()}" + ("" if is_own else f": {BLOCKED[code]}")
+    advice = "" if is_own else BLOCKED.get(code, "")  # a topic may be unusable by any code of its metadata
+    text = f"{where}: {reason or described(code)}" + (f": {advice}" if advice else "")
     return RefusedRecord(topic, error.name(), text, is_own, output)

@@ -67,19 +67,19 @@ class Cluster:
     async def refresh(self, topics: Collection[str]) -> None:
         """Fetch the metadata of topics. Raises ``LostConnection``."""
         request = kafka_python.MetadataRequest
+        has_all = self.placements.keys() <= set(topics)
         named = [request.MetadataRequestTopic(name=topic) for topic in topics]
         answer = await self._ask(request(topics=named, allow_auto_topic_creation=False), _METADATA)
         self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for topic in answer.topics:
             self._note(topic.name, topic.error_code, topic.partitions)
+        if has_all:
+            self._refreshed_at = asyncio.get_running_loop().time()
 
     def refresh_if_old(self) -> None:
         """Fetch everything again, in the background, if it is old."""
-        now = asyncio.get_running_loop().time()
-        if now - self._refreshed_at > REFRESH_SECONDS:
-            self._refreshed_at = now
-            if self.placements:
-                self._look("", list(self.placements))
+        if self.placements and asyncio.get_running_loop().time() - self._refreshed_at > REFRESH_SECONDS:
+            self._look("", list(self.placements))
 
     def look_for(self, topic: str) -> None:
         """Fetch the metadata of a topic that is not known yet, in the background, some times a second."""
@@ -181,7 +181,8 @@ class Cluster:
         self._wanted.pop(topic, None)
         if not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
-                self._unknown.setdefault(topic, (code or KafkaError.UNKNOWN_TOPIC_OR_PART, now))
+                since = self._unknown.get(topic, (0, now))[1]
+                self._unknown[topic] = (code or KafkaError.UNKNOWN_TOPIC_OR_PART, since)
             return
         self._unknown.pop(topic, None)
         leaders = [-1] * (max((entry.partition_index for entry in partitions), default=-1) + 1)

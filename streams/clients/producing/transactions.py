@@ -99,13 +99,14 @@ class WireSlot:
     async def reopen(self, topics: Collection[str], *, may_open: Callable[[], Awaitable[None]] | None = None) -> None:
         """Take the transactional id: what it left open is aborted, and who used it is fenced, when this returns.
 
-        ``topics``: whose metadata are fetched before. ``may_open``: awaited right before the id is taken.
+        ``topics``: whose metadata are fetched before, beside those of the topics in use. ``may_open``: awaited right before the id is taken.
         """
         if self._under_way:  # cancelled, and not over yet
             self.abandon()
         self.is_open = False
         async with self._bounded("list_topics", self._timeout):
-            await self._cluster.refresh(topics)
+            # Of all topics that are known, too: a leader that died is replaced by new metadata only.
+            await self._cluster.refresh({*topics, *self._cluster.placements})
             self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
             await self._connections.get(self._coordinator)
             if self._group_id:
@@ -267,6 +268,8 @@ class WireSlot:
                 if meaning in _AGAIN and not missing:
                     again.append(part)
                     self._last_answer = answers.described(answer.code, part.name)
+                    if answer.message:
+                        self._last_answer += f": {answer.message}"
                     look = look or meaning is Meaning.AGAIN_LEADER
                 elif meaning in (Meaning.REFUSED, Meaning.BLOCKED) or missing:
                     refused += await self._refused_of(records, part, answer)
@@ -298,7 +301,16 @@ class WireSlot:
                 failed[part.topic, part.partition] = messages.PartitionError(KafkaError.LEADER_NOT_AVAILABLE, "", ())
             else:
                 by_broker.setdefault(leader, []).append(part)
-        connections = [await self._connections.get(node) for node in by_broker]
+        connections = []
+        for node, own in list(by_broker.items()):
+            try:
+                connections.append(await self._connections.get(node))
+            except LostConnection as lost:
+                if lost.code != "_TRANSPORT":
+                    raise
+                # Nothing was sent: a partition whose leader has died gets another one.
+                answer = messages.PartitionError(KafkaError.LEADER_NOT_AVAILABLE, str(lost), ())
+                failed |= {(part.topic, part.partition): answer for part in by_broker.pop(node)}
         group = None if offsets is None else await self._connections.get(self._group_coordinator)
         # Nothing is awaited from here until all requests are made: the offsets go under the newest metadata.
         commit = [] if offsets is None else offsets.request(self._who, self._group_id)
