@@ -137,7 +137,7 @@ async def test_the_newest_reason_why_a_topic_cannot_be_used_counts(monkeypatch: 
     monkeypatch.setattr(encoded_transaction, "UNKNOWN_SECONDS", 0.1)
     async with ScriptedBroker() as broker, opened(broker) as slot:
         broker.answer("Metadata", 5)
-        with pytest.raises(RecordsRefused, match="missing: .*create the topic"):
+        with pytest.raises(RecordsRefused, match=r"missing: .*create the topic"):
             await encoded(slot, output(1, topic="missing"))
 
 

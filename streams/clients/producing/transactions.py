@@ -99,7 +99,8 @@ class WireSlot:
     async def reopen(self, topics: Collection[str], *, may_open: Callable[[], Awaitable[None]] | None = None) -> None:
         """Take the transactional id: what it left open is aborted, and who used it is fenced, when this returns.
 
-        ``topics``: whose metadata are fetched before, beside those of the topics in use. ``may_open``: awaited right before the id is taken.
+        ``topics``: whose metadata are fetched before, beside those of the topics in use. ``may_open``: awaited right
+        before the id is taken.
         """
         if self._under_way:  # cancelled, and not over yet
             self.abandon()
@@ -302,7 +303,7 @@ class WireSlot:
             else:
                 by_broker.setdefault(leader, []).append(part)
         connections = []
-        for node, own in list(by_broker.items()):
+        for node in list(by_broker):
             try:
                 connections.append(await self._connections.get(node))
             except LostConnection as lost:
