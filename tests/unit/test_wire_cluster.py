@@ -52,6 +52,19 @@ async def test_partitions_that_are_added_are_used_by_the_next_transaction() -> N
         assert max(partition for _, partition, _ in (await encoded(slot, *outputs)).encoded.parts()) > 4
 
 
+async def test_a_partition_that_was_just_added_is_looked_for_before_a_record_is_refused() -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        await transact(slot)
+        broker.topics["t"] = 6
+        with pytest.raises(TransactionFailed, match="sent again") as failed:
+            await transact(slot, [output(1, 5)])
+        assert failed.value.kind == "abortable"
+        await transact(slot, [output(1, 5)])
+        del broker.topics["t"]
+        with pytest.raises(RecordsRefused, match=r"t\[6\], key .*: the topic has 6 partitions"):
+            await transact(slot, [output(1, 6)])
+
+
 async def cancelled_flush(broker: ScriptedBroker, slot: WireSlot) -> asyncio.Task[None]:
     """Cancel a flush whose Produce was sent; it has not noticed yet."""
     broker.answer("Produce", MUTE)

@@ -50,6 +50,8 @@ class Cluster:
         """The topics that are known, for encoding."""
         self.leaders: dict[str, list[int]] = {}
         """The leader of each partition; -1: none."""
+        self.noted_at: dict[str, float] = {}
+        """The loop's time of the newest metadata of each topic."""
         self._unknown: dict[str, tuple[int, float]] = {}
         self._wanted: dict[str, float] = {}
         self._look_failure: LostConnection | None = None
@@ -179,6 +181,7 @@ class Cluster:
     def _note(self, topic: str, code: int, partitions: Sequence[Any]) -> None:
         now = asyncio.get_running_loop().time()
         self._wanted.pop(topic, None)
+        self.noted_at[topic] = now
         if not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
                 since = self._unknown.get(topic, (0, now))[1]

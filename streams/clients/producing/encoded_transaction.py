@@ -15,7 +15,7 @@ from streams.clients.producing.answers import Meaning
 from streams.clients.producing.cluster import UNKNOWN_SECONDS, Cluster
 from streams.clients.producing.record_batch import EncodedRecords, in_bytes
 from streams.errors import RecordsRefused, TransactionFailed
-from streams.records import Change, Output, RefusedRecord, changelog_record
+from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
 
 _LOOK_SECONDS: Final = 0.001
 
@@ -56,22 +56,26 @@ class EncodedTransaction:
 
     async def add(self, output: Output) -> None:
         """Encode one record. Waits and raises as ``complete`` does."""
-        record = in_bytes(output)
+        record, since = in_bytes(output), asyncio.get_running_loop().time()
         while not self.encoded.add([record], 0, self._cluster.now_ms()):
-            self._check(record, output)
+            self._check(record, output, since)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def _check(self, record: Output, output: Output) -> None:
-        """Return if a record is not taken because its topic is not known yet, and look for the topic; else raise."""
+    def _check(self, record: Output, output: Output, since: float) -> None:
+        """Return if a record is not taken because its topic is not known yet, or not as it is ``since`` then, and look
+        for the topic; else raise."""
         topic, cluster = output.topic, self._cluster
         refusal = self.encoded.refusal(record)
         if refusal is not None:
             refused = RefusedRecord(topic, "REFUSED", str(refusal), True, output)
             raise RecordsRefused("produce", [refused]) from refusal
         known = cluster.placements.get(topic)
-        if known is not None and output.partition < known.count:
-            # Partitions were added since the transaction began; or no part is at fault alone.
-            raise TransactionFailed("produce", "_UNKNOWN_PARTITION", "abortable", f"{topic}: sent again")
+        if known is not None:
+            if output.partition < known.count:
+                # Partitions were added since the transaction began; or no part is at fault alone.
+                raise TransactionFailed("produce", "_UNKNOWN_PARTITION", "abortable", f"{topic}: sent again")
+            if cluster.noted_at[topic] >= since:
+                raise RecordsRefused("produce", [_beyond(record, output, known.count)])
         unknown = cluster.unknown_since(topic)
         cluster.look_for(topic)
         if unknown is not None:
@@ -79,3 +83,9 @@ class EncodedTransaction:
             if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
                 raise RecordsRefused("produce", [answers.refused_record(topic, -1, code, "", output)])
         cluster.check_patience(topic, self._timeout)
+
+
+def _beyond(record: Output, output: Output, count: int) -> RefusedRecord:
+    where = f"{record.topic}[{record.partition}], key {shown_key(record.key)}"
+    reason = f"{where}: _UNKNOWN_PARTITION: the topic has {count} partitions"
+    return RefusedRecord(output.topic, "REFUSED", reason, True, output)

@@ -110,7 +110,7 @@ class EncodedRecords:
     def _add_any(self, output: Output, now_ms: int) -> bool:
         """Encode one record, whatever it is like; return whether it is taken."""
         topic = self._topic(output.topic)
-        if topic is None or self.refusal(output) is not None:
+        if topic is None or self.refusal(output) is not None or output.partition >= topic.placement.count:
             return False
         partition = output.partition
         if partition == -1:
@@ -162,12 +162,8 @@ class EncodedRecords:
                 f"{where}, key {shown_key(key)}: MSG_SIZE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
                 f"{self._message_limit}"
             )
-        known = self._topics.get(topic)
-        placement = self._placements.get(topic) if known is None else known.placement
-        if placement is not None and not -1 <= output.partition < placement.count:
-            return RecordRefused(
-                f"{where}, key {shown_key(key)}: _UNKNOWN_PARTITION: the topic has {placement.count} partitions"
-            )
+        if output.partition < -1:
+            return RecordRefused(f"{where}, key {shown_key(key)}: _UNKNOWN_PARTITION: partitions count from 0")
         return None
 
     def parts(self) -> Iterator[tuple[str, int, list[Batch]]]:
