@@ -9,6 +9,7 @@ import pytest
 
 from streams.clients.group_wire import group_metadata
 from streams.clients.producing.transactions import WireSlot
+from streams.core.recovery import Patience
 from streams.errors import RecordsRefused, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output, RefusedRecord
@@ -328,6 +329,26 @@ async def test_a_record_that_is_too_large_for_its_topic_is_named(known: bool) ->
             found = [refused for refused in await refused_by(slot, *outputs) if refused.output is not None]
         assert [refused.output for refused in found] == [outputs[3] if known else outputs[0]]
         assert (len(broker.asked("Produce")) == 1) == known
+
+
+async def test_the_smallest_limit_is_found_in_few_attempts_where_it_may_not_be_read() -> None:
+    def limited(answer: Any) -> None:
+        sent = broker.requests[-1][2].topic_data[0].partition_data[0].records
+        answer.responses[0].partition_responses[0].error_code = 10 if len(sent) > 1_000 else 0
+
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("DescribeConfigs", *[29] * 20)
+        broker.answer("Produce", *[limited] * 2_000)
+        outputs = [output(n, 0, size=500) for n in range(1_500)]
+        attempts = 1
+        while True:
+            try:
+                await flush(slot, *outputs)
+                break
+            except RecordsRefused:
+                await slot.abort()
+                attempts += 1
+        assert attempts < Patience().attempts
 
 
 async def test_a_batch_that_is_too_large_names_no_record_and_makes_the_next_ones_smaller() -> None:

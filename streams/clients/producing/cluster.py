@@ -120,7 +120,8 @@ class Cluster:
         ones are smaller, in the end of one record each."""
         placement = self.placements[topic]
         fits = limit - BATCH_HEAD
-        placement.limit = max(1, min(placement.limit, fits if 0 < fits < size else size // 2))
+        # A quarter, where the limit may not be read: a transaction is sent few times before its source stops.
+        placement.limit = max(1, min(placement.limit, fits if 0 < fits < size else size // 4))
 
     async def coordinator(self, kind: int, key: str) -> int:
         """Return the broker that coordinates a group or a transactional id, as soon as there is one.
