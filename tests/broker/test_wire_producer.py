@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import msgspec
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from streams.broker import KafkaBroker, KafkaCluster
 from streams.broker.probe import HOST
@@ -18,11 +19,23 @@ from streams.clients.producing.broker_connection import connect
 from streams.clients.producing.messages import ADD_OFFSETS, END, PRODUCE, code_of, partition_codes, refused
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.settings import ClientSettings
-from streams.errors import TransactionFailed
+from streams.errors import RecordsRefused, TransactionFailed
 from streams.group import Snapshot
+from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, Headers, Output
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
-from tests.broker.wire_kit import ANYBODY, committed, create, encoded, send, set_transaction_version, slot_at, transact
+from tests.broker.wire_kit import (
+    ANYBODY,
+    committed,
+    committed_records,
+    create,
+    encoded,
+    encoding,
+    send,
+    set_transaction_version,
+    slot_at,
+    transact,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -56,6 +69,52 @@ async def test_what_is_committed_is_there_and_what_is_aborted_is_not(
     wanted = [n for number in (0, 2, 3, 5, 6) for n in range(number * 20, number * 20 + 20)]
     assert committed(ClientSettings(address), topic) == wanted
     assert TopicAdmin(ClientSettings(address)).committed("group", topic) == {0: 140}
+
+
+SHAPES: list[tuple[bytes | None, bytes | None, Headers | None]] = [
+    (b"", b"", None),
+    (None, None, [("", None), ("h", b"")]),
+    (b"k" * 100_000, b"v", None),
+    (b"k", None, [(f"name {n}", b"%d" % n) for n in range(10_000)]),
+    (b"k", b"v" * (DEFAULT_MESSAGE_LIMIT - RECORD_OVERHEAD - 1), None),
+]
+
+
+async def test_records_of_any_shape_are_read_as_they_were_sent(kafka_broker: BrokerAddress, topic: str) -> None:
+    address = kafka_broker.bootstrap_servers
+    outputs = [Output(topic, value, key, headers, 1, 0, 0, n) for n, (key, value, headers) in enumerate(SHAPES)]
+    async with slot_at(address, topic + ".id", topic=topic) as slot:
+        await slot.flush(await encoding(slot, outputs), topic, {0: 1}, lambda: ANYBODY)
+        await slot.commit(lambda: None)
+    found = committed_records(ClientSettings(address), topic)
+    assert [(record.key, record.value, list(record.headers or []) or None) for record in found] == SHAPES
+
+
+async def test_clocks_and_kinds_of_timestamps(kafka_broker: BrokerAddress, topic: str) -> None:
+    """A clock that is two hours ahead blocks until it is set; a time that a record has itself is its own fault;
+    a topic may begin to take the broker's time."""
+    address, hours = kafka_broker.bootstrap_servers, 3_600_000
+    alter(address, topic, {"message.timestamp.after.max.ms": str(hours)})
+    async with slot_at(address, topic + ".id", topic=topic) as slot:
+        early = Output(topic, b"1", b"k", None, 1, slot._cluster.now_ms() + 2 * hours, 0, 0)
+        for outputs, ahead in (([early], 0), ([msgspec.structs.replace(early, timestamp_ms=0)], 7_200)):
+            slot._cluster._wall_seconds = lambda ahead=ahead: time.time() + ahead  # type: ignore[misc]
+            with pytest.raises(RecordsRefused, match="timestamp") as failed:
+                await slot.flush(await encoding(slot, outputs), topic, {0: 1}, lambda: ANYBODY)
+            assert failed.value.refused[0].is_own == (not ahead)
+            assert ("compare the clocks" in str(failed.value)) == bool(ahead)
+            await slot.abort()
+        alter(address, topic, {"message.timestamp.type": "LogAppendTime"})
+        await transact(slot, topic, 0)
+    assert committed(ClientSettings(address), topic) == list(range(20))
+
+
+def alter(address: str, topic: str, settings: dict[str, str]) -> None:
+    kind = AlterConfigOpType.SET
+    entries = [ConfigEntry(name, value, incremental_operation=kind) for name, value in settings.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": address})  # kept until the answer is there
+    admin.incremental_alter_configs([resource])[resource].result(20)
 
 
 @pytest.mark.nightly

@@ -47,10 +47,15 @@ async def slot_at(
 
 
 async def encoded(slot: WireSlot, topic: str, first: int, count: int = 20) -> EncodedTransaction:
-    records = EncodedTransaction(slot._cluster, 20)
-    await records.complete(
-        [Output(topic, b"%d" % n, b"k%d" % (n % 7), [("h", b"x")], -1, 0, 0, n) for n in range(first, first + count)]
+    numbers = range(first, first + count)
+    return await encoding(
+        slot, [Output(topic, b"%d" % n, b"k%d" % (n % 7), [("h", b"x")], -1, 0, 0, n) for n in numbers]
     )
+
+
+async def encoding(slot: WireSlot, outputs: list[Output]) -> EncodedTransaction:
+    records = EncodedTransaction(slot._cluster, 20)
+    await records.complete(outputs)
     return records
 
 
@@ -70,6 +75,10 @@ async def transact(slot: WireSlot, topic: str, first: int, *, commit: bool = Tru
 
 
 def committed(settings: ClientSettings, topic: str) -> list[int]:
+    return sorted(int(record.value or b"-1") for record in committed_records(settings, topic))
+
+
+def committed_records(settings: ClientSettings, topic: str) -> list[IncomingRecord]:
     admin, seen = TopicAdmin(settings), list[IncomingRecord]()
     reader = PartitionReader(settings)
     ranges = {number: (marks.start, marks.end) for number, marks in admin.watermarks(topic).items()}
@@ -78,7 +87,7 @@ def committed(settings: ClientSettings, topic: str) -> list[int]:
     )
     reader.close()
     admin.close()
-    return sorted(int(record.value or b"-1") for record in seen)
+    return seen
 
 
 def create(settings: ClientSettings, spec: TopicSpec) -> None:
