@@ -146,6 +146,23 @@ def test_a_changelog_that_lost_records_stops_a_running_member() -> None:
             driver.restart(0)
 
 
+def test_what_may_only_go_further_is_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that stood still asks while another one works in its place: were the source asked first, the offset
+    that the other one commits meanwhile would lie beyond its end."""
+    asked: list[str] = []
+    stable_offsets, log_range = SimTakeOver.stable_offsets, SimTakeOver.log_range
+    with TestDriver(build(partitions=1)) as driver:
+        driver.send(Added("ann"))
+        driver.crash()
+        with monkeypatch.context() as patch:
+            patch.setattr(SimTakeOver, "stable_offsets", lambda *of: asked.append("group") or stable_offsets(*of))
+            patch.setattr(
+                SimTakeOver, "log_range", lambda self, topic, *of: asked.append(topic) or log_range(self, topic, *of)
+            )
+            driver.restart()
+    assert asked[:3] == ["group", LOG, SOURCE]
+
+
 def test_a_leader_that_stood_still_is_asked_again_before_it_is_believed() -> None:
     with TestDriver(build(partitions=1)) as driver:
         for _ in range(3):

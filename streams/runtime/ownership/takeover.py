@@ -152,30 +152,19 @@ class TakeOvers:
         if fenced:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
         fenced_at = now()
-        # Beside the barrier, not before the fence: until then another member may still have read further.
-        about_source = asyncio.ensure_future(
-            self._source.call(_identified_range, member.source_log, config.topic, numbers, now() + STEP_SECONDS)
-        )
-        about_source.add_done_callback(lambda done: done.cancelled() or done.exception())  # also when the barrier fails
-        try:
-            # A pending commit that does not end may be one whose fence was missed: no longer than a restore may stall.
-            group_offsets = await call(member.takeover_client.stable_offsets, numbers, now() + STALLED_SECONDS)
-            changelog, changelog_id = await call(
-                _identified_range, member.takeover_client, config.changelog, numbers, now() + STEP_SECONDS
-            )
-            source, source_id = await about_source
-        finally:
-            about_source.cancel()
+        group_offsets = await self._group_offsets(numbers)
+        changelog, changelog_id = await self._changelog_range(numbers)
+        source, source_id = await self._source_range(numbers)
         ids = TopicIds(source_id, changelog_id)
         barrier_at = now()
         waiting = {worker.partition: worker for worker in workers}
         last, moved_at = None, barrier_at
         while True:
             for number, worker in list(waiting.items()):
-                low, high = changelog[number]
+                high = changelog[number][1]
                 if not _is_restoring(worker):
                     del waiting[number]  # taken away meanwhile
-                elif self._replicas.reaches(number, goal := high if low < high else FROM_START):
+                elif self._replicas.reaches(number, _goal(changelog[number])):
                     alone = True
                     if group_offsets.get(number) is not None and self._replicas.lacks_offset(number):
                         # Compaction may have taken it, for a newer one of a member that worked on while we stood still.
@@ -186,9 +175,9 @@ class TakeOvers:
                         if not _is_restoring(worker):
                             del waiting[number]
                             continue
-                    if not alone or self._replicas.written_at(number) >= high or not member.is_current:
+                    if not alone or not member.is_current:
                         raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
-                    copy = self._start(worker, group_offsets.get(number), source[number], goal, ids)
+                    copy = self._start(worker, group_offsets.get(number), source[number], changelog[number], ids)
                     if copy is None:
                         continue
                     del waiting[number]
@@ -205,13 +194,35 @@ class TakeOvers:
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await self._replicas.changed.wait(STALLED_SECONDS)
 
+    # In this order. A member that was frozen may ask while another one works in its place: what is asked later has only
+    # gone further, and does not look lost.
+
+    async def _group_offsets(self, numbers: list[int]) -> dict[int, int | None]:
+        member = self._member
+        # A pending commit that does not end may be one whose fence was missed: no longer than a restore may stall.
+        deadline = member.now() + STALLED_SECONDS
+        return await member.control.call(member.takeover_client.stable_offsets, numbers, deadline)
+
+    async def _changelog_range(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
+        member = self._member
+        deadline = member.now() + STEP_SECONDS
+        client, changelog = member.takeover_client, self._config.changelog
+        return await member.control.call(_identified_range, client, changelog, numbers, deadline)
+
+    async def _source_range(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
+        member = self._member
+        deadline = member.now() + STEP_SECONDS
+        return await self._source.call(_identified_range, member.source_log, self._config.topic, numbers, deadline)
+
     def _start(
-        self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog_end: int, ids: TopicIds
+        self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog: Range, ids: TopicIds
     ) -> Replica | None:
         """Take a complete copy to work on. ``None``: it began anew, or the tail is putting records into it."""
         member, number = self._member, worker.partition
-        copy = self._replicas.take(number, lambda copy: copy.position >= changelog_end)
+        copy = self._replicas.take(number, lambda copy: _fits(copy, changelog))
         if copy is None:
+            if self._replicas.written_at(number) >= changelog[1]:
+                raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
             if self._replicas.failure(number) is not None:
                 raise BrokerUnavailable(f"the state of {worker.topic_partition} cannot be read on; asking again")
             return None
@@ -368,6 +379,18 @@ def _identified_range(
     if before.topic_id != after.topic_id:
         raise BrokerUnavailable(f"topic {topic} was created again between two requests; asking again")
     return ranges, after.topic_id
+
+
+def _goal(changelog: Range) -> int:
+    """Return the position that a copy must have reached."""
+    low, high = changelog
+    return high if low < high else FROM_START
+
+
+def _fits(copy: Replica, changelog: Range) -> bool:
+    """Check for a copy that has all of the changelog, and nothing that was written after its end was asked for: by a
+    member that works in our place."""
+    return copy.position >= _goal(changelog) and copy.last < changelog[1]
 
 
 def _is_restoring(worker: PartitionWorker) -> bool:
