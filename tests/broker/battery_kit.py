@@ -193,6 +193,7 @@ class Bank:
                 "linger.ms": 5,
                 "log_level": 0,
                 "message.timeout.ms": 300_000,
+                "socket.timeout.ms": 10_000,  # else a frozen broker stops the input for a minute
                 "reconnect.backoff.max.ms": 500,
             }
         )
