@@ -50,6 +50,44 @@ class Section(NamedTuple):
     meanings: dict[str, str]
 
 
+OUTSIDE: Final = """
+## Outside of the code
+
+Every setting of `EventSourceConfig` that is no function can stand outside of the code. The code wins, then the
+environment, then the file `kes.toml`.
+
+| where | how | example |
+|---|---|---|
+| environment | `KES_` and the setting in capitals; within a group, the group's name first | `KES_REPLICATION_FACTOR=3`, `KES_POOL_POOL_SIZE=5`, `KES_ERROR_POLICY=dead_letter` |
+| | `KES_CLIENT_SETTINGS_` and librdkafka's name, with `_` for `.` | `KES_CLIENT_SETTINGS_SASL_USERNAME=shop` |
+| | `_FILE` behind the name: the file that holds the value, as container platforms mount secrets | `KES_CLIENT_SETTINGS_SASL_PASSWORD_FILE=/run/secrets/kafka` |
+| file | `kes.toml` in the current directory, or the file that `KES_CONFIG` names | below |
+
+```toml
+bootstrap_servers = "kafka-1:9093,kafka-2:9093"
+replication_factor = 3
+error_policy = "dead_letter"                        # or { then = "dead_letter", retries = 5 }
+
+[pool]
+pool_size = 5
+
+[client_settings]                                   # librdkafka's names
+"security.protocol" = "SASL_SSL"
+"sasl.password" = { file = "/run/secrets/kafka" }   # read from there
+
+[commands.run]                                      # options of `kes run`
+workers = 2
+```
+
+* A group that the code gives (`pool=PoolConfig(...)`) is taken as it is. `client_settings` are joined: a key in the code leaves the others as they are outside.
+* `EventProducer`, `GlobalChangeLog` and the commands of `kes` take `bootstrap_servers` and `client_settings` from there, too; Spark takes `KES_BOOTSTRAP_SERVERS` only.
+* Options of commands: `KES_RUN_WORKERS=2`, `KES_TOPICS_APPLY_TIMEOUT=10`.
+* A key of the file that is no setting, and a value of the wrong type, are errors. `instance_id` cannot stand in the file: each process needs one of its own.
+* [`kes config`](command-line.md#config) shows what is in effect, and where it comes from.
+
+[Other variables](command-line.md#environment) are on the page of the command line.
+"""  # noqa: E501
+
 SECTIONS: Final = (
     Section(
         EventSourceConfig,
@@ -326,7 +364,7 @@ def outputs() -> dict[Path, str]:
         "frozen and keyword-only; a wrong value is a "
         "`ConfigError` that names the setting, raised where the settings are made.",
         "",
-        "Environment variables are on [the page of the command line](command-line.md#environment).",
+        *OUTSIDE.strip().splitlines(),
         "",
         "The settings of `group`, `timeouts` and `queues` can still be given to `EventSourceConfig` by their "
         "own names; the next release drops that.",

@@ -10,8 +10,7 @@ import re
 import socket
 import uuid
 from collections.abc import Callable, Mapping
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,9 +18,10 @@ from streams.errors import ConfigError
 from streams.metrics import MetricsHandler
 from streams.outcomes import STOP, ErrorPolicy
 from streams.sak.numbers import is_number, is_whole
+from streams.settings_sources import TakesOutsideSettings, bootstrap_servers, flat, variable
 from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name
 
-BOOTSTRAP_VARIABLE = "KES_BOOTSTRAP_SERVERS"
+BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
 """Environment variable with the brokers' addresses, used when the settings name none."""
 INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
@@ -237,56 +237,11 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
             _count(f"QueueConfig.{name}", getattr(self, name), 1)
 
 
-class _FlatName:
-    """The default of a flat name in a class of settings: the name stands for a setting of this group."""
-
-    def __init__(self, group: str) -> None:
-        self.group = group
-
-
-def _flat(group: str) -> Any:
-    return _FlatName(group)
-
-
-class _TakesFlatNames(msgspec.StructMeta):
-    """A class of settings in groups whose constructor takes the groups' settings by their flat names as well.
-
-    A flat name is no field: in the constructor it replaces that one setting of its group, and as an attribute it is
-    read from there. Type checkers take it for a field, so that they know its type in both places.
-    """
-
-    _flat_names: dict[str, str]
-
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        flat = {key: value.group for key, value in namespace.items() if isinstance(value, _FlatName)}
-        for key, group in flat.items():
-            del namespace["__annotations__"][key]
-            namespace[key] = property(attrgetter(f"{group}.{key}"), doc=f"``{group}.{key}``, under its flat name.")
-        made = super().__new__(mcls, name, bases, namespace, **options)
-        made._flat_names = {**getattr(made, "_flat_names", {}), **flat}  # a subclass takes those of its base
-        return made
-
-    if not TYPE_CHECKING:
-
-        def __call__(cls, *args: Any, **settings: Any) -> Any:
-            given: dict[str, dict[str, Any]] = {}
-            for key in [key for key in settings if key in cls._flat_names]:
-                given.setdefault(cls._flat_names[key], {})[key] = settings.pop(key)
-            defaults = dict(zip(reversed(cls.__struct_fields__), reversed(cls.__struct_defaults__), strict=False))
-            for name, changes in given.items():
-                group = settings.get(name, defaults[name])
-                try:
-                    settings[name] = msgspec.structs.replace(group, **changes)
-                except ConfigError as error:  # names the settings as they were given
-                    raise ConfigError(str(error).replace(f"{type(group).__name__}.", "")) from None
-            return super().__call__(*args, **settings)
-
-
 GROUPS = {"group": GroupConfig, "timeouts": TimeoutConfig, "queues": QueueConfig, "pool": PoolConfig}
 """The groups of settings, by the names that ``EventSourceConfig`` has for them."""
 
 
-class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_TakesFlatNames):
+class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=TakesOutsideSettings):
     """The settings of an event source. Only ``group_id``, ``topic`` and ``num_partitions`` have no default.
 
     * Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS,
@@ -336,26 +291,26 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     metrics_handler: MetricsHandler | None = None
 
     # flat names, for one release
-    strategy: str | tuple[str, ...] = _flat("group")
-    membership: str = _flat("group")
-    static_membership: bool = _flat("group")
-    num_standbys: int = _flat("group")
-    max_moves: int = _flat("group")
-    max_move_bytes: int = _flat("group")
-    preparation_timeout_seconds: float = _flat("group")
-    leave_timeout_seconds: float = _flat("group")
-    publish_status: bool = _flat("group")
-    session_timeout_seconds: float = _flat("timeouts")
-    transaction_timeout_seconds: float = _flat("timeouts")
-    heartbeat_interval_seconds: float = _flat("timeouts")
-    rebalance_timeout_seconds: float = _flat("timeouts")
-    drain_timeout_seconds: float = _flat("timeouts")
-    call_timeout_seconds: float = _flat("timeouts")
-    recovery_timeout_seconds: float = _flat("timeouts")
-    max_queued_records: int = _flat("queues")
-    max_queued_bytes: int = _flat("queues")
-    max_queued_bytes_total: int = _flat("queues")
-    max_poll_records: int = _flat("queues")
+    strategy: str | tuple[str, ...] = flat("group")
+    membership: str = flat("group")
+    static_membership: bool = flat("group")
+    num_standbys: int = flat("group")
+    max_moves: int = flat("group")
+    max_move_bytes: int = flat("group")
+    preparation_timeout_seconds: float = flat("group")
+    leave_timeout_seconds: float = flat("group")
+    publish_status: bool = flat("group")
+    session_timeout_seconds: float = flat("timeouts")
+    transaction_timeout_seconds: float = flat("timeouts")
+    heartbeat_interval_seconds: float = flat("timeouts")
+    rebalance_timeout_seconds: float = flat("timeouts")
+    drain_timeout_seconds: float = flat("timeouts")
+    call_timeout_seconds: float = flat("timeouts")
+    recovery_timeout_seconds: float = flat("timeouts")
+    max_queued_records: int = flat("queues")
+    max_queued_bytes: int = flat("queues")
+    max_queued_bytes_total: int = flat("queues")
+    max_poll_records: int = flat("queues")
 
     def __post_init__(self) -> None:
         for name in ("group_id", "topic", "changelog_topic", "dead_letter_topic", "instance_id"):
@@ -422,9 +377,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
         """Return the same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError``
         without an address."""
         environment = os.environ if environment is None else environment
-        servers = self.bootstrap_servers or environment.get(BOOTSTRAP_VARIABLE, "")
-        if not servers:
-            raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")
+        servers = bootstrap_servers(self.bootstrap_servers, environment)
         instance = self.instance_id or environment.get(INSTANCE_VARIABLE, "")
         if not instance:
             instance = f"{host_name()}-{uuid.uuid4().hex[:8]}"

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypedDict, Unpack
 
+from streams import settings_sources
 from streams.clients.producing.blocking import Transactions
 from streams.clients.sending import SendQueue
 from streams.clients.settings import ClientSettings
-from streams.config import BOOTSTRAP_VARIABLE
 from streams.errors import ConfigError, RecordRefused
 from streams.events import to_record
 from streams.records import Delivery, Output, Record
@@ -74,10 +73,11 @@ class EventProducer:
         delivery_timeout_seconds: float = 120.0,
         transaction_timeout_seconds: float = 60.0,
     ) -> None:
-        servers = bootstrap_servers or os.environ.get(BOOTSTRAP_VARIABLE, "")
-        if not servers:
-            raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")
-        self._settings = ClientSettings(servers, client_settings, client_id="kes-producer")
+        self._settings = ClientSettings(
+            settings_sources.bootstrap_servers(bootstrap_servers),
+            settings_sources.joined_client_settings(client_settings),
+            client_id="kes-producer",
+        )
         if type(max_queued_records) is not int or max_queued_records < 1:
             raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")
         for name, seconds in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeGuard, TypeVar
@@ -11,8 +10,9 @@ from typing import Any, Self, TypeGuard, TypeVar
 import anyio
 import msgspec
 
+from streams import settings_sources
 from streams.clients.settings import ClientSettings
-from streams.config import BOOTSTRAP_VARIABLE, EventSourceConfig
+from streams.config import EventSourceConfig
 from streams.errors import ConfigError, RegistrationError
 from streams.global_table import GlobalTable, make_table
 from streams.outcomes import STOP, ErrorPolicy, ErrorResponse
@@ -85,10 +85,11 @@ class GlobalChangeLog:
             raise ConfigError(f"topic is {topic!r}; a global change log needs the name of one")
         if not topic_timeout_seconds >= 0:
             raise ConfigError(f"topic_timeout_seconds is {topic_timeout_seconds}; it must be 0 or more")
-        servers = bootstrap_servers or os.environ.get(BOOTSTRAP_VARIABLE, "")
-        if not servers:
-            raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")
-        settings = ClientSettings(servers, client_settings, client_id=client_id)
+        settings = ClientSettings(
+            settings_sources.bootstrap_servers(bootstrap_servers),
+            settings_sources.joined_client_settings(client_settings),
+            client_id=client_id,
+        )
         self.topic = topic
         self._addresses = settings.bootstrap_servers
         self._reader = LogReader(topic, LogConnections(settings, topic), _checked(on_error), topic_timeout_seconds)

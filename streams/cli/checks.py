@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from streams.cli.cluster import source_admin_of
+from streams.cli.cluster import client_settings_of, source_admin_of
 from streams.cli.records import harmless
 from streams.cli.topics import DIFFERS, MISSING, SOURCE, examine, wanted_topics
 from streams.clients import kafka_python_settings
@@ -74,13 +74,12 @@ class Target(NamedTuple):
     @property
     def security(self) -> dict[str, Any]:
         """Return kafka-python's settings."""
-        return kafka_python_settings.security_of({} if self.source is None else self.source.config.client_settings)
+        return kafka_python_settings.security_of(client_settings_of(self.config))
 
     @property
     def settings(self) -> ClientSettings:
         """Return librdkafka's settings."""
-        overrides = None if self.source is None else self.source.config.client_settings
-        return ClientSettings(self.servers, overrides, client_id="kes-doctor")
+        return ClientSettings(self.servers, client_settings_of(self.config), client_id="kes-doctor")
 
     @property
     def deadline(self) -> float:

@@ -3,21 +3,21 @@ client, and the loop of those that go on until Ctrl-C."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from streams import settings_sources
 from streams.cli.console import complain
 from streams.cli.source_name import checked_name
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.clients.translate import nothing_listens
-from streams.config import BOOTSTRAP_VARIABLE, EventSourceConfig
+from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
 from streams.event_source import EventSource
 from streams.loading import described, load
@@ -53,12 +53,16 @@ def named_source(text: str) -> EventSource[object]:
 
 def brokers(option: str, config: EventSourceConfig | None = None) -> str:
     """The addresses: the option's, else those of the source, else the environment's. ``ConfigError``: none."""
-    servers = option or (config.bootstrap_servers if config else "") or os.environ.get(BOOTSTRAP_VARIABLE, "")
-    if not servers:
-        raise ConfigError(
-            f"no broker is named: use --bootstrap-servers HOST:PORT, or the variable {BOOTSTRAP_VARIABLE}"
-        )
-    return servers
+    try:
+        return settings_sources.bootstrap_servers(option or (config.bootstrap_servers if config else ""))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("set bootstrap_servers", "use --bootstrap-servers HOST:PORT")) from None
+
+
+def client_settings_of(config: EventSourceConfig | None) -> Mapping[str, Any]:
+    """librdkafka's settings: those of the source, which have the ones from outside in them, else the ones from
+    outside."""
+    return settings_sources.joined_client_settings(None) if config is None else config.client_settings
 
 
 def await_listener(servers: str, timeout_seconds: float) -> None:
@@ -93,7 +97,7 @@ def admin_of(
 ) -> AbstractContextManager[TopicAdmin]:
     """A client for questions about topics and offsets, with the security settings of the source, if one is named, when
     something listens. Raises ``BrokerUnavailable``."""
-    return _admin(servers, config.client_settings if config else None, timeout_seconds)
+    return _admin(servers, client_settings_of(config), timeout_seconds)
 
 
 def source_admin_of(

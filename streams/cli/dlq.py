@@ -11,7 +11,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, named_source
+from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
 from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.letter_tables import described, summary_of, table_of, whole
 from streams.cli.letters import Letter, LetterBox, Settled, resent
@@ -216,7 +216,7 @@ def _understood(words: list[str] | None, topic: str, servers: str, timeout: floa
     source = named_source(names[0]) if names else None
     config = None if source is None else source.config
     addresses = brokers(servers, config)
-    settings = ClientSettings(addresses, config.client_settings if config else None, client_id="kes-dlq")
+    settings = ClientSettings(addresses, client_settings_of(config), client_id="kes-dlq")
     await_listener(addresses, timeout)
     return _Task(source, settings, config.dead_letters if config else topic, wanted._replace(places=places), timeout)
 

@@ -12,7 +12,16 @@ from rich.live import Live as LiveDisplay
 from rich.text import Text
 
 from streams.cli import cluster
-from streams.cli.cluster import Interval, JsonLines, Servers, Timeout, admin_of, brokers, named_source
+from streams.cli.cluster import (
+    Interval,
+    JsonLines,
+    Servers,
+    Timeout,
+    admin_of,
+    brokers,
+    client_settings_of,
+    named_source,
+)
 from streams.cli.console import answers, complain, emit
 from streams.cli.group_live import Live, live_status
 from streams.cli.group_tables import Lags, Picture, facts, remembered, shown
@@ -55,7 +64,7 @@ def group(
     config = named_source(source).config if source else None
     servers = brokers(bootstrap_servers, config)
     group_id = config.group_id if config else name
-    security = kafka_python_settings.security_of(config.client_settings if config else {})
+    security = kafka_python_settings.security_of(client_settings_of(config))
     with (
         closing(GroupQuestions(servers, security)) as questions,
         admin_of(servers, config, timeout) as admin,

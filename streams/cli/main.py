@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -46,6 +46,7 @@ COMMANDS = {
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "transactions": Command("streams.cli.transactions", "Transactions that are open in topics: list, hanging, abort."),
+    "config": Command("streams.cli.config", "The settings that are in effect, and where each comes from."),
     "doctor": Command("streams.cli.doctor", "What is wrong with a cluster and an event source, and what to type."),
     "tail": Command(
         "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with ends_at_once():
             application = build(argv)
-        application(args=list(argv), prog_name="kes")
+        _run(application, argv)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except KeyboardInterrupt:
@@ -77,6 +78,26 @@ def main(argv: Sequence[str]) -> int:
             return EXIT_INTERRUPTED  # Ctrl-C, or SIGTERM where a command takes it, within a call of a C client
         return report(innermost(error))
     return 0
+
+
+def _run(application: typer.Typer, argv: Sequence[str]) -> None:
+    """Run the command. An option that is not given comes from the environment (``KES_RUN_WORKERS``), then from the file
+    ``kes.toml`` (``[commands.run]``, ``workers = 2``)."""
+    from streams.settings_sources import COMMANDS as TABLE
+    from streams.settings_sources import PREFIX, SettingsSources
+
+    command = typer.main.get_command(application)
+    _hide_variables(command)
+    defaults = SettingsSources().tables.get(TABLE, {})
+    command(args=list(argv), prog_name="kes", auto_envvar_prefix=PREFIX.rstrip("_"), default_map=defaults)
+
+
+def _hide_variables(command: Any) -> None:
+    """Keep the names of all variables out of the help: one rule says them."""
+    for parameter in command.params:
+        parameter.show_envvar = False
+    for below in getattr(command, "commands", {}).values():
+        _hide_variables(below)
 
 
 def build(argv: Sequence[str]) -> typer.Typer:
@@ -168,8 +189,8 @@ def _root(
 ) -> None:
     """Exactly-once event sourcing for Kafka.
 
-    Environment: KES_BOOTSTRAP_SERVERS (the broker), KES_CACHE_DIR, KES_DEBUG=1 (stack traces),
-    KES_PLAIN=1 (nothing compiled).
+    Settings come from the code, from variables (KES_BOOTSTRAP_SERVERS, KES_RUN_WORKERS) and from kes.toml: see kes
+    config. Other variables: KES_CACHE_DIR, KES_DEBUG=1 (stack traces), KES_PLAIN=1 (nothing compiled).
     """
     from streams.cli.logging_setup import configure_logging, verbose_options
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from streams.cli.cluster import Servers, Timeout, await_listener, brokers, named_source
+from streams.cli.cluster import Servers, Timeout, await_listener, brokers, client_settings_of, named_source
 from streams.cli.console import as_json
 from streams.cli.records import Decoder, facts_of, harmless, one_line, place_of, shown_time
 from streams.cli.scans import OffsetProgress
@@ -247,8 +247,7 @@ def _settings(source: EventSource[Any] | None, topic: str, servers: str) -> Clie
     config = None if source is None else source.config
     if config is not None and config.source_is_elsewhere and topic == config.topic:
         return ClientSettings(servers or config.source_bootstrap_servers, config.source_client_settings)
-    overrides = config.client_settings if config is not None else None
-    return ClientSettings(brokers(servers, config), overrides, client_id="kes-tail")
+    return ClientSettings(brokers(servers, config), client_settings_of(config), client_id="kes-tail")
 
 
 def _chosen(

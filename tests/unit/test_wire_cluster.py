@@ -159,7 +159,8 @@ async def test_a_periodic_refresh_that_was_cut_off_is_made_again() -> None:
         slot._cluster._refreshed_at -= cluster_module.REFRESH_SECONDS + 1
         slot._cluster.refresh_if_old()
         slot.abandon()  # of any slot
-        await asyncio.sleep(0)
+        while not slot._cluster._looks[""].done():
+            await asyncio.sleep(0)
         assert broker.asked("Metadata") == ["Metadata"]
         slot._cluster.refresh_if_old()
         async with asyncio.timeout(5):

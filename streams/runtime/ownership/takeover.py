@@ -194,8 +194,8 @@ class TakeOvers:
                 raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
             await self._replicas.changed.wait(STALLED_SECONDS)
 
-    # In this order. A member that was frozen may ask while another one works in its place: what is asked later has only
-    # gone further, and does not look lost.
+    # In this order. A member that was frozen may make these requests while another one works in its place: what is
+    # looked up later has only gone further, and does not look lost.
 
     async def _group_offsets(self, numbers: list[int]) -> dict[int, int | None]:
         member = self._member
@@ -388,7 +388,7 @@ def _goal(changelog: Range) -> int:
 
 
 def _fits(copy: Replica, changelog: Range) -> bool:
-    """Check for a copy that has all of the changelog, and nothing that was written after its end was asked for: by a
+    """Check for a copy that has all of the changelog, and nothing that was written after its end was looked up: by a
     member that works in our place."""
     return copy.position >= _goal(changelog) and copy.last < changelog[1]
 

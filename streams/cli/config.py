@@ -1,0 +1,147 @@
+"""``kes config``: the settings that are in effect, and where each comes from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from streams.cli.cluster import Json, named_source
+from streams.cli.console import complain, emit
+from streams.cli.records import harmless
+from streams.clients.settings import is_secret
+from streams.config import EventSourceConfig
+from streams.settings_sources import (
+    CLIENTS,
+    FILE_VARIABLE,
+    PREFIX,
+    RESOLVED_LATE,
+    SettingsSources,
+    defaults_of,
+    fields_of,
+    is_group,
+    outside_settings,
+    variable,
+)
+
+app = typer.Typer()
+
+CODE, DEFAULT = "code", "default"
+DEFAULTS: Final = defaults_of(EventSourceConfig)
+OTHER_VARIABLES: Final = frozenset(
+    {"CACHE_DIR", "DEBUG", "PLAIN", "JAVA", "KAFKA_JARS", "FAULT", "TEST_BROKER", "COMPILED_WHEEL", "VERBOSE"}
+)
+"""Variables of the toolkit that are no settings."""
+MASK: Final = "***"
+
+
+class Setting(NamedTuple):
+    """One line: path, value, and where that comes from."""
+
+    setting: str
+    value: Any
+    origin: str
+
+
+@app.command()
+def config(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="[MODULE:SOURCE]", help="An event source; without one: what stands outside of code."),
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Show defaults, too.")] = False,
+    json: Json = False,
+) -> None:
+    """The settings that are in effect, and where each comes from: the code, a variable, the file kes.toml, a default.
+
+    The code wins over the environment, and that over the file. Secrets are masked. A variable that begins with KES_ and
+    is no setting is reported.
+
+    Exit codes: 0 shown; 1 the file, a variable or the source cannot be used; 2 wrong usage.
+    """
+    sources = SettingsSources()
+    outside_settings(EventSourceConfig, sources)  # raises for what cannot be used
+    found = named_source(source).config if source else None
+    shown = [line for line in settings_of(found, sources) if everything or line.origin != DEFAULT]
+    for name in unknown_variables(sources):
+        complain(f"{name} is no setting: it has no effect")
+    emit([line._asdict() for line in shown], json, lambda: _table(shown, sources))
+
+
+def settings_of(config: EventSourceConfig | None, sources: SettingsSources) -> list[Setting]:
+    """All settings with their origins, by comparison: one that equals what stands outside comes from there."""
+    lines: list[Setting] = []
+    for name, kind in fields_of(EventSourceConfig).items():
+        if name in CLIENTS:
+            lines += _client_lines(name, config, sources)
+        elif is_group(kind):
+            lines += [_line((name, part), config, sources) for part in fields_of(kind)]
+        else:
+            lines.append(_line((name,), config, sources))
+    return lines
+
+
+def unknown_variables(sources: SettingsSources) -> list[str]:
+    """Return the variables that look like settings, and are none."""
+    known = {variable((name,)) for name in fields_of(EventSourceConfig)}
+    for name, kind in fields_of(EventSourceConfig).items():
+        known |= {variable((name, part)) for part in fields_of(kind)} if is_group(kind) else set()
+    known |= {name + "_FILE" for name in known} | {FILE_VARIABLE} | {PREFIX + name for name in OTHER_VARIABLES}
+    from streams.cli.main import COMMANDS as COMMAND_NAMES
+
+    free = tuple(variable((name, "")) for name in (*CLIENTS, *COMMAND_NAMES))
+    return sorted(
+        name for name in os.environ if name.startswith(PREFIX) and name not in known and not name.startswith(free)
+    )
+
+
+def _line(path: tuple[str, ...], config: EventSourceConfig | None, sources: SettingsSources) -> Setting:
+    name = ".".join(path)
+    found, default = sources.find(path), _at(path, DEFAULTS)
+    if config is None:
+        value = default if found is None else found.value
+        return Setting(name, value, DEFAULT if found is None else found.origin)
+    value = _at(path, {field: getattr(config, field) for field in config.__struct_fields__})
+    if found is not None and path[0] in RESOLVED_LATE and not value:
+        return Setting(name, found.value, found.origin)
+    if found is not None and value == _at(path, outside_settings(EventSourceConfig, sources)):
+        return Setting(name, value, found.origin)
+    return Setting(name, value, DEFAULT if value == default and found is None else CODE)
+
+
+def _at(path: tuple[str, ...], settings: Mapping[str, Any]) -> Any:
+    value = settings.get(path[0])
+    return value if len(path) == 1 or value is None else getattr(value, path[1])
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, enc_hook=str)
+
+
+def _client_lines(table: str, config: EventSourceConfig | None, sources: SettingsSources) -> list[Setting]:
+    found = sources.client_settings(table)
+    values = {key: one.value for key, one in found.items()} if config is None else getattr(config, table)
+    return [
+        Setting(
+            f"{table}.{key}",
+            MASK if is_secret(key) else value,
+            found[key].origin if key in found and found[key].value == value else CODE,
+        )
+        for key, value in sorted(values.items())
+    ]
+
+
+def _table(lines: list[Setting], sources: SettingsSources) -> Table:
+    table = Table(
+        title=f"settings file: {sources.path}{'' if sources.has_file else ' (not there)'}", title_justify="left"
+    )
+    for column in ("setting", "value", "from"):
+        table.add_column(column)
+    for line in lines:
+        table.add_row(line.setting, Text(harmless(str(_plain(line.value)))), Text(line.origin))
+    return table

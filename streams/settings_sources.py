@@ -1,0 +1,272 @@
+"""Settings from outside of the code: variables of the environment, and a file.
+
+What the code says wins, then the environment, then the file. A setting's variable is ``KES_`` and its path in
+capitals: ``KES_POOL_POOL_SIZE`` for ``pool.pool_size``, ``KES_CLIENT_SETTINGS_SASL_PASSWORD`` for ``sasl.password`` in
+``client_settings``; with ``_FILE`` behind it, it names a file that holds the value. The settings file is ``kes.toml``
+in the current directory, or what ``KES_CONFIG`` names; ``{ file = "..." }`` in the place of a value has it read from
+there.
+
+TOML is read by the standard library and values are converted by msgspec, which holds the classes anyway.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_origin
+
+import msgspec
+
+from streams.errors import ConfigError
+
+PREFIX: Final = "KES_"
+FILE_VARIABLE: Final = "KES_CONFIG"
+"""Environment variable with the path of the settings file."""
+FILE_NAME: Final = "kes.toml"
+COMMANDS: Final = "commands"
+"""The table of the file that has the options of ``kes``, by command."""
+PER_PROCESS: Final = frozenset({"instance_id"})
+"""Settings that no file may have: each process needs a value of its own."""
+RESOLVED_LATE: Final = frozenset({"bootstrap_servers", "instance_id"})
+"""Settings that are looked up when the source runs, not when its settings are made."""
+CLIENTS: Final = ("client_settings", "source_client_settings")
+"""Tables of librdkafka's settings. They are joined: a key in the code leaves the others as they are outside."""
+
+Path_ = tuple[str, ...]
+
+
+class Found(NamedTuple):
+    """A value and where it stands: the name of a variable, or the file and the path in it. ``is_text``: it has the type
+    that it is written as only after conversion."""
+
+    value: Any
+    origin: str
+    is_text: bool
+
+
+class SettingsSources:
+    """Environment and settings file, as they are now. Raises ``ConfigError`` for a file that cannot be read."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = os.environ if environment is None else environment
+        named = self._environment.get(FILE_VARIABLE, "")
+        self.path = Path(named or FILE_NAME)
+        self.tables: dict[str, Any] = {}
+        try:
+            self.tables = tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            if named:
+                raise ConfigError(f"{FILE_VARIABLE} names {named}, which does not exist") from None
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.path} is no TOML: {error}") from None
+
+    @property
+    def has_file(self) -> bool:
+        """Check that the settings file exists and is not empty."""
+        return bool(self.tables)
+
+    def find(self, path: Path_) -> Found | None:
+        """Find the value of a setting; ``None``: there is none."""
+        name = variable(path)
+        if name in self._environment:
+            return Found(self._environment[name], name, True)
+        if (file := self._environment.get(f"{name}_FILE")) is not None:
+            return Found(_content(file, f"{name}_FILE"), f"{name}_FILE", True)
+        table: Any = self.tables
+        for part in path[:-1]:
+            table = table.get(part, {})
+        return self._in_file(table[path[-1]], path) if path[-1] in table else None
+
+    def client_settings(self, table: str) -> dict[str, Found]:
+        """Find librdkafka's settings of one of the two clients, by their names."""
+        found = {key: self._in_file(value, (table, key)) for key, value in self.tables.get(table, {}).items()}
+        begin = variable((table, ""))
+        for name, text in self._environment.items():
+            if name.startswith(begin):
+                value = _content(text, name) if name.endswith("_FILE") else text
+                key = name.removeprefix(begin).removesuffix("_FILE").lower().replace("_", ".")
+                found[key] = Found(value, name, True)
+        return found
+
+    def _in_file(self, value: Any, path: Path_) -> Found:
+        origin = f"{self.path}: {'.'.join(path)}"
+        if isinstance(value, dict) and value.keys() == {"file"}:
+            return Found(_content(str(value["file"]), origin), origin, True)
+        return Found(value, origin, False)
+
+    def check(self, known: Mapping[str, Iterable[str] | None]) -> None:
+        """Raise ``ConfigError`` for a key of the file that is none. ``known``: the keys of each table; ``None``: it is
+        no table, or one of any keys."""
+        for key, value in self.tables.items():
+            if key in PER_PROCESS:
+                raise ConfigError(f"{self.path}: {key} cannot be there: each process needs one of its own")
+            if key not in known:
+                raise ConfigError(f"{self.path}: {_unknown(key, known)}")
+            within = known[key]
+            if isinstance(value, dict) and within is not None:
+                names = list(within)
+                for name in value:
+                    if name not in names:
+                        raise ConfigError(f"{self.path}: [{key}]: {_unknown(name, names)}")
+            elif within is not None or (key in (*CLIENTS, COMMANDS) and not isinstance(value, dict)):
+                raise ConfigError(f"{self.path}: {key} must be a table: [{key}]")
+
+
+def variable(path: Path_) -> str:
+    """Return the name of a setting's environment variable."""
+    return PREFIX + "_".join(path).upper().replace(".", "_")
+
+
+def bootstrap_servers(given: str = "", environment: Mapping[str, str] | None = None) -> str:
+    """Return the brokers' addresses: those that are given, else those from outside. Raises ``ConfigError``: none."""
+    if given:
+        return given
+    found = SettingsSources(environment).find(("bootstrap_servers",))
+    if found is None or not found.value:
+        raise ConfigError(
+            f"no broker is named: set bootstrap_servers or the variable {variable(('bootstrap_servers',))}"
+        )
+    return str(found.value)
+
+
+def joined_client_settings(given: Mapping[str, Any] | None, table: str = CLIENTS[0]) -> dict[str, Any]:
+    """Return librdkafka's settings from outside, with those that are given on top."""
+    outside = SettingsSources().client_settings(table)
+    return {**{key: found.value for key, found in outside.items()}, **(given or {})}
+
+
+# -- in classes of settings --------------------------------------------------------------------------------------------
+
+
+class _FlatName:
+    """The default of a flat name in a class of settings: the name stands for a setting of this group."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+
+
+def flat(group: str) -> Any:
+    """Declare a flat name."""
+    return _FlatName(group)
+
+
+class TakesOutsideSettings(msgspec.StructMeta):
+    """A class of settings in groups. What its constructor is not given comes from outside.
+
+    Its constructor takes the groups' settings by their flat names as well. A flat name is no field: in the constructor
+    it replaces that one setting of its group, and as an attribute it is read from there. Type checkers take it for a
+    field, so that they know its type in both places. A group that is given is taken as it is.
+    """
+
+    _flat_names: dict[str, str]
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        flat = {key: value.group for key, value in namespace.items() if isinstance(value, _FlatName)}
+        for key, group in flat.items():
+            del namespace["__annotations__"][key]
+            namespace[key] = property(attrgetter(f"{group}.{key}"), doc=f"``{group}.{key}``, under its flat name.")
+        made = super().__new__(mcls, name, bases, namespace, **options)
+        made._flat_names = {**getattr(made, "_flat_names", {}), **flat}  # a subclass takes those of its base
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **settings: Any) -> Any:
+            outside = outside_settings(cls)
+            for table in CLIENTS:
+                if isinstance(given := settings.get(table), Mapping):
+                    settings[table] = {**outside.get(table, {}), **given}
+            settings = {**outside, **settings}
+            if not settings.get("source_bootstrap_servers"):  # they are for other sources
+                for table in CLIENTS[1:]:
+                    if settings.get(table) == outside.get(table):
+                        settings.pop(table, None)
+            given_flat: dict[str, dict[str, Any]] = {}
+            for key in [key for key in settings if key in cls._flat_names]:
+                given_flat.setdefault(cls._flat_names[key], {})[key] = settings.pop(key)
+            defaults = defaults_of(cls)
+            for name, changes in given_flat.items():
+                group = settings.get(name, defaults[name])
+                try:
+                    settings[name] = msgspec.structs.replace(group, **changes)
+                except ConfigError as error:  # names the settings as they were given
+                    raise ConfigError(str(error).replace(f"{type(group).__name__}.", "")) from None
+            return super().__call__(*args, **settings)
+
+
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """Return the defaults of a class of settings."""
+    return dict(zip(reversed(cls.__struct_fields__), reversed(cls.__struct_defaults__), strict=False))
+
+
+def outside_settings(cls: Any, sources: SettingsSources | None = None) -> dict[str, Any]:
+    """Return the settings of a class that stand outside, converted. Raises ``ConfigError``, which names the place."""
+    sources = SettingsSources() if sources is None else sources
+    fields = fields_of(cls)
+    groups = {name: fields_of(kind) for name, kind in fields.items() if is_group(kind)}
+    sources.check({**dict.fromkeys((*fields, COMMANDS)), **groups})
+    settings: dict[str, Any] = {}
+    defaults = defaults_of(cls)
+    for name, kind in fields.items():
+        if name in CLIENTS:
+            if found := sources.client_settings(name):
+                settings[name] = {key: setting.value for key, setting in found.items()}
+        elif name in groups:
+            changes, origins = {}, []
+            for key, of in groups[name].items():
+                if (one := sources.find((name, key))) is not None:
+                    changes[key] = _converted(one, of)
+                    origins.append(one.origin)
+            if changes:
+                try:
+                    settings[name] = msgspec.structs.replace(defaults[name], **changes)
+                except ConfigError as error:
+                    raise ConfigError(f"{error} ({', '.join(origins)})") from None
+        elif name not in RESOLVED_LATE and (one := sources.find((name,))) is not None:
+            settings[name] = _converted(one, kind)
+    return settings
+
+
+@functools.cache
+def fields_of(cls: type) -> dict[str, Any]:
+    """Return the settings of a class that can stand outside of the code, with their types: all but functions."""
+    found = {field.name: field.type for field in msgspec.structs.fields(cls)}
+    return {name: kind for name, kind in found.items() if "Callable" not in str(kind)}
+
+
+def is_group(kind: Any) -> bool:
+    """Check for a class of settings that has nothing but defaults: a group."""
+    return isinstance(kind, type) and kind.__name__.endswith("Config") and issubclass(kind, msgspec.Struct)
+
+
+def _converted(found: Found, kind: Any) -> Any:
+    value = found.value
+    try:
+        if isinstance(value, str) and getattr(kind, "__name__", "") == "ErrorPolicy":
+            value = {"then": value}  # a policy may be named by its last word
+        elif found.is_text and get_origin(kind) is not None and "tuple" in str(kind) and "," in value:
+            value = [part.strip() for part in value.split(",")]
+        return msgspec.convert(value, kind, strict=not found.is_text, str_keys=True)
+    except ConfigError as error:
+        raise ConfigError(f"{found.origin}: {error}") from None
+    except msgspec.ValidationError as error:  # its text has no value, which may be a secret in the wrong place
+        raise ConfigError(f"{found.origin}: {error}") from None
+
+
+def _content(file: str, origin: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{origin} names the file {file}, which cannot be read: {error}") from None
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1)
+    return f"there is no setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -1,0 +1,183 @@
+"""Settings from the code, the environment and ``kes.toml``, in this order; and ``kes config``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams import DEAD_LETTER, ErrorPolicy, EventProducer, EventSourceConfig, GroupConfig, PoolConfig
+from streams.cli import cluster
+from streams.errors import ConfigError
+from streams.outcomes import ErrorResponse
+from streams.settings_sources import bootstrap_servers, joined_client_settings
+from tests.unit.cli_kit import Kes, kes_with
+
+SECRET = "hunter2-planted"
+FILE = f"""
+bootstrap_servers = "file:1"
+replication_factor = 3
+error_policy = "dead_letter"
+decode_policy = {{ then = "continue", retries = 2 }}
+
+[group]
+strategy = ["range", "incremental"]
+num_standbys = 1
+
+[pool]
+pool_size = 5
+
+[client_settings]
+"sasl.username" = "file"
+"sasl.password" = "{SECRET}"
+
+[commands.lag]
+timeout = 0.2
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KES_BOOTSTRAP_SERVERS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def kes(capsys: pytest.CaptureFixture[str]) -> Kes:
+    return kes_with(capsys)
+
+
+def write(text: str) -> None:
+    Path("kes.toml").write_text(text)
+
+
+def made(**settings: Any) -> EventSourceConfig:
+    return EventSourceConfig(group_id="g", topic="t", num_partitions=1, **settings)
+
+
+def test_the_code_wins_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made().pool == PoolConfig()
+    write(FILE)
+    config = made()
+    assert (config.replication_factor, config.pool.pool_size, config.group.num_standbys) == (3, 5, 1)
+    assert config.group.strategies == ("range", "incremental")
+    assert config.error_policy == DEAD_LETTER
+    assert config.decode_policy == ErrorPolicy(retries=2, then=ErrorResponse.CONTINUE)
+    assert config.resolved().bootstrap_servers == "file:1"
+    for name, value in {
+        "KES_REPLICATION_FACTOR": "2",
+        "KES_POOL_POOL_SIZE": "6",
+        "KES_POOL_BATCH_DELAY_SECONDS": "0.5",
+        "KES_GROUP_STATIC_MEMBERSHIP": "false",
+        "KES_GROUP_STRATEGY": "range,incremental",
+        "KES_ERROR_POLICY": "continue",
+        "KES_BOOTSTRAP_SERVERS": "environment:1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    config = made()
+    assert (config.replication_factor, config.pool.pool_size, config.pool.batch_delay_seconds) == (2, 6, 0.5)
+    assert (config.group.static_membership, config.group.num_standbys) == (False, 1)
+    assert config.group.strategies == ("range", "incremental")
+    assert config.error_policy.then is ErrorResponse.CONTINUE
+    assert config.resolved().bootstrap_servers == "environment:1"
+    config = made(replication_factor=1, num_standbys=2, pool=PoolConfig(pool_size=7), bootstrap_servers="code:1")
+    assert (config.replication_factor, config.group.num_standbys) == (1, 2)
+    assert config.pool == PoolConfig(pool_size=7), "a group that is given is taken as it is"
+    assert config.resolved().bootstrap_servers == "code:1"
+
+
+def test_settings_of_the_clients_are_joined(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    write(FILE)
+    (place / "secret").write_text("from a file\n")
+    monkeypatch.setenv("KES_CLIENT_SETTINGS_SASL_PASSWORD_FILE", str(place / "secret"))
+    monkeypatch.setenv("KES_CLIENT_SETTINGS_SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("KES_SOURCE_CLIENT_SETTINGS_SASL_USERNAME", "there")
+    of_both = {"sasl.password": "from a file", "security.protocol": "SASL_SSL"}
+    config = made(client_settings={"sasl.username": "code"}, source_bootstrap_servers="there:1")
+    assert config.client_settings == {"sasl.username": "code", **of_both}
+    assert config.source_client_settings == {"sasl.username": "there"}
+    assert joined_client_settings(None) == {"sasl.username": "file", **of_both}
+    assert cluster.client_settings_of(None) == joined_client_settings(None)
+    assert EventProducer(client_settings={"sasl.mechanism": "PLAIN"})._settings.overrides == {
+        "sasl.username": "file",
+        "sasl.mechanism": "PLAIN",
+        **of_both,
+    }
+    write('[client_settings]\n"sasl.password" = { file = "secret" }')
+    assert made(client_settings={}).client_settings["sasl.password"] == "from a file"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pool_sise = 3", r"kes\.toml: there is no setting 'pool_sise'"),
+        ("replication_facto = 3", r"did you mean 'replication_factor'\?"),
+        ("[pool]\npool_sise = 3", r"kes\.toml: \[pool\]: there is no setting 'pool_sise'; did you mean 'pool_size'\?"),
+        ("pool = 3", r"pool must be a table: \[pool\]"),
+        ("client_settings = 3", r"client_settings must be a table"),
+        ("replication_factor = 'x'", r"kes\.toml: replication_factor: Expected `int`, got `str`"),
+        ("[pool]\npool_size = true", r"kes\.toml: pool\.pool_size: Expected `int`, got `bool`"),
+        ("[pool]\npool_size = 0", r"PoolConfig\.pool_size is 0.*kes\.toml: pool\.pool_size"),
+        ("error_policy = 'never'", r"kes\.toml: error_policy: Invalid enum value 'never'"),
+        ("instance_id = 'one'", r"instance_id cannot be there: each process needs one of its own"),
+        ("on_partition_activated = 'x'", r"there is no setting 'on_partition_activated'"),
+        ("[client_settings]\n'sasl.password' = { file = 'nowhere' }", r"names the file nowhere, which cannot be read"),
+        ("= 3", r"kes\.toml is no TOML: Invalid .* line 1"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(text: str, said: str) -> None:
+    write(text)
+    with pytest.raises(ConfigError, match=said):
+        made()
+
+
+def test_a_file_that_is_named_must_be_there_and_variables_have_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KES_POOL_POOL_SIZE", "many")
+    with pytest.raises(ConfigError, match="KES_POOL_POOL_SIZE: Expected `int`, got `str`"):
+        made()
+    monkeypatch.setenv("KES_CONFIG", "elsewhere.toml")
+    with pytest.raises(ConfigError, match=r"KES_CONFIG names elsewhere\.toml, which does not exist"):
+        made()
+    with pytest.raises(ConfigError, match="set bootstrap_servers or the variable KES_BOOTSTRAP_SERVERS"):
+        bootstrap_servers("", {})
+
+
+def test_options_of_commands_come_from_variables_and_the_file(kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens at this address; how long that is waited for is said."""
+    write(FILE.replace("file:1", "127.0.0.1:1"))
+    Path("shop.py").write_text(
+        "from streams import EventSource, EventSourceConfig\n"
+        "source = EventSource(EventSourceConfig(group_id='g', topic='t', num_partitions=1))\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    assert "nothing listens at 127.0.0.1:1" in kes("lag", "shop:source", code=1).words
+    monkeypatch.setenv("KES_LAG_TIMEOUT", "many")
+    assert "unable to parse string as a number" in kes("lag", "shop:source", code=2).words
+
+
+def test_kes_config_shows_where_each_comes_from(kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(FILE)
+    Path("market.py").write_text(
+        "from streams import EventSource, EventSourceConfig\n"
+        "source = EventSource(EventSourceConfig(group_id='g', topic='t', num_partitions=1, replication_factor=1,\n"
+        "    client_settings={'ssl.key.password': 'hunter2-planted'}))\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.setenv("KES_POOL_POOL_SIZE", "6")
+    monkeypatch.setenv("KES_POOL_POOL_SISE", "6")
+    shown = kes("config", "market:source", "--json", "--all")
+    assert "KES_POOL_POOL_SISE is no setting" in shown.words
+    origins = {line["setting"]: (line["value"], line["origin"]) for line in shown.data}
+    assert origins["replication_factor"] == (1, "code")
+    assert origins["pool.pool_size"] == (6, "KES_POOL_POOL_SIZE")
+    assert origins["group.num_standbys"] == (1, "kes.toml: group.num_standbys")
+    assert origins["bootstrap_servers"] == ("file:1", "kes.toml: bootstrap_servers")
+    assert origins["client_settings.sasl.password"] == ("***", "kes.toml: client_settings.sasl.password")
+    assert origins["client_settings.ssl.key.password"] == ("***", "code")
+    assert origins["pool.max_batch_size"][1] == "default"
+    tables = [kes("config"), kes("config", "market:source"), shown]
+    assert SECRET not in "".join(answer.out + answer.err for answer in tables)
+    assert SECRET not in repr(made()) + repr(GroupConfig())
+    assert "settings file: kes.toml" in tables[0].out
