@@ -237,6 +237,33 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
             _count(f"QueueConfig.{name}", getattr(self, name), 1)
 
 
+class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """State that outlives its process.
+
+    ``folder``: where the state of each partition is kept on disk; empty: nowhere. A process that was killed goes on
+    from there, and reads only the rest of the changelog. Several processes of one machine may share a folder.
+    ``checkpoint_seconds`` and ``checkpoint_bytes`` (per partition): how long, and how much of what is committed may
+    wait to be written. ``unwritten_bytes``: the same for the whole process: beyond it the folder that is farthest
+    behind stays as it is for the rest of the run.
+    """
+
+    folder: str = ""
+    checkpoint_seconds: float = 5.0
+    checkpoint_bytes: int = 8 * 1024 * 1024
+    unwritten_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        _made_of((str,), "StateConfig.folder", self.folder, "a path as text")
+        _duration("StateConfig.checkpoint_seconds", self.checkpoint_seconds)
+        _count("StateConfig.checkpoint_bytes", self.checkpoint_bytes, 1)
+        _count("StateConfig.unwritten_bytes", self.unwritten_bytes, 1)
+        if self.unwritten_bytes < self.checkpoint_bytes:
+            raise ConfigError(
+                f"StateConfig.unwritten_bytes is {self.unwritten_bytes}; it must be at least checkpoint_bytes "
+                f"({self.checkpoint_bytes}): so much of one partition waits to be written"
+            )
+
+
 class _FlatName:
     """The default of a flat name in a class of settings: the name stands for a setting of this group."""
 
@@ -282,7 +309,13 @@ class _TakesFlatNames(msgspec.StructMeta):
             return super().__call__(*args, **settings)
 
 
-GROUPS = {"group": GroupConfig, "timeouts": TimeoutConfig, "queues": QueueConfig, "pool": PoolConfig}
+GROUPS = {
+    "group": GroupConfig,
+    "timeouts": TimeoutConfig,
+    "queues": QueueConfig,
+    "pool": PoolConfig,
+    "state": StateConfig,
+}
 """The groups of settings, by the names that ``EventSourceConfig`` has for them."""
 
 
@@ -302,7 +335,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
       (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
-      transactions).
+      transactions), ``state`` (``StateConfig``: state on disk).
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
 
@@ -331,6 +364,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Ta
     timeouts: TimeoutConfig = TimeoutConfig()
     queues: QueueConfig = QueueConfig()
     pool: PoolConfig = PoolConfig()
+    state: StateConfig = StateConfig()
     on_partition_activated: Callable[[int], None] | None = None
     on_partition_revoked: Callable[[int], None] | None = None
     metrics_handler: MetricsHandler | None = None

@@ -73,6 +73,7 @@ class Records:
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
+        self.ends: dict[tuple[str, int], int] = {}
 
     def fill(self, outputs: Sequence[Output]) -> None: ...
 
@@ -102,6 +103,9 @@ class Slot:
     async def flush(self, records: Records, topic: str, offsets: Mapping[int, int], fence: Any) -> None:
         fence()
         self._pending, self._offsets = records.outputs, dict(offsets)
+        for output in records.outputs:
+            place = output.topic, max(output.partition, 0)
+            records.ends[place] = records.ends.get(place, len(self._broker.logs[place])) + 1
 
     async def commit(self, requested: Any) -> None:
         requested()
@@ -298,6 +302,9 @@ class Connections:
         return []
 
     differences = create
+
+    def describe(self, names: Collection[str], timeout_seconds: float) -> dict[str, None]:
+        return dict.fromkeys(names)
 
 
 class Bench:

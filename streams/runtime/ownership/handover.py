@@ -160,7 +160,9 @@ class Handover:
         # Only a store of bytes by key may receive the last records again; a cancelled event may have left its traces.
         if position is not None and worker.is_journalled and not worker.scope.cancel_called:
             timers = worker.timers.contents()
-            self._replicas.adopt(partition, worker.take_store(), worker.offset_record, timers, position)
+            self._replicas.adopt(
+                partition, worker.take_store(), worker.offset_record, timers, position, worker.take_kept()
+            )
         else:
             worker.drop_store()
             self._replicas.renew(partition)

@@ -96,6 +96,12 @@ class Partitions:
         self._callback(self._member.config.on_partition_activated, worker.partition)
         self.changed.notify()
 
+    def renew_offset(self, partition: int) -> None:
+        """Send the offset record of a partition again, if it works: a transaction without events."""
+        worker = self.workers.get(partition)
+        if worker is not None and worker.state is _S.ACTIVE and not worker.is_closing:
+            self._member.pool.admit(partition, worker.watermark, [], [])
+
     def deliver(self, batch: Polled) -> None:
         """Queue the records of a batch with their partitions' workers."""
         for partition, records in batch.records.items():
