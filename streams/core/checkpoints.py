@@ -67,16 +67,18 @@ def reason_to_distrust(mark: Mark, identity: Identity, *, now_ms: int, tombstone
 
 
 def reason_to_refuse(
-    mark_offset: int, mark_record: bytes, position: int, first: tuple[int, bytes | None, bool] | None
+    mark_offset: int, mark_record: bytes, *, position: int, end: int, first: tuple[int, bytes | None, bool] | None
 ) -> str:
-    """Return why the log is not the one that a folder was filled from, empty if it is.
+    """Return why the log is not the one that a folder was filled from, empty if it is, or if that is not known yet.
 
     ``first``: offset, value, and whether it is an offset record, of the first record at or behind the mark; ``None``:
-    there is none below ``position``, up to which the log was read. The last offset record of a log is never compacted
-    away, so the marked one is there, or a younger one is.
+    there is none below ``position``, up to which the log was read. ``end``: of the log, -1 if it is not known. The last
+    offset record of a log is never compacted away, so the marked one is there, or a younger one is.
     """
     if first is None:
-        return f"the log has nothing between offset {mark_offset} and {position}" if position > mark_offset else ""
+        if position > mark_offset:
+            return f"the log has nothing between offset {mark_offset} and {position}"
+        return f"the log ends at {end}, before offset {mark_offset} is reached" if 0 <= end <= mark_offset else ""
     offset, value, is_offset_record = first
     if offset == mark_offset and not (is_offset_record and value == mark_record):
         return f"another record is at offset {mark_offset} now: the log was cut and written anew"

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from streams import EventSource, EventSourceConfig, event_type
+from streams.errors import OffsetError
 from streams.events import event_type_of
 from streams.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
 from streams.handlers import Handler
@@ -195,7 +196,10 @@ class Tail:
     def _read(self, partition: int, offset: int, epoch: int) -> None:
         log = self._broker.logs[CHANGELOG, partition]
         try:
-            self._receive(partition, epoch, log[offset:], len(log), len(log))
+            if offset > len(log):
+                raise OffsetError(f"{CHANGELOG}[{partition}]: {offset} is not in the log")
+            there = [record for record in log[offset:] if record.key is not None]  # the others are compacted away
+            self._receive(partition, epoch, there, len(log), len(log))
         except Exception as error:
             self._fail(partition, epoch, error)
 

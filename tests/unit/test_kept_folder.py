@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -43,7 +42,11 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(
     st.lists(
         st.builds(
-            Change, st.binary(max_size=9), st.none() | st.binary(max_size=9), st.none(), st.sampled_from(["", "kind", "ä"])
+            Change,
+            st.binary(max_size=9),
+            st.none() | st.binary(max_size=9),
+            st.none(),
+            st.sampled_from(["", "kind", "ä"]),
         )
     ),
     st.data(),
@@ -97,12 +100,18 @@ def test_the_age_of_a_mark_is_compared_with_the_life_of_tombstones(age_ms: int, 
 
 
 def test_the_log_has_to_go_on_where_the_folder_ends() -> None:
-    assert not reason_to_refuse(7, b"r", 8, (7, b"r", True)), "the record itself"
-    assert not reason_to_refuse(7, b"r", 12, (9, b"x", False)), "compacted away for a younger one"
-    assert not reason_to_refuse(7, b"r", 7, None), "nothing is read yet"
-    assert "written anew" in reason_to_refuse(7, b"r", 8, (7, b"other", True))
-    assert "written anew" in reason_to_refuse(7, b"r", 8, (7, b"r", False))
-    assert "nothing between" in reason_to_refuse(7, b"r", 9, None)
+
+    def reason(position: int, end: int, first: tuple[int, bytes, bool] | None) -> str:
+        return reason_to_refuse(7, b"r", position=position, end=end, first=first)
+
+    assert not reason(8, 9, (7, b"r", True)), "the record itself"
+    assert not reason(12, 14, (9, b"x", False)), "compacted away for a younger one"
+    assert not reason(7, -1, None), "nothing is known yet"
+    assert not reason(7, 9, None), "nothing is read yet"
+    assert "written anew" in reason(8, 9, (7, b"other", True))
+    assert "written anew" in reason(8, 9, (7, b"r", False))
+    assert "nothing between" in reason(9, 9, None)
+    assert "ends at 7" in reason(7, 7, None)
 
 
 # -- killed at every step ----------------------------------------------------------------------------------------------

@@ -109,14 +109,14 @@ class Replica(FollowedPartition):
         self.is_from_folder = True
         self.begin_at(point.offset)
 
-    def examine(self, records: list[IncomingRecord], position: int) -> None:
+    def examine(self, records: list[IncomingRecord], position: int, end: int) -> None:
         """Compare the log with the end of the folder. Raises ``OffsetError``: it is another log, or was cut. On the
         tail's thread."""
         witness = self.witness
         if witness is not None:
             first = records[0] if records else None
             found = None if first is None else (first.offset, first.value, first.key == OFFSET_KEY)
-            reason = reason_to_refuse(witness.offset, witness.record, position, found)
+            reason = reason_to_refuse(witness.offset, witness.record, position=position, end=end, first=found)
             if reason:
                 raise OffsetError(f"partition {self.partition}: {reason}")
             if records:
@@ -452,7 +452,7 @@ class Replicas:
             copy.busy = True
         failure = None
         try:
-            copy.examine(records, position)
+            copy.examine(records, position, end)
             if records:
                 copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
         except Exception as error:
