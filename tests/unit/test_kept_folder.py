@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -357,7 +358,6 @@ def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(
     changes = [put(b"new %d" % number, bytes(50)) for number in range(40)]
     with pytest.raises(OSError, match="No space"):
         folder.append(changes)
-        folder.rewrite_if_due()
     assert reopened_beside(folder) == before
     disk.room = 1 << 30
     folder.append(changes)
@@ -451,10 +451,8 @@ def data_is_spoiled(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     spoiled = bytearray(data.read_bytes())
     spoiled[-1] ^= 1
     data.write_bytes(spoiled)
-    try:
+    with contextlib.suppress(Damaged):
         assert reopened(tmp_path) == before
-    except Damaged:
-        pass
 
 
 def two_want_it(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:

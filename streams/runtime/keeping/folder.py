@@ -188,7 +188,7 @@ class StateFolder:
         while batch := list(islice(rest, BATCH)):
             began = time.monotonic()
             data = encode(batch)
-            self._write(data, size)
+            _write(self._data, data, size)
             size, crc = size + len(data), zlib.crc32(data, crc)
             if pause:
                 time.sleep(time.monotonic() - began)
@@ -222,7 +222,7 @@ class StateFolder:
             while batch := list(islice(kept, BATCH)):
                 began = time.monotonic()
                 data = encode(batch)
-                self._write(data, self._size)
+                _write(self._data, data, self._size)
                 self._size, self._crc = self._size + len(data), zlib.crc32(data, self._crc)
                 if pause:
                     time.sleep(time.monotonic() - began)
@@ -258,16 +258,16 @@ class StateFolder:
         numbers = [int(path.name[5:]) for path in self.path.glob("data-*") if path.name[5:].isdigit()]
         name = f"data-{max(numbers, default=0) + 1}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._data, self._file = os.open(self.path / name, flags, 0o600), name
-        self._write(HEAD, 0)
+        handle = os.open(self.path / name, flags, 0o600)
+        try:
+            _write(handle, HEAD, 0)
+            self._sync_folder()  # its name must not be lost when a mark names it
+        except BaseException:
+            os.close(handle)
+            (self.path / name).unlink(missing_ok=True)
+            raise
+        self._data, self._file = handle, name
         self._size, self._crc, self._live = len(HEAD), zlib.crc32(HEAD), 0
-        self._sync_folder()  # its name must not be lost when a mark names it
-
-    def _write(self, data: bytes, at: int) -> None:
-        assert self._data is not None
-        while data:
-            written = os.pwrite(self._data, data, at)
-            data, at = data[written:], at + written
 
     def _sync_data(self) -> None:
         assert self._data is not None
@@ -384,6 +384,13 @@ def _lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _write(handle: int | None, data: bytes, at: int) -> None:
+    assert handle is not None
+    while data:
+        written = os.pwrite(handle, data, at)
+        data, at = data[written:], at + written
 
 
 def _no_link(path: str, flags: int) -> int:
