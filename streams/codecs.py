@@ -255,11 +255,6 @@ class _TypedCodec(Generic[T]):
             raise DecodeError(f"not a {self._name}: {reason(error)}") from _cause(error)
 
     @property
-    def name(self) -> str:
-        """Return the name of the type."""
-        return self._name
-
-    @property
     def shortcut(self) -> Shortcut:
         """Return the ``Shortcut`` of this codec."""
         return Shortcut(self._encode, self._class, self._check_nulls if self._null_is_suspect else None)

@@ -1,8 +1,8 @@
 """Checkpoints: what a folder of one partition says of itself, and when that may be believed.
 
-A folder holds exactly what the changelog holds below ``Mark.offset`` + 1, and nothing that was not committed. Whether
-that is still the beginning of *this* log is decided in two steps: ``reason_to_distrust`` from the mark alone, and
-``reason_to_refuse`` with the first record that is read behind it.
+A folder holds what was committed in the changelog up to the offset record that its mark names, and nothing else.
+Whether that is still the beginning of *this* log is decided in two steps: ``reason_to_distrust`` from the mark alone,
+and ``reason_to_refuse`` with the first record that is read behind it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MARGIN_MS: Final = 3_600_000
 """The age of a mark at which tombstones behind it may be gone is counted shorter by so much: clocks differ."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class LogIdentity(msgspec.Struct, frozen=True):
     """The log that a folder belongs to, and the layout of its files. ``codec`` names the store and its codecs."""
 
     cluster: str
@@ -29,15 +29,15 @@ class Identity(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """How far a folder goes. ``offset``: of the last offset record in it; ``record``: the value of that.
+class FolderMark(msgspec.Struct, frozen=True):
+    """The end of a folder. ``offset``: of the last offset record in it; ``record``: the value of that.
 
     ``as_of_ms``: no later than the moment at which that record was appended: all that the folder lacks is younger.
     ``file``, ``size`` and ``crc`` are the file of the data, how much of it counts, and the CRC-32 of that. ``live``:
     its size when it was written anew for the last time.
     """
 
-    identity: Identity
+    identity: LogIdentity
     offset: int
     record: bytes
     as_of_ms: int
@@ -47,13 +47,13 @@ class Mark(msgspec.Struct, frozen=True):
     live: int
 
 
-def reason_to_distrust(mark: Mark, identity: Identity, *, now_ms: int, tombstones_ms: int) -> str:
+def reason_to_distrust(mark: FolderMark, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> str:
     """Return why a folder with this mark cannot be continued from this log, empty if it can (rule K4).
 
     ``tombstones_ms``: how long the log keeps them (``delete.retention.ms``). A key whose tombstone is gone would come
     back from the folder.
     """
-    for name in Identity.__struct_fields__:
+    for name in LogIdentity.__struct_fields__:
         is_, wanted = getattr(mark.identity, name), getattr(identity, name)
         if is_ != wanted:
             return f"its {name.replace('_', ' ')} is {is_!r}, not {wanted!r}"

@@ -28,7 +28,7 @@ from streams.metrics import Measurement, MembershipChanged
 from streams.runtime.ad_hoc_interjections import AdHocInterjections
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
-from streams.runtime.keeping.keeper import Keeper, KeptPartition
+from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.partitions import Partitions
@@ -105,9 +105,9 @@ class Engine:
 
         self.hung_calls = HungCalls(self.measure, self.fail)
         ids = [transactional_id(config.group_id, config.instance_id, number) for number in range(config.pool.pool_size)]
-        self.keeper: Keeper | None = None
+        self.keeper: StateKeeper | None = None
         if config.state.folder:  # first of all: a folder that cannot be used is refused before anything is connected
-            self.keeper = Keeper(
+            self.keeper = StateKeeper(
                 config,
                 lambda: self.thread("kes-keeper"),
                 lambda topic, deadline: self.takeover_client.identity(topic, deadline),

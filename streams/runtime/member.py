@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 from streams.config import EventSourceConfig
 from streams.group import Membership, TakeOver
 from streams.metrics import Measurement
-from streams.runtime.keeping.keeper import Keeper
+from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
@@ -42,7 +42,7 @@ class Member(Protocol):
     @property
     def slots(self) -> Slots: ...
     @property
-    def keeper(self) -> Keeper | None: ...  # of state on disk, if there is any
+    def keeper(self) -> StateKeeper | None: ...  # of state on disk, if there is any
     @property
     def hung_calls(self) -> HungCalls: ...
     @property

@@ -58,4 +58,4 @@ class TableFields(JournalledBytes):
 
 
 def _named(codec: object) -> str:
-    return f"{type(codec).__qualname__} {getattr(codec, 'name', '')}".rstrip()
+    return f"{type(codec).__qualname__} {getattr(codec, '_name', '')}".rstrip()

@@ -22,7 +22,7 @@ from streams.records import Change, IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
-from streams.runtime.keeping.keeper import Keeper, KeptPartition
+from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from tests.unit.kept_kit import IDENTITY, State, now_ms, reopened
 
 CHANGES = st.dictionaries(st.sampled_from([b"a", b"b", b"c", b"d"]), st.none() | st.binary(max_size=3), max_size=3)
@@ -70,7 +70,7 @@ class Bench:
         state = StateConfig(folder=str(parent / "unused"))
         config = EventSourceConfig(group_id="g", topic="in", num_partitions=1, bootstrap_servers="nowhere", state=state)
         nothing: Any = None
-        self.keeper = Keeper(config, lambda: nothing, nothing, nothing, now=lambda: 0.0, wall_ms=now_ms)
+        self.keeper = StateKeeper(config, lambda: nothing, nothing, nothing, now=lambda: 0.0, wall_ms=now_ms)
         self.kept = self.open()
 
     def open(self) -> KeptPartition:

@@ -19,7 +19,7 @@ from streams.runtime.engine import Engine
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
 from streams.runtime.keeping.keeper import KeptPartition, Point
-from streams.runtime.ownership.replicas import Replica
+from streams.runtime.ownership.replica import Replica
 
 from .plans import Plan, plan_of
 from .safeguards import Safeguard, stand_in

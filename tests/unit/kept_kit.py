@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from streams.core.checkpoints import Identity
+from streams.core.checkpoints import LogIdentity
 from streams.records import Change
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
 
-IDENTITY = Identity("cluster", "g.in.changelog", "topic-id", 0, "Table(StrCodec, IntCodec)")
+IDENTITY = LogIdentity("cluster", "g.in.changelog", "topic-id", 0, "Table(StrCodec, IntCodec)")
 DAY_MS = 86_400_000
 State = dict[bytes, bytes]
 
@@ -29,7 +29,7 @@ def put(key: bytes, value: bytes | None) -> Change:
     return Change(key, value)
 
 
-def contents(folder: StateFolder, identity: Identity = IDENTITY, **more: int) -> tuple[int, State]:
+def contents(folder: StateFolder, identity: LogIdentity = IDENTITY, **more: int) -> tuple[int, State]:
     """Offset of the mark, and the state up to it; (-1, nothing) of an empty folder."""
     if not folder.check(identity, **{"now_ms": now_ms(), "tombstones_ms": DAY_MS, **more}):
         return -1, {}
@@ -166,3 +166,14 @@ class Power:
             if self._rng.random() < 0.5:
                 data[at : at + 16] = bytes(len(data[at : at + 16]))
         return bytes(data[: self._rng.choice((len(data), self._rng.randint(len(synced), len(data))))])
+
+
+def lose_power(folder: Path, patch: pytest.MonkeyPatch, number: int, seed: int) -> None:
+    """At the step with this number, and see what is left."""
+    script = Script(folder / "disk", seed)
+    with patch.context() as here:
+        power = Power(here, script.parent, random.Random(number))
+        with pytest.raises(Cut):
+            script.run(stop_at(number))
+        left = power.after_loss(folder / "left")
+    script.check(left)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import random
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.core import checkpoints
-from streams.core.checkpoints import MARGIN_MS, Mark, reason_to_distrust, reason_to_refuse
+from streams.core.checkpoints import MARGIN_MS, FolderMark, reason_to_distrust, reason_to_refuse
 from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.entries import Damaged, decode, encode
 from streams.runtime.keeping.folder import Broken, StateFolder, prepare_root
-from tests.unit.kept_kit import DAY_MS, IDENTITY, Cut, Power, Script, contents, now_ms, put, reopened, steps_of, stop_at
+from tests.unit.kept_kit import (
+    DAY_MS,
+    IDENTITY,
+    Cut,
+    Script,
+    contents,
+    lose_power,
+    now_ms,
+    put,
+    reopened,
+    steps_of,
+    stop_at,
+)
 
 SEEDS = range(5)
 
@@ -69,12 +78,12 @@ def test_a_length_that_cannot_be_is_refused() -> None:
 # -- rule K4, pure -----------------------------------------------------------------------------------------------------
 
 
-def mark_of(**changes: Any) -> Mark:
+def mark_of(**changes: Any) -> FolderMark:
     fields: dict[str, Any] = {
         "identity": IDENTITY, "offset": 7, "record": b"{}", "as_of_ms": 10 * DAY_MS, "file": "data-1", "size": 12,
         "crc": 0, "live": 0,
     }  # fmt: skip
-    return Mark(**{**fields, **changes})
+    return FolderMark(**{**fields, **changes})
 
 
 @pytest.mark.parametrize("name", ["cluster", "topic", "topic_id", "partition", "codec", "format"])
@@ -176,17 +185,6 @@ def test_without_power_at_any_step_it_opens_at_a_checkpoint(
     Script(tmp_path / "all", seed).run(names.append)
     for number in range(len(names)):
         lose_power(tmp_path / f"{number}", monkeypatch, number, seed)
-
-
-def lose_power(folder: Path, patch: pytest.MonkeyPatch, number: int, seed: int) -> None:
-    """At the step with this number, and see what is left."""
-    script = Script(folder / "disk", seed)
-    with patch.context() as here:
-        power = Power(here, script.parent, random.Random(number))
-        with pytest.raises(Cut):
-            script.run(stop_at(number))
-        left = power.after_loss(folder / "left")
-    script.check(left)
 
 
 # -- spoiled -----------------------------------------------------------------------------------------------------------
@@ -416,94 +414,3 @@ def test_the_file_stays_small_however_often_a_key_is_written(tmp_path: Path) -> 
     live = sum(len(key) + len(value) + 10 for key, value in contents(folder)[1].items())
     assert files[0].stat().st_size <= 2.5 * max(live, 600)
     folder.close()
-
-
-# -- without each safeguard --------------------------------------------------------------------------------------------
-
-
-def power_is_lost(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    for seed in SEEDS[:2]:
-        names: list[str] = []
-        Script(tmp_path / f"all {seed}", seed).run(names.append)
-        for number in range(len(names)):
-            lose_power(tmp_path / f"{seed} {number}", patch, number, seed)
-
-
-def bit_is_rotten_when_it_is_written_anew(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    folder = StateFolder.find(tmp_path, 0)
-    folder.append([put(b"key", b"v" * 700)])
-    folder.commit(IDENTITY, 1, b"{}", now_ms())
-    data = next(folder.path.glob("data-*"))
-    spoiled = bytearray(data.read_bytes())
-    spoiled[-1] ^= 1
-    data.write_bytes(spoiled)
-    with pytest.raises(Damaged):
-        folder.rewrite_if_due()
-    folder.close()
-    with pytest.raises(Damaged):
-        reopened(tmp_path)
-
-
-def data_is_spoiled(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    Script(tmp_path).run()
-    before = reopened(tmp_path)
-    data = next((tmp_path / "0").glob("data-*"))
-    spoiled = bytearray(data.read_bytes())
-    spoiled[-1] ^= 1
-    data.write_bytes(spoiled)
-    with contextlib.suppress(Damaged):
-        assert reopened(tmp_path) == before
-
-
-def two_want_it(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    first, second = StateFolder.find(tmp_path, 0), StateFolder.find(tmp_path, 0)
-    for folder, value in ((first, b"1"), (second, b"22")):
-        folder.append([put(b"a", value)])
-        folder.commit(IDENTITY, 5, b"{}", now_ms())
-    first.append([put(b"b", b"1")])
-    first.commit(IDENTITY, 6, b"{}", now_ms())
-    first.close()
-    second.close()
-    offset, state = reopened(tmp_path)
-    assert (offset, state) == (6, {b"a": b"1", b"b": b"1"})
-
-
-def mark_before_data(self: StateFolder, *point: Any) -> None:
-    """The mark says too much until the data is flushed."""
-    if self._data is None:
-        self._open_data()
-    self._replace_mark(Mark(point[0], *point[1:], self._file, self._size, self._crc, self._live))
-    self._sync_data()
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Does nothing."""
-
-
-class NoChecksum:
-    """``zlib`` whose checksums all fit."""
-
-    @staticmethod
-    def crc32(data: bytes, crc: int = 0) -> int:
-        return 0
-
-
-SAFEGUARDS: dict[str, tuple[Any, str, Any, Callable[[Path, pytest.MonkeyPatch], None]]] = {
-    "K2, the mark comes behind the data": (StateFolder, "commit", mark_before_data, power_is_lost),
-    "K2, the data is flushed": (StateFolder, "_sync_data", nothing, power_is_lost),
-    "K2, names are flushed": (StateFolder, "_sync_folder", nothing, power_is_lost),
-    "K4, the checksum": (folder_module, "zlib", NoChecksum, data_is_spoiled),
-    "K4, the checksum of what is written anew": (
-        folder_module, "zlib", NoChecksum, bit_is_rotten_when_it_is_written_anew
-    ),
-    "K6, the lock": (folder_module, "_lock", lambda _: True, two_want_it),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAFEGUARDS)
-def test_each_safeguard_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    owner, attribute, instead, scenario = SAFEGUARDS[name]
-    scenario(tmp_path / "with it", monkeypatch)
-    monkeypatch.setattr(owner, attribute, instead)
-    with pytest.raises((AssertionError, Damaged, pytest.fail.Exception)):
-        scenario(tmp_path / "without it", monkeypatch)

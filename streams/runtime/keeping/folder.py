@@ -2,7 +2,7 @@
 
 The order of a checkpoint is what makes it safe: the data, its flush, the new mark beside the old one, its flush, the
 rename over the old one, the flush of the directory. Killed or without power anywhere between, the folder is as its last
-mark says: what is behind ``Mark.size`` in the data file does not count, and is written over.
+mark says: what is behind ``FolderMark.size`` in the data file does not count, and is written over.
 
 Everything here blocks; it runs on the keeper's thread.
 """
@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from streams.core.checkpoints import Identity, Mark, reason_to_distrust
+from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping.entries import HEAD, Damaged, decode, encode
@@ -57,7 +57,7 @@ class StateFolder:
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
-        self.mark: Mark | None = None
+        self.mark: FolderMark | None = None
         self._lock = lock
         self._data: int | None = None
         self._file = ""
@@ -113,7 +113,7 @@ class StateFolder:
                 folder.close()
         return best
 
-    def check(self, identity: Identity, *, now_ms: int, tombstones_ms: int) -> bool:
+    def check(self, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
         """Check the folder against the log and against its own checksum; ``False``: it is empty. Raises ``Damaged`` for
         one that is not to be used, and ``OSError``."""
         mark = self.mark = self._read_mark()
@@ -147,7 +147,7 @@ class StateFolder:
         if rest:
             raise Damaged(f"{mark.file} ends within an entry")
 
-    def _pieces(self, mark: Mark) -> Iterator[bytes]:
+    def _pieces(self, mark: FolderMark) -> Iterator[bytes]:
         """Read the data file; its end is reached only if the checksum fits."""
         crc, left, path = 0, mark.size, self.path / mark.file
         if not path.exists():
@@ -162,7 +162,7 @@ class StateFolder:
         if crc != mark.crc:
             raise Damaged(f"{mark.file} has another checksum than its mark")
 
-    def _read_mark(self) -> Mark | None:
+    def _read_mark(self) -> FolderMark | None:
         try:
             with open(self.path / _MARK, "rb", opener=_no_link) as file:
                 data = file.read(PIECE)
@@ -172,7 +172,7 @@ class StateFolder:
         try:
             if int(checksum, 16) != zlib.crc32(text):
                 raise Damaged("its mark has a wrong checksum")
-            return msgspec.json.decode(text, type=Mark)
+            return msgspec.json.decode(text, type=FolderMark)
         except (ValueError, msgspec.DecodeError) as error:
             raise Damaged(f"its mark cannot be read ({error})") from error
 
@@ -194,14 +194,14 @@ class StateFolder:
                 time.sleep(time.monotonic() - began)
         self._size, self._crc = size, crc
 
-    def commit(self, identity: Identity, offset: int, record: bytes, as_of_ms: int) -> None:
+    def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
         """Make everything written so far count: the changelog up to its offset record at ``offset``. Raises
         ``OSError``: the mark is as it was; ``Broken``: also the data is in doubt."""
         if self._data is None:
             self._open_data()
         self.at("flush data")
         self._sync_data()
-        mark = Mark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
+        mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
         self._replace_mark(mark)
         self._remove_strays()
 
@@ -276,7 +276,7 @@ class StateFolder:
         except OSError as error:  # a second try would succeed, without the pages that are lost
             raise Broken(error.errno, f"{self._file} cannot be flushed: {error.strerror}") from error
 
-    def _replace_mark(self, mark: Mark) -> None:
+    def _replace_mark(self, mark: FolderMark) -> None:
         text = msgspec.json.encode(mark)
         new = self.path / _NEW_MARK
         self.at("mark")

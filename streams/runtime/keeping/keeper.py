@@ -4,8 +4,8 @@ Rules of this file
 * Only what is committed is gathered: the cuts of committed transactions, and what a tail that reads committed received.
 * A mark is an offset record of the changelog, and the folder holds exactly what is up to it. What a copy has received
   behind the last offset record waits for the next one.
-* Nobody waits for a disk: dictionaries change hands under a lock that is never held while something is written. A
-  folder that cannot keep up, or cannot be written to, is left at its mark, which stays true.
+* Neither the loop nor a commit waits for a disk: dictionaries change hands under a lock that is never held while
+  something is written. A folder that cannot keep up, or cannot be written to, is left at its mark, which stays true.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
 from streams.core.admission import size_of_changes
-from streams.core.checkpoints import Identity
+from streams.core.checkpoints import LogIdentity
 from streams.core.transaction import Cut
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.records import TYPE_HEADER, Change, IncomingRecord
@@ -60,7 +60,7 @@ class HalfLoaded(Exception):
 class KeptPartition:
     """One partition's changes on their way to its folder. The lock is the keeper's; each method names its thread."""
 
-    def __init__(self, keeper: Keeper, identity: Identity, folder: StateFolder) -> None:
+    def __init__(self, keeper: StateKeeper, identity: LogIdentity, folder: StateFolder) -> None:
         self.folder = folder
         self.identity = identity
         self.partition = identity.partition
@@ -228,7 +228,7 @@ class KeptPartition:
         self.folder.close()
 
 
-class Keeper:
+class StateKeeper:
     """The folders of one member. On the loop, but for the methods that name another thread."""
 
     def __init__(
@@ -341,7 +341,7 @@ class Keeper:
         Raises ``BrokerUnavailable``; ``HalfLoaded``: begin once more, with an empty store; and what ``restore`` raises.
         """
         known, tombstones_ms = self._changelog()
-        identity = Identity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
+        identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
         try:
             folder = StateFolder.find(self._parent, partition)
         except OSError as error:

@@ -22,7 +22,8 @@ from streams.group import Assigned, Copies, Order
 from streams.metrics import PartitionMoved
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
-from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.worker import PartitionWorker
 from streams.statistics import MoveStatistics
 

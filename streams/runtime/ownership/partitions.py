@@ -22,7 +22,8 @@ from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.looks import Looks
 from streams.runtime.member import WorkingMember
-from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.failures import RestartNeeded
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
