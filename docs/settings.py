@@ -25,6 +25,7 @@ from streams import (
     PoolConfig,
     QueueConfig,
     SchedulerConfig,
+    StateConfig,
     TimeoutConfig,
 )
 from streams.outcomes import DEAD_LETTER, SKIP, STOP
@@ -33,8 +34,10 @@ PAGE: Final = Path(__file__).resolve().parent / "reference" / "settings.md"
 
 POLICIES: Final = {STOP: "`STOP`", SKIP: "`SKIP`", DEAD_LETTER: "`DEAD_LETTER`"}
 IN_PARTS: Final = {
+    8 * 1024 * 1024: "8 MiB",
     16 * 1024 * 1024: "16 MiB",
     32 * 1024 * 1024: "32 MiB",
+    64 * 1024 * 1024: "64 MiB",
     256 * 1024 * 1024: "256 MiB",
     1024 * 1024 * 1024: "1 GiB",
 }
@@ -124,6 +127,7 @@ SECTIONS: Final = (
             "timeouts": "see `TimeoutConfig`",
             "queues": "see `QueueConfig`",
             "pool": "see `PoolConfig`",
+            "state": "see `StateConfig`",
             "on_partition_activated": "called with the partition's number, on the event loop",
             "on_partition_revoked": "called with the partition's number, on the event loop",
             "metrics_handler": "called with each measurement, on the event loop (`streams.metrics`)",
@@ -198,6 +202,20 @@ SECTIONS: Final = (
             "batch_delay_seconds": (
                 "how long a transaction waits for further events when nothing is in flight; 0: it does not; "
                 "`None`: as long as commits take, at most 10 ms"
+            ),
+        },
+    ),
+    Section(
+        StateConfig,
+        "[State on disk](../guides/state-on-disk.md): a partition goes on from its folder, and reads only the rest of "
+        "the changelog.",
+        {
+            "folder": "where it is; processes of one machine may share it. Empty: nowhere",
+            "checkpoint_seconds": "after so long what is committed is on disk",
+            "checkpoint_bytes": "the same in bytes, of one partition",
+            "unwritten_bytes": (
+                "what may wait to be written in the process, at least `checkpoint_bytes`; beyond it the folder that is "
+                "farthest behind is left at its mark"
             ),
         },
     ),

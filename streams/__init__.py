@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from streams.async_batcher import AsyncBatcher
     from streams.async_jobs import AsyncJobScheduler
     from streams.batch_producer import BatchProducer
-    from streams.config import EventSourceConfig, GroupConfig, PoolConfig, QueueConfig, TimeoutConfig
+    from streams.config import EventSourceConfig, GroupConfig, PoolConfig, QueueConfig, StateConfig, TimeoutConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.errors import EventFailure, NotDelivered
@@ -85,6 +85,7 @@ __all__ = [
     "SimpleStore",
     "SourceState",
     "SourceStatistics",
+    "StateConfig",
     "StateStore",
     "Table",
     "TimeoutConfig",
@@ -100,7 +101,7 @@ _NAMES = {
     "async_batcher": "AsyncBatcher",
     "async_jobs": "AsyncJobScheduler",
     "batch_producer": "BatchProducer",
-    "config": "EventSourceConfig GroupConfig PoolConfig QueueConfig TimeoutConfig",
+    "config": "EventSourceConfig GroupConfig PoolConfig QueueConfig StateConfig TimeoutConfig",
     "core.schedule": "MissedRuns",
     "core.timers": "Timer",
     "errors": "EventFailure NotDelivered",

@@ -27,14 +27,12 @@ INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
 
 DELIVERY_SHARE = 0.8
-"""Share of a transaction's time in which its records must be acknowledged. They fail before the broker aborts the
-transaction, so that the reason is known."""
+"""Share of a transaction's time in which its records must be acknowledged: they fail before the broker aborts it."""
 
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """Strategies that share partitions among the members (``core/strategies.py``)."""
 MEMBERSHIPS = ("streams", "librdkafka", "broker")
 """Implementations of the group protocol for a member."""
-
 A_DAY = 86_400
 """In seconds."""
 
@@ -151,10 +149,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
         _duration("GroupConfig.preparation_timeout_seconds", self.preparation_timeout_seconds)
         _number("GroupConfig.leave_timeout_seconds", self.leave_timeout_seconds)
         if not 0 <= self.leave_timeout_seconds < A_DAY:
-            raise ConfigError(
-                f"GroupConfig.leave_timeout_seconds is {self.leave_timeout_seconds}; it must be 0 or more, and less "
-                "than a day"
-            )
+            seconds = f"GroupConfig.leave_timeout_seconds is {self.leave_timeout_seconds}"
+            raise ConfigError(f"{seconds}; it must be 0 or more, and less than a day")
         if self.membership not in MEMBERSHIPS:
             raise ConfigError(f"GroupConfig.membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
         _made_of((str, tuple, list), "GroupConfig.strategy", self.strategy, "a name, or a tuple of two")
@@ -237,7 +233,29 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
             _count(f"QueueConfig.{name}", getattr(self, name), 1)
 
 
-GROUPS = {"group": GroupConfig, "timeouts": TimeoutConfig, "queues": QueueConfig, "pool": PoolConfig}
+class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """State on disk: in ``folder`` (empty: nowhere), which processes of one machine may share. ``checkpoint_seconds``,
+    ``checkpoint_bytes``: what of a partition may wait to be written; ``unwritten_bytes``: of the process."""
+
+    folder: str = ""
+    checkpoint_seconds: float = 5.0
+    checkpoint_bytes: int = 8 * 1024 * 1024
+    unwritten_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        _made_of((str,), "StateConfig.folder", self.folder, "a path as text")
+        _duration("StateConfig.checkpoint_seconds", self.checkpoint_seconds)
+        for name, least in (("checkpoint_bytes", 1), ("unwritten_bytes", self.checkpoint_bytes)):
+            _count(f"StateConfig.{name}", getattr(self, name), least)
+
+
+GROUPS = {
+    "group": GroupConfig,
+    "timeouts": TimeoutConfig,
+    "queues": QueueConfig,
+    "pool": PoolConfig,
+    "state": StateConfig,
+}
 """The groups of settings, by the names that ``EventSourceConfig`` has for them."""
 
 
@@ -257,14 +275,13 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
       (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
-      transactions).
+      transactions), ``state`` (``StateConfig``: state on disk).
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
 
-    The settings of ``group``, ``timeouts`` and ``queues`` exist here under their own names as well, in the constructor
-    and as attributes: ``EventSourceConfig(..., num_standbys=1)`` is ``EventSourceConfig(...,
-    group=GroupConfig(num_standbys=1))``. These flat names are for settings written before there were groups; the next
-    release drops them. A flat name beside its group replaces that one setting.
+    The settings of ``group``, ``timeouts`` and ``queues`` exist here under their own names as well: ``num_standbys=1``
+    is ``group=GroupConfig(num_standbys=1)``, and beside a group it replaces that one setting. These flat names are for
+    settings written before there were groups; the next release drops them.
     """
 
     group_id: str
@@ -286,6 +303,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     timeouts: TimeoutConfig = TimeoutConfig()
     queues: QueueConfig = QueueConfig()
     pool: PoolConfig = PoolConfig()
+    state: StateConfig = StateConfig()
     on_partition_activated: Callable[[int], None] | None = None
     on_partition_revoked: Callable[[int], None] | None = None
     metrics_handler: MetricsHandler | None = None

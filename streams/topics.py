@@ -28,10 +28,11 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class TopicIdentity(NamedTuple):
     """A topic as the cluster knows it now. ``topic_id``: as Kafka's tools print it, another one after the topic was
-    deleted and created again."""
+    deleted and created again. ``cluster``: the cluster's id."""
 
     topic_id: str
     partitions: int
+    cluster: str = ""
 
 
 def missing(name: str) -> str:

@@ -100,9 +100,13 @@ class Questions:
         return by_leader
 
     async def _metadata(self, topic: str, deadline: float) -> Any:
+        return (await self._described(topic, deadline))[0]
+
+    async def _described(self, topic: str, deadline: float) -> tuple[Any, str]:
+        """Return a topic's metadata, and the id of the cluster that answers."""
         answer = await self._client.send(_metadata_request([topic]), None, deadline)
         raise_for(answer.topics[0].error_code)
-        return answer.topics[0]
+        return answer.topics[0], answer.cluster_id or ""
 
 
 def _metadata_request(topics: list[str]) -> Any:

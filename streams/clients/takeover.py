@@ -125,9 +125,9 @@ class KafkaPythonTakeOver(Questions):
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
 
         async def attempt(limit: float) -> TopicIdentity:
-            answer = await self._metadata(topic, limit)
+            answer, cluster = await self._described(topic, limit)
             name = base64.urlsafe_b64encode(answer.topic_id.bytes).decode().rstrip("=")
-            return TopicIdentity(name, len(answer.partitions))
+            return TopicIdentity(name, len(answer.partitions), cluster)
 
         return self._ask(f"asking for topic {topic}", deadline, attempt)
 

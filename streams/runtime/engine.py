@@ -28,6 +28,7 @@ from streams.metrics import Measurement, MembershipChanged
 from streams.runtime.ad_hoc_interjections import AdHocInterjections
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
+from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.partitions import Partitions
@@ -104,6 +105,16 @@ class Engine:
 
         self.hung_calls = HungCalls(self.measure, self.fail)
         ids = [transactional_id(config.group_id, config.instance_id, number) for number in range(config.pool.pool_size)]
+        self.keeper: StateKeeper | None = None
+        if config.state.folder:  # first of all: a folder that cannot be used is refused before anything is connected
+            self.keeper = StateKeeper(
+                config,
+                lambda: self.thread("kes-keeper"),
+                lambda topic, deadline: self.takeover_client.identity(topic, deadline),
+                connections.topics,
+                now=now,
+                wall_ms=self.wall_ms,
+            )
         self.slots = Slots([connections.slot(name) for name in ids], [config.changelog])
         self.input = connections.input()
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
@@ -158,7 +169,11 @@ class Engine:
             try:
                 await self._end_jobs()
             finally:  # also when it is cancelled once more
-                self._disconnect()
+                try:
+                    await self._disconnect()
+                finally:
+                    for thread in self._threads:
+                        thread.abandon()
         if self.failure is not None:
             raise self.failure
 
@@ -197,6 +212,8 @@ class Engine:
         self.spawn(self.status.run)
         self.spawn(self.topic_watch.run, drain=False)
         self.spawn(self.looks.run)
+        if self.keeper is not None:
+            self.spawn(partial(self.keeper.run, self.partitions.renew_offset))
         self.input.start(partitions.deliver, partitions.make_room, self.reading_failed)
         self.replicas.start()
         inlet = Inlet(self._received)
@@ -258,15 +275,16 @@ class Engine:
             with anyio.move_on_after(JOBS_SECONDS, shield=True):
                 await asyncio.wait(tasks)
 
-    def _disconnect(self) -> None:
+    async def _disconnect(self) -> None:
         self._watchdog.stop()
         self.partitions.drop_stores()
         self.ad_hoc.close()
         self.replicas.close()
         self.status.close()
         self.handler_threads.close()
-        for thread in self._threads:
-            thread.abandon()
+        if self.keeper is not None:  # the group has its answer; what is not written is read from the changelog again
+            with anyio.move_on_after(self.config.timeouts.drain_timeout_seconds, shield=True):
+                await self.keeper.close()
 
     # -- the group's events --------------------------------------------------------------------------------------------
 
@@ -377,8 +395,14 @@ class Engine:
         if committed:
             self.committed_transactions += 1
             self.committed_events += txn.events
+            if self.keeper is not None:
+                self.keeper.settled(txn.cuts, self._kept_of, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:
             self.measure(self.pool.measure(txn, committed))
+
+    def _kept_of(self, partition: int) -> KeptPartition | None:
+        worker = self.workers.get(partition)
+        return None if worker is None else worker.kept
 
     def revoke_store(self, store: Any, partition: int) -> None:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""

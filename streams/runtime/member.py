@@ -12,6 +12,7 @@ from typing import NoReturn, Protocol
 from streams.config import EventSourceConfig
 from streams.group import Membership, TakeOver
 from streams.metrics import Measurement
+from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
@@ -40,6 +41,8 @@ class Member(Protocol):
     def pool(self) -> TransactionPool: ...
     @property
     def slots(self) -> Slots: ...
+    @property
+    def keeper(self) -> StateKeeper | None: ...  # of state on disk, if there is any
     @property
     def hung_calls(self) -> HungCalls: ...
     @property

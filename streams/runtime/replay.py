@@ -34,7 +34,8 @@ from streams.records import Change, IncomingRecord, Output, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import TIMER_PREFIX
-from streams.runtime.ownership.replicas import Replica, make_store
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.failures import RestartNeeded
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.state import Partition

@@ -29,6 +29,11 @@ class JournalledBytes:
         self._put = engine.put
         self._data = engine.data if type(engine) is HashEngine else None  # in place of the two, on the hot path
 
+    @property
+    def layout(self) -> str:
+        """Name what its bytes are made by. State that another one has kept on disk is not taken over."""
+        return type(self).__qualname__
+
     def begin(self, journal: list[Change], /) -> None:
         """Start journalling into this list; see ``JournalledStore``."""
         if self._journal is not None:

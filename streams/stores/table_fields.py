@@ -41,6 +41,12 @@ class TableFields(JournalledBytes):
         self._bare_decode_value = bare_decoder(value_codec)
         self._bare_encode_value, self._value_class, self._check_nulls = shortcut_of(value_codec)
 
+    @property
+    def layout(self) -> str:
+        """Name class and codecs; see ``JournalledBytes``."""
+        value_codec = getattr(self._decode_value, "__self__", self._decode_value)
+        return f"{type(self).__qualname__}({_named(self._key_codec)}, {_named(value_codec)})"
+
     def _decoded_value(self, data: bytes, key: object) -> Any:
         try:
             return self._decode_value(data)
@@ -49,3 +55,7 @@ class TableFields(JournalledBytes):
 
     def _refuse_null_key(self) -> NoReturn:
         raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")
+
+
+def _named(codec: object) -> str:
+    return f"{type(codec).__qualname__} {getattr(codec, '_name', '')}".rstrip()

@@ -26,7 +26,7 @@ from streams.errors import EventFailure
 from streams.events import event_type_of
 from streams.outcomes import ErrorPolicy, ErrorResponse
 from streams.records import Change, IncomingRecord, Output, TopicPartition
-from streams.runtime.ownership.replicas import Replica
+from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.event_context import EventContext as Context
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.partition.unit import Unit

@@ -44,6 +44,8 @@ class Plan(Conditions, frozen=True, kw_only=True):
     verifies: bool = True
     kills: float = 0.0
     """Share of the wire's requests at which their process is killed, right before or after."""
+    kept: bool = False
+    """State is kept in one folder on disk, by all members: they are processes of one machine."""
     smooth: bool = False
     """Nothing goes wrong: moves have to be quick."""
 

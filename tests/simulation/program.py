@@ -11,7 +11,7 @@ import msgspec
 
 from streams.async_jobs import AsyncJobScheduler
 from streams.codecs import codec_for
-from streams.config import EventSourceConfig, PoolConfig
+from streams.config import EventSourceConfig, PoolConfig, StateConfig
 from streams.event_source import EventSource
 from streams.events import event_type, event_type_of
 from streams.job_settings import JobRetry, SchedulerConfig
@@ -160,6 +160,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         preparation_timeout_seconds=plan.preparation_timeout,
         leave_timeout_seconds=plan.leave_timeout,
         drain_timeout_seconds=plan.drain_timeout,
+        state=StateConfig(folder=process.world.folder, checkpoint_seconds=0.2, checkpoint_bytes=200),
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,
     )

@@ -20,7 +20,8 @@ from streams.runtime.async_work.job_stage import JobStage
 from streams.runtime.changelog import decode_timer
 from streams.runtime.engine import Engine
 from streams.runtime.ownership.partitions import Partitions
-from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.due_timers import DueTimers

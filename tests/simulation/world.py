@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import tempfile
 import zlib
 from typing import Any
 
@@ -46,6 +48,9 @@ class Member:
 
     def crash(self) -> None:
         self.process.kill()
+        engine = self.source._engine
+        for kept in engine.keeper.open_ones if engine is not None and engine.keeper is not None else ():
+            kept.abandon()  # the kernel frees the locks of a process that is gone
         self.task.cancel()
 
 
@@ -87,6 +92,7 @@ class World:
             watchdog=Watched,
             look_up_records=1,  # there are not many in these worlds
         )
+        self.folder = tempfile.mkdtemp(prefix="kes-simulation-") if plan.kept else ""
         self.judge = Judge(self)
         self.watch = Watch(self)
 
@@ -119,6 +125,8 @@ class World:
             for task in [*self.rolling, *(task for _, task, _ in self.tokens)]:
                 task.cancel()
             self.fibers.close()
+            if self.folder:
+                shutil.rmtree(self.folder)
 
     # -- what happens --------------------------------------------------------------------------------------------------
 

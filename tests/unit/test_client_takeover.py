@@ -57,7 +57,8 @@ class Cluster:
         numbers = (1, 2, 3)
         leaders = [SimpleNamespace(partition_index=number, leader_id=number) for number in numbers]
         brokers = [SimpleNamespace(node_id=number) for number in numbers]
-        return SimpleNamespace(brokers=brokers, topics=[SimpleNamespace(error_code=0, partitions=leaders)])
+        topics = [SimpleNamespace(error_code=0, partitions=leaders)]
+        return SimpleNamespace(brokers=brokers, topics=topics, cluster_id="cluster")
 
     def list_transactions(self, request: Any, node: int) -> Any:
         code = self.refused.pop(node, 0)

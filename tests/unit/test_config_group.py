@@ -34,7 +34,9 @@ def test_a_config_is_still_a_value() -> None:
     assert pickle.loads(pickle.dumps(other)) == other
 
 
-FLAT = {name: group for group, kind in GROUPS.items() if group != "pool" for name in kind.__struct_fields__}
+FLAT = {
+    name: group for group, kind in GROUPS.items() if group not in ("pool", "state") for name in kind.__struct_fields__
+}
 """Settings that were there before there were groups, and their groups now."""
 
 

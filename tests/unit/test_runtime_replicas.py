@@ -50,6 +50,7 @@ class Bench:
         self.epoch = 0
         member: Any = SimpleNamespace(
             connections=SimpleNamespace(tail=lambda: tail),
+            keeper=None,
             config=SimpleNamespace(topic="t", changelog="c"),
             now=lambda: 0.0,
             revoke_store=lambda store, _: store.revoked(),

@@ -21,7 +21,7 @@ from streams.events import event_type_of
 from streams.outcomes import STOP
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
 from streams.runtime.bridge import Worker
-from streams.runtime.ownership.replicas import Replica
+from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, SLICE
 from streams.runtime.partition.worker import PartitionWorker

@@ -15,7 +15,8 @@ from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicEr
 from streams.metrics import Measurement, PartitionsAdded
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
 from streams.runtime.engine import Engine
-from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.system import Environment
 from streams.testing import TestDriver, world
 from streams.testing.simulation.clients import SimConnections, SimTakeOver

@@ -25,6 +25,9 @@ class EncodedTransaction:
 
     def __init__(self, cluster: Cluster, timeout_seconds: float) -> None:
         self.encoded = EncodedRecords(cluster.placements, cluster.settings.message_limit)
+        self.ends: dict[tuple[str, int], int] = {}
+        """The offset behind the last record of each topic and partition, once it is sent; -1: the broker has not said
+        it."""
         self._cluster = cluster
         self._timeout = timeout_seconds
         self._filled = 0

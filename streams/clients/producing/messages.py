@@ -85,14 +85,16 @@ def produce(
     return parts
 
 
-def refused(frame: bytes, asked: Iterable[Place]) -> dict[Place, PartitionError]:
-    """Decode the answer of Produce: the partitions that failed. Each that was ``asked`` for must be in it."""
+def refused(frame: bytes, asked: Iterable[Place], bases: dict[Place, int] | None = None) -> dict[Place, PartitionError]:
+    """Decode the answer of Produce: the partitions that failed. Each that was ``asked`` for must be in it. ``bases``
+    gets the offset of the first record, of those that did not fail."""
     answer, failed, left = _Answer(frame), {}, set(asked)
     for _ in range(answer.array()):
         topic = answer.text()
         for _ in range(answer.array()):
             partition, code = answer.take(_PARTITION)
-            answer.skip(24)  # base offset, append time, start of the log
+            (base,) = answer.take(_INT64)
+            answer.skip(16)  # append time, start of the log
             records = []
             for _ in range(answer.array()):
                 (index,) = answer.take(_INT32)
@@ -103,6 +105,8 @@ def refused(frame: bytes, asked: Iterable[Place]) -> dict[Place, PartitionError]
             left.discard((topic, partition))
             if code:
                 failed[topic, partition] = PartitionError(code, message, records)
+            elif bases is not None:
+                bases[topic, partition] = base
         answer.tags()
     _check_complete(left)
     return failed
@@ -201,6 +205,7 @@ def _who(who: Identity) -> bytes:
 
 _PARTITION: Final = struct.Struct(">ih")
 _INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
 _INT16: Final = struct.Struct(">h")
 _ENDED: Final = struct.Struct(">hqh")
 

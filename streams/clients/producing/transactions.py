@@ -254,7 +254,11 @@ class WireSlot:
         who, compression = self._who, self._cluster.settings.compression
         pieces = {part: part.batch.encode(who.producer_id, who.epoch, part.sequence, compression) for part in parts}
         while parts or offsets is not None:
-            failed, codes = await self._round(parts, pieces, offsets)
+            bases: dict[tuple[str, int], int] = {}
+            failed, codes = await self._round(parts, pieces, offsets, bases)
+            for part in parts:
+                base = bases.get((part.topic, part.partition), -1)
+                records.ends[part.topic, part.partition] = base + part.batch.records if base >= 0 else -1
             # All requests of the round are answered. Otherwise a late one could follow the abort, under v1.
             await self._look_at(codes, offsets)
             again = []
@@ -288,11 +292,16 @@ class WireSlot:
             parts = again
 
     async def _round(
-        self, parts: Iterable[Part], pieces: Mapping[Part, list[bytes]], offsets: Offsets | None
+        self,
+        parts: Iterable[Part],
+        pieces: Mapping[Part, list[bytes]],
+        offsets: Offsets | None,
+        bases: dict[tuple[str, int], int],
     ) -> tuple[dict[tuple[str, int], messages.PartitionError], dict[int, int]]:
         """Send each broker its batches, and the group's coordinator the offsets, all at once.
 
-        Returns the partitions that failed, and the codes of offsets that failed, each with a partition of it.
+        Returns the partitions that failed, and the codes of offsets that failed, each with a partition of it. ``bases``
+        gets the offsets of the batches that are in their logs.
         """
         failed: dict[tuple[str, int], messages.PartitionError] = {}
         by_broker: dict[int, list[Part]] = {}
@@ -326,7 +335,7 @@ class WireSlot:
             calls.append(self._call(group, messages.COMMIT_OFFSETS, commit))
         frames = await asyncio.gather(*calls)
         for frame, own in zip(frames, by_broker.values(), strict=False):
-            failed |= messages.refused(frame, [(part.topic, part.partition) for part in own])
+            failed |= messages.refused(frame, [(part.topic, part.partition) for part in own], bases)
         if offsets is None:
             return failed, {}
         codes = messages.partition_codes(frames[-1], [(offsets.topic, partition) for partition in offsets.offsets])

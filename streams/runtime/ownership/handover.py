@@ -22,7 +22,8 @@ from streams.group import Assigned, Copies, Order
 from streams.metrics import PartitionMoved
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
-from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.worker import PartitionWorker
 from streams.statistics import MoveStatistics
 
@@ -160,7 +161,9 @@ class Handover:
         # Only a store of bytes by key may receive the last records again; a cancelled event may have left its traces.
         if position is not None and worker.is_journalled and not worker.scope.cancel_called:
             timers = worker.timers.contents()
-            self._replicas.adopt(partition, worker.take_store(), worker.offset_record, timers, position)
+            self._replicas.adopt(
+                partition, worker.take_store(), worker.offset_record, timers, position, worker.take_kept()
+            )
         else:
             worker.drop_store()
             self._replicas.renew(partition)

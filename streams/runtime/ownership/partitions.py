@@ -22,7 +22,8 @@ from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.looks import Looks
 from streams.runtime.member import WorkingMember
-from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.failures import RestartNeeded
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
@@ -95,6 +96,12 @@ class Partitions:
         self._member.input.add(worker.partition, offset, worker.epoch)
         self._callback(self._member.config.on_partition_activated, worker.partition)
         self.changed.notify()
+
+    def renew_offset(self, partition: int) -> None:
+        """Send the offset record of a partition again, if it works: a transaction without events."""
+        worker = self.workers.get(partition)
+        if worker is not None and worker.state is _S.ACTIVE and not worker.is_closing:
+            self._member.pool.admit(partition, worker.watermark, [], [])
 
     def deliver(self, batch: Polled) -> None:
         """Queue the records of a batch with their partitions' workers."""

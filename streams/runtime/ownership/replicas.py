@@ -13,33 +13,23 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
-from streams.errors import OffsetError, RegistrationError, StreamsError
+from streams.errors import BrokerUnavailable, RegistrationError, StreamsError
 from streams.protocols import StateStore
-from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
+from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import (
-    OFFSET_KEY,
-    RELEASE_KEY,
-    TIMER_PREFIX,
     OffsetRecord,
-    ReleaseMarker,
     TopicIds,
-    decode_offset,
-    decode_release,
-    decode_timer,
 )
+from streams.runtime.keeping.keeper import HalfLoaded, KeptPartition, layout_of
 from streams.runtime.member import Member
-from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.reading.log_follower import FROM_START
 from streams.runtime.signal import Broadcast
 from streams.statistics import CopyStatistics
 
 _log = logging.getLogger(__name__)
-
-READY_WITHIN = 100_000
-"""Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
-
 
 CLOSE_SECONDS = 5.0
 """At the end, for stores that are being written to."""
@@ -54,68 +44,6 @@ def make_store(factory: Callable[[TopicPartition], Any], where: TopicPartition) 
             "receive_change and revoked (streams.protocols.StateStore)"
         )
     return store
-
-
-class Replica(FollowedPartition):
-    """A store, and how far of the changelog it contains. ``marker``: the release marker, if that is the last record so
-    far."""
-
-    def __init__(self, partition: int, epoch: int, store: Any, since: float) -> None:
-        super().__init__(partition, epoch)
-        self.store = store
-        self.since = since
-        self.goal: int | None = None  # a take-over waits until the position has reached it
-        self.busy = False  # the tail's thread is in its store
-        self.awaited = False  # a look at it is to be repeated when it is not busy any more
-        self.warm = False  # it was ready when a take-over began
-        self.last = -1  # offset of the last record
-        self.offset_record: OffsetRecord | None = None
-        self.timers: dict[str, Timer] = {}
-        self.marker: ReleaseMarker | None = None
-        self.failure: Exception | None = None
-        self.timestamp_ms = 0
-
-    @property
-    def is_ready(self) -> bool:
-        return self.caught_up and self.failure is None and self.behind <= READY_WITHIN
-
-    def receive(self, records: list[IncomingRecord]) -> None:
-        """Put changelog records into the store. On the tail's thread."""
-        change = self.store.receive_change
-        size = 0
-        for record in records:
-            key, value = record.key, record.value
-            if key is None:
-                _log.warning("%s: a record without key does not belong into a changelog; it is ignored", record.where)
-                continue
-            size += len(key) + len(value or b"")
-            if not key.startswith(RESERVED_KEY_PREFIX):
-                kind = record.header(TYPE_HEADER) if record.headers else None
-                change(Change(key, value, None, kind.decode() if kind else ""))
-            elif key == OFFSET_KEY and value is not None:
-                self.offset_record = decode_offset(record)
-            elif key.startswith(TIMER_PREFIX):
-                self._receive_timer(record)
-        last = records[-1]
-        self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
-        self.last = last.offset
-        self.timestamp_ms = last.timestamp_ms
-        self.records += len(records)
-        self.size += size
-
-    def advance(self, position: int, end: int, *, more: bool) -> bool:
-        """See ``FollowedPartition.advance``; returns whether that is news for a take-over or a move."""
-        before = self.position
-        first = super().advance(position, end, more=more)
-        reached = self.goal is not None and before < self.goal <= self.position
-        return first or reached or self.marker is not None
-
-    def _receive_timer(self, record: IncomingRecord) -> None:
-        name, timer = decode_timer(record)
-        if timer is None:
-            self.timers.pop(name, None)
-        else:
-            self.timers[name] = timer
 
 
 class Replicas:
@@ -137,6 +65,7 @@ class Replicas:
         self._epoch = 0
         self._tail = member.connections.tail()
         self._inlet = Inlet(self._news)
+        self._loads: Inlet[tuple[Replica, Exception | None]] = Inlet(lambda load: self._has_loaded(*load))
         self.changed = Broadcast()
         """News of a copy: it caught up, reached the awaited position, met a marker, or failed."""
 
@@ -175,7 +104,7 @@ class Replicas:
     def renew(self, partition: int) -> None:
         """Begin a missing copy that is to be kept warm."""
         if partition in self._standing and partition not in self._copies:
-            self._follow(self._new(partition), FROM_START)
+            self._begin(self._new(partition))
 
     def hold(self, partition: int) -> None:
         """Read a partition for a take-over, and keep it until ``unhold``."""
@@ -187,7 +116,7 @@ class Replicas:
             self._discard(partition)
             copy = None
         if copy is None:
-            self._follow(self._new(partition), FROM_START)
+            self._begin(self._new(partition))
 
     def unhold(self, partition: int) -> None:
         """End the hold of a take-over."""
@@ -202,11 +131,14 @@ class Replicas:
         offset_record: OffsetRecord | None,
         timers: dict[str, Timer],
         position: int,
+        kept: KeptPartition | None = None,
     ) -> None:
         """Keep store and timers of a partition that was worked on here until now. They contain everything below
-        ``position``, and maybe more: reading that again ends at the same state."""
+        ``position``, and maybe more: reading that again ends at the same state. ``kept``: the store's way to the
+        disk."""
         self._discard(partition)
         copy = self._new(partition, store)
+        copy.kept = kept
         copy.offset_record = offset_record
         copy.timers = timers
         self._follow(copy, position)
@@ -218,6 +150,8 @@ class Replicas:
             copy = self._copies.get(partition)
             if copy is None or self._is_busy(copy) or copy.failure is not None or not when(copy):
                 return None
+            if copy.witness is not None:
+                return None  # the log is not known to be the one that its folder was filled from
             del self._copies[partition]
         self._held.discard(partition)
         self._tail.remove([partition])
@@ -230,10 +164,10 @@ class Replicas:
             copy = self._copies.get(partition)
             if copy is None:
                 return False
-            if copy.failure is not None:
+            if copy.failure is not None and not copy.begins_anew:
                 raise copy.failure
             copy.goal = goal
-            return not self._is_busy(copy) and copy.position >= goal
+            return not self._is_busy(copy) and copy.failure is None and copy.witness is None and copy.position >= goal
 
     def failure(self, partition: int) -> Exception | None:
         """Return the error that ended the reading of a copy."""
@@ -301,6 +235,52 @@ class Replicas:
             store = self._make_store(TopicPartition(self._member.config.topic, partition))
         return Replica(partition, self._epoch, store, self._member.now())
 
+    def _begin(self, copy: Replica) -> None:
+        """Fill an empty copy: from its folder, if there is one, and then from the changelog."""
+        keeper = self._member.keeper
+        if keeper is None:
+            self._follow(copy, FROM_START)
+            return
+        with self._lock:
+            copy.busy = True  # the keeper's thread is in its store
+            self._copies[copy.partition] = copy
+        keeper.post(self._load, copy)
+
+    def _load(self, copy: Replica) -> None:
+        """Load a copy from its folder. On the keeper's thread."""
+        keeper, failure = self._member.keeper, None
+        assert keeper is not None
+        try:
+            if not copy.is_discarded:
+                copy.kept = keeper.open(copy.partition, layout_of(copy.store), copy.restore)
+                if copy.kept is not None and copy.kept.point is not None:
+                    copy.begin_from(copy.kept.point)
+        except Exception as error:
+            failure = error
+        with self._lock:
+            copy.busy = copy.awaited = False
+            self._lock.notify_all()
+        self._loads.put((copy, failure))
+
+    def _has_loaded(self, copy: Replica, failure: Exception | None) -> None:
+        if self._copies.get(copy.partition) is not copy:
+            self._revoke_orphans()
+        elif isinstance(failure, HalfLoaded):  # the folder is set aside, and its like is in the store
+            self._member.revoke_store(copy.store, copy.partition)
+            del self._copies[copy.partition]
+            self._begin(self._new(copy.partition))
+        elif isinstance(failure, BrokerUnavailable):
+            _log.warning(
+                "%s[%d]: its folder waits for the broker: %s", self._member.config.changelog, copy.partition, failure
+            )
+            self._begin(copy)
+        elif failure is not None:
+            copy.failure = self._failed_by(copy, failure)
+            self._news(copy.partition)
+        else:
+            self._tail.add(copy.partition, copy.position, copy.epoch)
+            self._news(copy.partition)
+
     def _follow(self, copy: Replica, position: int) -> None:
         copy.begin_at(position)
         with self._lock:
@@ -315,6 +295,9 @@ class Replicas:
         with self._lock:
             copy = self._copies.pop(partition, None)
         if copy is not None:
+            copy.is_discarded = True
+            if copy.kept is not None and copy.begins_anew:
+                copy.kept.distrusted = str(copy.failure)
             self._tail.remove([partition])
             self._orphans.append(copy)
             self._revoke_orphans()
@@ -325,6 +308,8 @@ class Replicas:
         done = [copy for copy in self._orphans if not copy.busy]
         self._orphans = [copy for copy in self._orphans if copy not in done]
         for copy in done:
+            if copy.kept is not None:
+                copy.kept.close()
             self._member.revoke_store(copy.store, copy.partition)
 
     def _is_busy(self, copy: Replica) -> bool:
@@ -341,6 +326,7 @@ class Replicas:
             copy.busy = True
         failure = None
         try:
+            copy.examine(records, position, end)
             if records:
                 copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
         except Exception as error:
@@ -366,15 +352,16 @@ class Replicas:
             copy = self._copies.get(partition)
             if copy is None or copy.epoch != epoch:
                 return
-            if not isinstance(error, StreamsError):
-                where = f"{self._member.config.changelog}[{partition}]"
-                failure = StreamsError(
-                    f"{where}: the store cannot be restored from position {copy.position}: {error!r}"
-                )
-                failure.__cause__ = error
-                error = failure
-            copy.failure = error
+            copy.failure = self._failed_by(copy, error)
         self._inlet.put(partition)
+
+    def _failed_by(self, copy: Replica, error: Exception) -> Exception:
+        if isinstance(error, StreamsError):
+            return error
+        where = f"{self._member.config.changelog}[{copy.partition}]"
+        failure = StreamsError(f"{where}: the store cannot be restored from position {copy.position}: {error!r}")
+        failure.__cause__ = error
+        return failure
 
     def _news(self, partition: int) -> None:
         self._revoke_orphans()
@@ -388,9 +375,9 @@ class Replicas:
         """Begin a copy anew if its place in the log is gone. Otherwise it cannot be read on: a take-over, or a marker
         that is waited for, meets the error, and stops the source."""
         where = f"{self._member.config.changelog}[{copy.partition}]"
-        if isinstance(copy.failure, OffsetError) and copy.start != FROM_START:
+        if copy.begins_anew:
             _log.warning("%s: its warm copy begins anew: %s", where, copy.failure)
             self._discard(copy.partition)
-            self._follow(self._new(copy.partition), FROM_START)
+            self._begin(self._new(copy.partition))
         elif copy.partition not in self._held:
             _log.error("%s: no warm copy can be kept here: %s", where, copy.failure)

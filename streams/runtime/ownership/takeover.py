@@ -23,7 +23,8 @@ from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
-from streams.runtime.ownership.replicas import Replica, Replicas
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.topic_watch import TopicWatch, refuse_replaced
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import SourceLog

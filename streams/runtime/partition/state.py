@@ -23,6 +23,14 @@ class Restored(Protocol):
     def offset_record(self) -> OffsetRecord | None: ...
     @property
     def timers(self) -> Mapping[str, Timer]: ...
+    @property
+    def kept(self) -> KeptState | None: ...
+
+
+class KeptState(Protocol):
+    """The way of a partition's committed changes to the disk (``keeping.keeper.KeptPartition``)."""
+
+    def close(self) -> None: ...
 
 
 class Partition:
@@ -40,6 +48,7 @@ class Partition:
         self.state = PartitionState.RESTORING
         self.store: Any = None  # until it is adopted, and after it was taken
         self.is_journalled = False
+        self.kept: Any = None  # a ``KeptState``, if the store is kept on disk
         self.offset_record: OffsetRecord | None = None
         self.ids = TopicIds()
         self.watermark = -1
@@ -52,6 +61,7 @@ class Partition:
         self.store = restored.store
         self.offset_record = restored.offset_record
         self.timers.restore(restored.timers.values())
+        self.kept = restored.kept
         self.is_journalled = isinstance(self.store, JournalledStore)
 
     def start_at(self, offset: int) -> None:
@@ -63,3 +73,8 @@ class Partition:
         """Return the store, which has no other holder from now on."""
         store, self.store = self.store, None
         return store
+
+    def take_kept(self) -> Any:
+        """Return the way to the disk, which has no other holder from now on; ``None``: there is none."""
+        kept, self.kept = self.kept, None
+        return kept

@@ -73,8 +73,10 @@ class PartitionWorker(Partition):
     # -- called by the engine ------------------------------------------------------------------------------------------
 
     def drop_store(self) -> None:
-        """Let the store go, if it is still here."""
-        store = self.take_store()
+        """Let the store go, if it is still here; what was committed of it is written on another thread."""
+        store, kept = self.take_store(), self.take_kept()
+        if kept is not None:
+            kept.close()
         if store is not None:
             self.engine.revoke_store(store, self.partition)
 

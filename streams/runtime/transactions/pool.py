@@ -284,6 +284,10 @@ class TransactionPool:
             raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
         offsets = {partition: cut.offset for partition, cut in txn.cuts.items()}
         await self._slot_of[txn.serial].flush(records, self._config.offsets_topic, offsets, partial(self._fence, txn))
+        if self._config.state.folder:
+            for partition, cut in txn.cuts.items():
+                behind = records.ends.get((topic, partition), -1)
+                cut.end = behind - 1 - (cut.release is not None) if behind > 0 else -1
 
     def _changelog_of(self, txn: Transaction) -> list[tuple[int, list[Change], list[Output]]]:
         """Return the changes of each partition, and the toolkit's own records behind them."""
@@ -291,7 +295,8 @@ class TransactionPool:
         found = []
         for partition, cut in txn.cuts.items():
             record = OffsetRecord(cut.offset, self._writer, txn.serial, generation, *self._ids(partition))
-            own = [Output(topic, msgspec.json.encode(record), OFFSET_KEY, None, partition, 0, partition, -1)]
+            cut.record = msgspec.json.encode(record)
+            own = [Output(topic, cut.record, OFFSET_KEY, None, partition, 0, partition, -1)]
             if cut.release is not None:  # last of all: its reader has read everything
                 own.append(Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
             found.append((partition, list(cut.changes.values()), own))

@@ -268,6 +268,9 @@ class SimTopics:
     def differences(self, specs: Sequence[TopicSpec]) -> list[str]:
         return []
 
+    def describe(self, names: Collection[str], timeout_seconds: float) -> dict[str, None]:
+        return dict.fromkeys(names)
+
     def delete(self, names: Collection[str], timeout_seconds: float) -> None:
         raise NotImplementedError
 

@@ -115,10 +115,11 @@ _KINDS: Final = {
 
 @dataclass
 class _Seen:
-    """The newest batches of a producer in one partition: first and last sequence."""
+    """The newest batches of a producer in one partition: first and last sequence. ``bases``: their offsets."""
 
     epoch: int
     batches: list[tuple[int, int]] = field(default_factory=list)
+    bases: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 class WireBroker:
@@ -131,6 +132,7 @@ class WireBroker:
         self._moves: Counter[object] = Counter()
         self._producer_ids: dict[str, int] = {}
         self._seen: dict[tuple[str, str, int], _Seen] = {}
+        self._base = -1  # the offset of the batch that is being answered
         self.hosts = itertools.count(1)
 
     def node_of(self, *what: object) -> int:
@@ -253,6 +255,7 @@ class WireBroker:
         for topic in request.body.topic_data:
             parts = []
             for part in topic.partition_data:
+                self._base = -1
                 code, index = self._write(request, node, topic.name, part.index, part.records, strike)
                 strike = None  # one partition of the request only
                 errors = []
@@ -261,7 +264,11 @@ class WireBroker:
                     errors = [at_fault(batch_index=index, batch_index_error_message=_REFUSED[code])]
                 parts.append(
                     of.PartitionProduceResponse(
-                        index=part.index, error_code=code, base_offset=0, record_errors=errors, error_message=None
+                        index=part.index,
+                        error_code=code,
+                        base_offset=self._base,
+                        record_errors=errors,
+                        error_message=None,
                     )
                 )
             topics.append(of(name=topic.name, partition_responses=parts))
@@ -307,6 +314,7 @@ class WireBroker:
         if seen is not None and seen.epoch == epoch:
             if span in seen.batches:
                 broker.met.add("duplicate")
+                self._base = seen.bases[span]
                 return broker.rng.choice((0, _DUPLICATE)), None
             if span[0] != seen.batches[-1][1] + 1:
                 broker.met.add("out of order")
@@ -324,11 +332,13 @@ class WireBroker:
         for index, entry in enumerate(entries):
             if (refusal := broker.refusal(topic, entry)) is not None:
                 return refusal, index
+        self._base = log.end
         for entry in entries:
             broker.produce(name, epoch, topic, partition, entry)
         if seen is None or seen.epoch != epoch:
             seen = self._seen[name, topic, partition] = _Seen(epoch)
         seen.batches = [*seen.batches, span][-_BATCHES_KNOWN:]
+        seen.bases[span] = self._base
         broker.on_append(topic)
         return 0, None
 

@@ -1,0 +1,48 @@
+"""The entries of a folder's data file, as bytes: changes in their order, the last one of a key wins."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from streams.records import Change
+
+HEAD: Final = b"kes-state 1\n"
+"""The beginning of a data file."""
+
+_LENGTHS: Final = struct.Struct(">HIi")  # of the kind, of the key, of the value (-1: the key is deleted)
+
+
+class Damaged(Exception):
+    """A folder is not what its mark says. The text completes the sentence "its state is not used, because"."""
+
+
+def encode(changes: Iterable[Change]) -> bytes:
+    """Encode changes, in their order."""
+    parts: list[bytes] = []
+    for change in changes:
+        kind, key, value = change.type.encode(), change.key, change.value
+        parts += (_LENGTHS.pack(len(kind), len(key), -1 if value is None else len(value)), kind, key, value or b"")
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> tuple[list[Change], int]:
+    """Decode the changes that are there as a whole. Returns them, and the place behind the last one.
+
+    Raises ``Damaged`` for a length that cannot be.
+    """
+    found, at, end, head = [], 0, len(data), _LENGTHS.size
+    while at + head <= end:
+        kinds, keys, values = _LENGTHS.unpack_from(data, at)
+        key_at = at + head + kinds
+        value_at = key_at + keys
+        behind = value_at + max(values, 0)
+        if values < -1:
+            raise Damaged(f"an entry has the length {values}")
+        if behind > end:
+            break
+        kind = data[at + head : key_at].decode() if kinds else ""
+        found.append(Change(data[key_at:value_at], None if values < 0 else data[value_at:behind], None, kind))
+        at = behind
+    return found, at

@@ -1,0 +1,397 @@
+"""The folder of one partition: a file of data, a mark that says how much of it counts, and a lock.
+
+The order of a checkpoint is what makes it safe: the data, its flush, the new mark beside the old one, its flush, the
+rename over the old one, the flush of the directory. Killed or without power anywhere between, the folder is as its last
+mark says: what is behind ``FolderMark.size`` in the data file does not count, and is written over.
+
+Everything here blocks; it runs on the keeper's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
+from streams.errors import ConfigError
+from streams.records import Change
+from streams.runtime.keeping.entries import HEAD, Damaged, decode, encode
+
+BATCH: Final = 250
+"""Entries that are encoded and written without a pause: the event loop waits for the interpreter so long, at most."""
+PIECE: Final = 1 << 20
+"""Bytes that are read at a time."""
+LEAST_REWRITE: Final = 1 << 20
+"""Bytes below which a data file is not written anew."""
+
+_MARK, _NEW_MARK, _LOCK = "mark", "mark.new", "lock"
+_NUMBERED: Final = re.compile(r"(\d+)(?:\.(\d+))?")
+
+
+class Broken(OSError):
+    """The system may have lost what was written before: this folder is not written to any more in this run."""
+
+
+def no_step(name: str) -> None:
+    """Do nothing: the place of the crash tests."""
+
+
+class StateFolder:
+    """One locked folder. ``mark``: the last one, if there is one that can be read. One thread.
+
+    ``at`` is called with the name of each step of a checkpoint before it is taken.
+    """
+
+    at: Callable[[str], None] = staticmethod(no_step)
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.mark: FolderMark | None = None
+        self._lock = lock
+        self._data: int | None = None
+        self._file = ""
+        self._size = self._crc = self._live = 0
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, path: Path) -> StateFolder | None:
+        """Make or open a folder, and lock it. ``None``: another process has it. Raises ``OSError``, also for a folder
+        that others could write to."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(path)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        if not _lock(lock):
+            os.close(lock)
+            return None
+        return cls(path, lock)
+
+    @classmethod
+    def find(cls, parent: Path, partition: int) -> StateFolder:
+        """Open the newest folder of a partition that no other process has; older ones are removed. A partition has a
+        second one while a process that was stopped, or a donor beside us, still holds the first (rule K6)."""
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        numbers = [0]
+        for entry in parent.iterdir():
+            match = _NUMBERED.fullmatch(entry.name)
+            if match and int(match[1]) == partition:
+                numbers.append(int(match[2] or 0))
+        found: list[StateFolder] = []
+        try:
+            for number in sorted(set(numbers)):
+                folder = cls.open(parent / (f"{partition}.{number}" if number else str(partition)))
+                if folder is not None:
+                    found.append(folder)
+            while not found:
+                number = max(numbers) + 1
+                numbers.append(number)
+                folder = cls.open(parent / f"{partition}.{number}")
+                if folder is not None:
+                    found.append(folder)
+            for folder in found:
+                with contextlib.suppress(Damaged):
+                    folder.mark = folder._read_mark()
+            best = max(found, key=lambda folder: -1 if folder.mark is None else folder.mark.offset)
+        except BaseException:
+            for folder in found:
+                folder.close()
+            raise
+        for folder in found:
+            if folder is not best:
+                shutil.rmtree(folder.path, ignore_errors=True)
+                folder.close()
+        return best
+
+    def check(self, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
+        """Check the folder against the log and against its own checksum; ``False``: it is empty. Raises ``Damaged`` for
+        one that is not to be used, and ``OSError``."""
+        mark = self.mark = self._read_mark()
+        if mark is None:
+            return False
+        reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
+        if reason:
+            raise Damaged(reason)
+        if not re.fullmatch(r"data-\d+", mark.file):
+            raise Damaged(f"its mark names the file {mark.file!r}")
+        for _ in self._pieces(mark):  # all of it before any of it is used
+            pass
+        self._file, self._size, self._crc, self._live = mark.file, mark.size, mark.crc, mark.live
+        return True
+
+    def load(self) -> Iterator[list[Change]]:
+        """Yield the changes in a folder that was checked, many at a time; the checksum is compared once more. Raises
+        ``Damaged`` and ``OSError``."""
+        mark, rest, first = self.mark, b"", True
+        assert mark is not None
+        for piece in self._pieces(mark):
+            data = rest + piece
+            if first:
+                first = False
+                if not data.startswith(HEAD):
+                    raise Damaged(f"{mark.file} does not begin as such a file does")
+                data = data[len(HEAD) :]
+            changes, at = decode(data)
+            rest = data[at:]
+            yield changes
+        if rest:
+            raise Damaged(f"{mark.file} ends within an entry")
+
+    def _pieces(self, mark: FolderMark) -> Iterator[bytes]:
+        """Read the data file; its end is reached only if the checksum fits."""
+        crc, left, path = 0, mark.size, self.path / mark.file
+        if not path.exists():
+            raise Damaged(f"{mark.file} is missing")
+        with open(path, "rb", buffering=0, opener=_no_link) as file:
+            while left > 0:
+                piece = file.read(min(left, PIECE))
+                if not piece:
+                    raise Damaged(f"{mark.file} is cut: {left} of {mark.size} bytes are missing")
+                left, crc = left - len(piece), zlib.crc32(piece, crc)
+                yield piece
+        if crc != mark.crc:
+            raise Damaged(f"{mark.file} has another checksum than its mark")
+
+    def _read_mark(self) -> FolderMark | None:
+        try:
+            with open(self.path / _MARK, "rb", opener=_no_link) as file:
+                data = file.read(PIECE)
+        except FileNotFoundError:
+            return None
+        checksum, _, text = data.partition(b" ")
+        try:
+            if int(checksum, 16) != zlib.crc32(text):
+                raise Damaged("its mark has a wrong checksum")
+            return msgspec.json.decode(text, type=FolderMark)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise Damaged(f"its mark cannot be read ({error})") from error
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def append(self, changes: Iterable[Change], *, pause: bool = True) -> None:
+        """Write changes behind those that are there; they count with the next ``commit``. Raises ``OSError``: nothing
+        of them is there then. ``pause``: leave the interpreter to others for as long as each batch takes."""
+        if self._data is None:
+            self._open_data()
+        size, crc, rest = self._size, self._crc, iter(changes)
+        self.at("data")
+        while batch := list(islice(rest, BATCH)):
+            began = time.monotonic()
+            data = encode(batch)
+            _write(self._data, data, size)
+            size, crc = size + len(data), zlib.crc32(data, crc)
+            if pause:
+                time.sleep(time.monotonic() - began)
+        self._size, self._crc = size, crc
+
+    def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
+        """Make everything written so far count: the changelog up to its offset record at ``offset``. Raises
+        ``OSError``: the mark is as it was; ``Broken``: also the data is in doubt."""
+        if self._data is None:
+            self._open_data()
+        self.at("flush data")
+        self._sync_data()
+        mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
+        self._replace_mark(mark)
+        self._remove_strays()
+
+    def rewrite_if_due(self, *, pause: bool = True) -> bool:
+        """Write the data file anew without what was replaced, if it is twice as large as it was after the last time
+        and all of it counts. Raises as ``commit`` does."""
+        mark = self.mark
+        if mark is None or mark.size != self._size or mark.size <= max(2 * mark.live, LEAST_REWRITE):
+            return False
+        last: dict[bytes, int] = {}
+        for number, change in enumerate(self._changes()):
+            last[change.key] = number
+        old = self._data, self._file, self._size, self._crc, self._live
+        try:
+            self._new_data()
+            self.at("rewrite")
+            kept = (c for n, c in enumerate(self._changes()) if c.value is not None and last[c.key] == n)
+            while batch := list(islice(kept, BATCH)):
+                began = time.monotonic()
+                data = encode(batch)
+                _write(self._data, data, self._size)
+                self._size, self._crc = self._size + len(data), zlib.crc32(data, self._crc)
+                if pause:
+                    time.sleep(time.monotonic() - began)
+            self._live = self._size
+            self.at("rewrite flush")
+            self._sync_data()
+            changes = {"file": self._file, "size": self._size, "crc": self._crc, "live": self._live}
+            self._replace_mark(msgspec.structs.replace(mark, **changes))
+        except (OSError, Damaged):
+            if self.mark is mark:  # else the new one counts already
+                if self._data is not None and self._data != old[0]:
+                    os.close(self._data)
+                self._data, self._file, self._size, self._crc, self._live = old
+                old = (None, *old[1:])
+            raise
+        finally:
+            if old[0] is not None and old[0] != self._data:
+                os.close(old[0])
+        self._remove_strays()
+        return True
+
+    def _changes(self) -> Iterator[Change]:
+        for changes in self.load():
+            yield from changes
+
+    def _open_data(self) -> None:
+        if self._file:
+            self._data = os.open(self.path / self._file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        else:
+            self._new_data()
+
+    def _new_data(self) -> None:
+        numbers = [int(path.name[5:]) for path in self.path.glob("data-*") if path.name[5:].isdigit()]
+        name = f"data-{max(numbers, default=0) + 1}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self.path / name, flags, 0o600)
+        try:
+            _write(handle, HEAD, 0)
+            self._sync_folder()  # its name must not be lost when a mark names it
+        except BaseException:
+            os.close(handle)
+            (self.path / name).unlink(missing_ok=True)
+            raise
+        self._data, self._file = handle, name
+        self._size, self._crc, self._live = len(HEAD), zlib.crc32(HEAD), 0
+
+    def _sync_data(self) -> None:
+        assert self._data is not None
+        try:
+            os.fsync(self._data)
+        except OSError as error:  # a second try would succeed, without the pages that are lost
+            raise Broken(error.errno, f"{self._file} cannot be flushed: {error.strerror}") from error
+
+    def _replace_mark(self, mark: FolderMark) -> None:
+        text = msgspec.json.encode(mark)
+        new = self.path / _NEW_MARK
+        self.at("mark")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o600), "wb") as file:
+            file.write(b"%08x " % zlib.crc32(text) + text)
+            file.flush()
+            self.at("flush mark")
+            os.fsync(file.fileno())
+        self.at("rename")
+        os.replace(new, self.path / _MARK)
+        self.mark = mark
+        self.at("flush folder")
+        self._sync_folder()
+        self.at("done")
+
+    def _sync_folder(self) -> None:
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _remove_strays(self) -> None:
+        for path in self.path.glob("data-*"):
+            if path.name != self._file:
+                path.unlink(missing_ok=True)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def set_aside(self) -> Path:
+        """Move the files away, into the one folder beside this one that is kept for looking at; go on as an empty one.
+        Raises ``OSError``."""
+        self._close_data()
+        aside = self.path.with_name(self.path.name + ".aside")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(mode=0o700)
+        names = [
+            _MARK,
+            *sorted(path.name for path in self.path.glob("data-*")),
+        ]  # the mark first: without it none counts
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self.path / name, aside / name)
+        self._sync_folder()
+        self.mark, self._file = None, ""
+        self._size = self._crc = self._live = 0
+        return aside
+
+    def close(self) -> None:
+        """Free files and lock. Writes nothing."""
+        self._close_data()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _close_data(self) -> None:
+        if self._data is not None:
+            os.close(self._data)
+            self._data = None
+
+
+def check_private(path: Path) -> None:
+    """Raise ``OSError`` for a folder that is a link, belongs to another user, or can be written to by others: its
+    content becomes state."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(f"{path} is a link or a file, not a folder")
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to the user {found.st_uid}, not to {os.geteuid()}")
+    if found.st_mode & 0o022:
+        raise PermissionError(f"{path} can be written to by other users: chmod go-w {path}")
+
+
+def prepare_root(folder: str, group_id: str, topic: str) -> Path:
+    """Make the parent of the partitions' folders, and check that it can be used. Raises ``ConfigError``."""
+    root = Path(folder)
+    parent = root / f"group-{group_id}" / f"topic-{topic}"  # a group may be called ".."
+    try:
+        import fcntl  # noqa: F401  # not on Windows
+
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (root, parent.parent, parent):
+            path.mkdir(mode=0o700, exist_ok=True)
+            check_private(path)
+        probe = os.open(parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(probe)
+        finally:
+            os.close(probe)
+    except ImportError:
+        raise ConfigError("StateConfig.folder: state on disk needs file locks of POSIX, which Windows lacks") from None
+    except OSError as error:
+        raise ConfigError(f"StateConfig.folder is {folder!r}, and cannot be used: {error}") from error
+    return parent
+
+
+def _lock(handle: int) -> bool:
+    """Lock a file that is open until it is closed, by the kernel's hand after a kill -9; ``False``: it is taken. Raises
+    ``OSError`` on a file system without locks."""
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write(handle: int | None, data: bytes, at: int) -> None:
+    assert handle is not None
+    while data:
+        written = os.pwrite(handle, data, at)
+        data, at = data[written:], at + written
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,424 @@
+"""State on disk, behind the engine's back: what is committed is gathered, and written by a thread of its own.
+
+Rules of this file
+* Only what is committed is gathered: the cuts of committed transactions, and what a tail that reads committed received.
+* A mark is an offset record of the changelog, and the folder holds exactly what is up to it. What a copy has received
+  behind the last offset record waits for the next one.
+* Neither the loop nor a commit waits for a disk: dictionaries change hands under a lock that is never held while
+  something is written. A folder that cannot keep up, or cannot be written to, is left at its mark, which stays true.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.config import EventSourceConfig
+from streams.core.admission import size_of_changes
+from streams.core.checkpoints import LogIdentity
+from streams.core.transaction import Cut
+from streams.errors import BrokerUnavailable, StreamsError
+from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.runtime.bridge import Inlet
+from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX
+from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.folder import Broken, StateFolder, prepare_root
+from streams.runtime.ports import Blocking, Topics
+from streams.runtime.signal import Signal
+from streams.topics import TopicIdentity
+
+_log = logging.getLogger(__name__)
+
+REQUEST_SECONDS: Final = 10.0
+"""For a request to the broker about the changelog."""
+TOMBSTONES_MS: Final = 86_400_000
+"""``delete.retention.ms`` of a topic whose settings must not be read: Kafka's default."""
+RENEW_MS: Final = 3_600_000
+"""The age of a mark at which its partition, if nothing happens in it, sends its offset record again."""
+TAIL_SECONDS: Final = 0.2
+"""For which a tail waits, per batch, while too much is unwritten: so a restore goes no faster than the disk."""
+
+
+class Point(NamedTuple):
+    """A place of the changelog at which a folder may be marked: offset and value of an offset record, and a time that
+    is no later than its."""
+
+    offset: int
+    record: bytes
+    as_of_ms: int
+
+
+class HalfLoaded(Exception):
+    """A folder turned out to be damaged when a part of it was in the store already."""
+
+
+class KeptPartition:
+    """One partition's changes on their way to its folder. The lock is the keeper's; each method names its thread."""
+
+    def __init__(self, keeper: StateKeeper, identity: LogIdentity, folder: StateFolder) -> None:
+        self.folder = folder
+        self.identity = identity
+        self.partition = identity.partition
+        self.distrusted = ""
+        """Why the folder is not to be used any more."""
+        self.written_at = keeper.now()
+        mark = folder.mark
+        self.point: Point | None = None if mark is None else Point(mark.offset, mark.record, mark.as_of_ms)
+        """How far it goes, written or not."""
+        self._keeper = keeper
+        self._lock = keeper.lock
+        self._is_marked = True  # the folder's mark says how far it goes
+        self._gathered: dict[bytes, Change] = {}  # up to the point, exactly
+        self._behind: dict[bytes, Change] = {}  # what follows it
+        self._writing = 0
+        self._changes, self._bytes = 1, 0  # that were gathered so far, for their mean size
+        self._is_over = self._is_failing = False
+
+    # -- gathering -----------------------------------------------------------------------------------------------------
+
+    def committed(self, cut: Cut, as_of_ms: int) -> None:
+        """Gather this partition's part in a transaction that is committed. On the loop."""
+        with self._lock:
+            if not self._is_over:
+                self._count(len(cut.changes), size_of_changes(list(cut.changes.values()), self._behind))
+                if cut.end >= 0:
+                    self._advance(Point(cut.end, cut.record, as_of_ms))
+        self._keeper.look(self)
+
+    def receive(self, records: Sequence[IncomingRecord]) -> None:
+        """Gather records of the changelog, read committed. On the tail's thread; it may wait for the disk."""
+        with self._lock:
+            known = -1 if self.point is None else self.point.offset
+            for record in records:
+                key, value = record.key, record.value
+                if key is None or record.offset <= known or self._is_over:
+                    continue
+                if key == OFFSET_KEY:
+                    if value is not None:
+                        self._advance(Point(record.offset, value, record.timestamp_ms))
+                elif not key.startswith(RESERVED_KEY_PREFIX) or key.startswith(TIMER_PREFIX):
+                    kind = record.header(TYPE_HEADER) if record.headers else None
+                    self._behind[key] = Change(key, value, None, kind.decode() if kind else "")
+                    self._count(1, len(key) + len(value or b""))
+        self._keeper.look(self)
+        self._keeper.wait_for_room()
+
+    @property
+    def size(self) -> int:
+        """Estimate the bytes that are not written yet: what was written over is not there twice."""
+        if self._is_over:
+            return 0
+        return (len(self._gathered) + len(self._behind) + self._writing) * self._bytes // self._changes
+
+    def _count(self, changes: int, size: int) -> None:
+        self._changes, self._bytes = self._changes + changes, self._bytes + size
+
+    def _advance(self, point: Point) -> None:
+        if self._gathered:
+            self._gathered.update(self._behind)
+        else:
+            self._gathered = self._behind
+        self._behind = {}
+        self.point, self._is_marked = point, False
+
+    # -- writing, on the keeper's thread -------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Check whether it is time for a checkpoint. On the loop."""
+        state, size = self._keeper.config.state, self.size
+        if self._is_over or (self._is_marked and not size):
+            return False
+        return size >= state.checkpoint_bytes or now - self.written_at >= state.checkpoint_seconds
+
+    def write(self, *, pause: bool = True) -> None:
+        """Make a checkpoint. Errors are logged: a full disk may have room the next time, anything else ends the keeping
+        of this partition."""
+        self.written_at = self._keeper.now()
+        try:
+            self._checkpoint(pause)
+            if pause:
+                self.folder.rewrite_if_due()
+        except Broken as error:
+            self.give_up(str(error))
+        except OSError as error:
+            if not self._is_failing:
+                self._is_failing = True
+                what = "the state waits in memory, up to StateConfig.unwritten_bytes"
+                _log.warning("%s cannot be written to (%s; %s); %s", self.folder.path, error, _room(self.folder), what)
+        except Exception as error:
+            self.give_up(str(error) if isinstance(error, Damaged) else repr(error))
+        else:
+            self._is_failing = False
+
+    def _checkpoint(self, pause: bool) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            point, is_marked, changes = self.point, self._is_marked, self._gathered
+            self._gathered, self._writing = {}, len(changes)
+        self._append(changes, point, pause)
+        if point is not None and not is_marked:
+            self.folder.commit(self.identity, *point)
+            with self._lock:
+                self._is_marked = self.point is point
+        # What follows the point is written before the point that it leads to is there, if it is much: of a large state
+        # that is restored only the last offset record is left. It does not count until then.
+        with self._lock:
+            if self.size < self._keeper.config.state.checkpoint_bytes or not self._is_marked or self._gathered:
+                return
+            behind = self._behind
+            self._behind, self._writing = {}, len(behind)
+        self._append(behind, point, pause)
+
+    def _append(self, changes: dict[bytes, Change], point: Point | None, pause: bool) -> None:
+        """Write what was taken from memory; put it back if that fails, before what has come meanwhile."""
+        try:
+            if changes:
+                self.folder.append(changes.values(), pause=pause)
+        except OSError:
+            with self._lock:
+                if self._is_over:
+                    pass
+                elif self._is_marked:  # it followed the point, and no further one has come
+                    self._behind = changes | self._behind
+                else:
+                    self._gathered = changes | self._gathered
+            raise
+        finally:
+            with self._lock:
+                self._writing = 0
+            self._keeper.wrote()
+
+    def give_up(self, why: str) -> None:
+        """Leave the folder at its mark for the rest of this run. Any thread."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._drop()
+        what = "the next start reads the changelog from there on"
+        _log.warning("%s is left at its mark (%s; %s): %s", self.folder.path, why, _room(self.folder), what)
+
+    def _drop(self) -> None:
+        self._is_over = True
+        self._gathered, self._behind = {}, {}
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Make the last checkpoint, without waiting for it, and free the folder. On the loop."""
+        self._keeper.close_one(self)
+
+    def finish(self) -> None:
+        """Carry out ``close``. On the keeper's thread."""
+        if self.distrusted:
+            set_aside(self.folder, self.distrusted)
+        else:
+            self.write(pause=False)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Free the folder as it is."""
+        with self._lock:
+            self._drop()
+        self.folder.close()
+
+
+class StateKeeper:
+    """The folders of one member. On the loop, but for the methods that name another thread."""
+
+    def __init__(
+        self,
+        config: EventSourceConfig,
+        thread: Callable[[], Blocking],
+        identity: Callable[[str, float], TopicIdentity],
+        topics: Callable[[], Topics],
+        *,
+        now: Callable[[], float],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """``thread`` starts the one that writes. ``identity`` and ``topics`` make requests about the changelog; they
+        block. Raises ``ConfigError`` for a folder that cannot be used."""
+        self.config = config
+        self.lock = threading.Lock()
+        self.now = now
+        self.open_ones: list[KeptPartition] = []
+        self._room = threading.Condition()
+        self._parent = prepare_root(config.state.folder, config.group_id, config.topic)
+        self._thread = thread()
+        self._identity, self._topics = identity, topics
+        self._wall_ms = wall_ms
+        self._log_known: tuple[TopicIdentity, int] | None = None
+        self._work = Signal()
+        self._inlet: Inlet[None] = Inlet(lambda _: self._work.notify())
+        self._is_woken = False
+
+    async def run(self, renew: Callable[[int], None]) -> None:
+        """Make checkpoints, until cancelled. ``renew`` has a partition that is worked on here send its offset record
+        again: its mark is so old that tombstones behind it will be gone."""
+        renewed: dict[int, int] = {}
+        while True:
+            await self._work.wait(min(1.0, self.config.state.checkpoint_seconds))
+            self._is_woken = False
+            for kept in list(self.open_ones):
+                if kept in self.open_ones and kept.is_due(self.now()):
+                    await self._thread.call(kept.write)
+            self._bound()
+            wall_ms = self._wall_ms()
+            for kept in self.open_ones:
+                point = kept.point
+                since = 0 if point is None else max(point.as_of_ms, renewed.get(kept.partition, 0))
+                if point is not None and wall_ms - since > RENEW_MS:
+                    renewed[kept.partition] = wall_ms
+                    renew(kept.partition)
+
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have a function called on the keeper's thread."""
+        self._thread.post(function, *args)
+
+    def settled(
+        self, cuts: Mapping[int, Cut], kept_of: Callable[[int], KeptPartition | None], age_seconds: float
+    ) -> None:
+        """Gather the parts of a committed transaction, which was sealed ``age_seconds`` ago."""
+        as_of_ms = self._wall_ms() - int(age_seconds * 1000)
+        for partition, cut in cuts.items():
+            kept = kept_of(partition)
+            if kept is not None:
+                kept.committed(cut, as_of_ms)
+
+    def look(self, kept: KeptPartition) -> None:
+        """Wake the task if a partition has gathered enough. Any thread."""
+        if not self._is_woken and kept.size >= self.config.state.checkpoint_bytes:
+            self._is_woken = True
+            self._inlet.put(None)
+            self._bound()
+
+    def _bound(self) -> None:
+        """Leave the folder behind that has most to write, if there is too much."""
+        most = self.config.state.unwritten_bytes
+        while (unwritten := self._unwritten()) > most:
+            largest = max(self.open_ones, key=lambda kept: kept.size)
+            largest.give_up(f"{unwritten} bytes wait to be written, StateConfig.unwritten_bytes is {most}")
+
+    def _unwritten(self) -> int:
+        return sum([kept.size for kept in list(self.open_ones)])
+
+    def wait_for_room(self) -> None:
+        """Wait a moment while much is unwritten. On the tail's thread."""
+        most = self.config.state.unwritten_bytes // 2
+        if self._unwritten() > most:
+            with self._room:
+                self._room.wait_for(lambda: self._unwritten() <= most, TAIL_SECONDS)
+
+    def wrote(self) -> None:
+        """Let the tail go on. On the keeper's thread."""
+        with self._room:
+            self._room.notify_all()
+
+    def close_one(self, kept: KeptPartition) -> None:
+        """Close a folder after what is being written."""
+        if kept in self.open_ones:
+            self.open_ones.remove(kept)
+            self._thread.post(kept.finish)
+
+    async def close(self) -> None:
+        """Close all folders; returns when the last checkpoints are made."""
+        await self._thread.call(lambda: None)  # one may be being opened
+        for kept in list(self.open_ones):
+            self.close_one(kept)
+        await self._thread.call(lambda: None)
+
+    # -- on its thread -------------------------------------------------------------------------------------------------
+
+    def open(self, partition: int, codec: str, restore: Callable[[Sequence[Change]], None]) -> KeptPartition | None:
+        """Open a partition's folder, and give what is in it to ``restore``. ``None``: there can be none; the reason is
+        logged.
+
+        Raises ``BrokerUnavailable``; ``HalfLoaded``: begin once more, with an empty store; and what ``restore`` raises.
+        """
+        known, tombstones_ms = self._changelog()
+        identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
+        try:
+            folder = StateFolder.find(self._parent, partition)
+        except OSError as error:
+            _log.warning("%s[%d] is not kept on disk: %s", self.config.changelog, partition, error)
+            return None
+        has_begun = False
+        try:
+            began = time.monotonic()
+            if folder.check(identity, now_ms=self._wall_ms(), tombstones_ms=tombstones_ms):
+                changes = 0
+                for some in folder.load():
+                    has_begun = True
+                    restore(some)
+                    changes += len(some)
+                assert folder.mark is not None
+                seconds = time.monotonic() - began
+                where, offset = f"{self.config.changelog}[{partition}]", folder.mark.offset
+                _log.info(
+                    "%s: %d changes from %s, %.1f s; up to offset %d", where, changes, folder.path, seconds, offset
+                )
+        except (Damaged, OSError) as error:
+            if not set_aside(folder, str(error)):
+                folder.close()
+                return None
+            if has_begun:
+                folder.close()
+                raise HalfLoaded from error
+        except BaseException:
+            folder.close()
+            raise
+        kept = KeptPartition(self, identity, folder)
+        self.open_ones.append(kept)
+        return kept
+
+    def _changelog(self) -> tuple[TopicIdentity, int]:
+        """Return the changelog's identity, and for how many milliseconds it keeps tombstones; requested once."""
+        if self._log_known is None:
+            name = self.config.changelog
+            identity = self._identity(name, self.now() + REQUEST_SECONDS)
+            tombstones_ms = TOMBSTONES_MS
+            topics = self._topics()
+            try:
+                found = topics.describe([name], REQUEST_SECONDS)[name]
+                if found is not None:
+                    tombstones_ms = int(found.configs.get("delete.retention.ms", TOMBSTONES_MS))
+            except BrokerUnavailable:
+                raise
+            except StreamsError as error:
+                _log.info("%s: its delete.retention.ms is not known, a day is assumed: %s", name, error)
+            finally:
+                topics.close()
+            self._log_known = identity, tombstones_ms
+        return self._log_known
+
+
+def set_aside(folder: StateFolder, why: str) -> bool:
+    """Move a folder's content away, with one warning that names it; ``False``: the disk refuses even that."""
+    try:
+        aside = folder.set_aside()
+    except OSError as error:
+        _log.warning("%s is not used: %s; and it cannot be set aside: %s", folder.path, why, error)
+        return False
+    _log.warning(
+        "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
+    )
+    return True
+
+
+def layout_of(store: Any) -> str:
+    """Name a store's class and its codecs: another one does not take over what this one has kept."""
+    named: str = getattr(store, "layout", "") or f"{type(store).__module__}.{type(store).__qualname__}"
+    return named
+
+
+def _room(folder: StateFolder) -> str:
+    try:
+        found = os.statvfs(folder.path)
+    except OSError as error:
+        return f"free bytes are not known: {error}"
+    return f"{found.f_bavail * found.f_frsize} bytes are free"

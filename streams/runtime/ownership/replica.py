@@ -1,0 +1,144 @@
+"""A copy of one partition's state: its store, and how far of the changelog it contains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.checkpoints import reason_to_refuse
+from streams.core.timers import Timer
+from streams.errors import OffsetError, Stopped
+from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.runtime.changelog import (
+    OFFSET_KEY,
+    RELEASE_KEY,
+    TIMER_PREFIX,
+    OffsetRecord,
+    ReleaseMarker,
+    decode_offset,
+    decode_release,
+    decode_timer,
+)
+from streams.runtime.keeping.keeper import KeptPartition, Point
+from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
+
+_log = logging.getLogger(__name__)
+
+READY_WITHIN = 100_000
+"""Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
+
+
+class Replica(FollowedPartition):
+    """A store, and how far of the changelog it contains. ``marker``: the release marker, if that is the last record so
+    far. ``kept``: its way to the disk, if it is kept there. ``witness``: the record that its folder goes up to, until
+    the log has shown that it goes on from there; before that the copy is not taken."""
+
+    def __init__(self, partition: int, epoch: int, store: Any, since: float) -> None:
+        super().__init__(partition, epoch)
+        self.store = store
+        self.since = since
+        self.goal: int | None = None  # a take-over waits until the position has reached it
+        self.busy = False  # the tail's thread is in its store
+        self.awaited = False  # a look at it is to be repeated when it is not busy any more
+        self.warm = False  # it was ready when a take-over began
+        self.last = -1  # offset of the last record
+        self.offset_record: OffsetRecord | None = None
+        self.timers: dict[str, Timer] = {}
+        self.marker: ReleaseMarker | None = None
+        self.failure: Exception | None = None
+        self.timestamp_ms = 0
+        self.kept: KeptPartition | None = None
+        self.witness: Point | None = None
+        self.is_from_folder = self.is_discarded = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.caught_up and self.failure is None and self.behind <= READY_WITHIN
+
+    @property
+    def begins_anew(self) -> bool:
+        """Check that it has failed because its place in the log is gone, or is in another log."""
+        return isinstance(self.failure, OffsetError) and self.start != FROM_START
+
+    def restore(self, changes: Sequence[Change]) -> None:
+        """Put what a folder holds into the store. On the keeper's thread."""
+        if self.is_discarded:
+            raise Stopped("the copy is not wanted any more")
+        receive = self.store.receive_change
+        for change in changes:
+            if change.key.startswith(TIMER_PREFIX):
+                self._receive_timer(IncomingRecord("", self.partition, -1, change.key, change.value, None))
+            else:
+                receive(change)
+
+    def begin_from(self, point: Point) -> None:
+        """Go on from the end of a folder whose changes are in the store: its last record is read once more."""
+        record = IncomingRecord("", self.partition, point.offset, OFFSET_KEY, point.record, None)
+        self.offset_record = decode_offset(record)
+        self.witness, self.last, self.timestamp_ms = point, point.offset, point.as_of_ms
+        self.is_from_folder = True
+        self.begin_at(point.offset)
+
+    def examine(self, records: list[IncomingRecord], position: int, end: int) -> None:
+        """Compare the log with the end of the folder. Raises ``OffsetError``: it is another log, or was cut. On the
+        tail's thread."""
+        witness = self.witness
+        if witness is not None:
+            first = records[0] if records else None
+            found = None if first is None else (first.offset, first.value, first.key == OFFSET_KEY)
+            reason = reason_to_refuse(witness.offset, witness.record, position=position, end=end, first=found)
+            if reason:
+                raise OffsetError(f"partition {self.partition}: {reason}")
+            if records:
+                self.witness = None
+
+    def receive(self, records: list[IncomingRecord]) -> None:
+        """Put changelog records into the store. On the tail's thread."""
+        change = self.store.receive_change
+        size = 0
+        for record in records:
+            key, value = record.key, record.value
+            if key is None:
+                _log.warning("%s: a record without key does not belong into a changelog; it is ignored", record.where)
+                continue
+            size += len(key) + len(value or b"")
+            if not key.startswith(RESERVED_KEY_PREFIX):
+                kind = record.header(TYPE_HEADER) if record.headers else None
+                change(Change(key, value, None, kind.decode() if kind else ""))
+            elif key == OFFSET_KEY and value is not None:
+                self._receive_offset(record)
+            elif key.startswith(TIMER_PREFIX):
+                self._receive_timer(record)
+        last = records[-1]
+        self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
+        self.last = last.offset
+        self.timestamp_ms = last.timestamp_ms
+        self.records += len(records)
+        self.size += size
+        if self.kept is not None:
+            self.kept.receive(records)
+
+    def advance(self, position: int, end: int, *, more: bool) -> bool:
+        """See ``FollowedPartition.advance``; returns whether that is news for a take-over or a move."""
+        before = self.position
+        first = super().advance(position, end, more=more)
+        reached = self.goal is not None and before < self.goal <= self.position
+        return first or reached or self.marker is not None
+
+    def _receive_offset(self, record: IncomingRecord) -> None:
+        found, known = decode_offset(record), self.offset_record
+        if self.is_from_folder and known is not None and found.offset < known.offset:
+            raise OffsetError(
+                f"{record.where}: the input offset goes back from {known.offset} to {found.offset}: the log lacks what "
+                "was read from it before"
+            )
+        self.offset_record = found
+
+    def _receive_timer(self, record: IncomingRecord) -> None:
+        name, timer = decode_timer(record)
+        if timer is None:
+            self.timers.pop(name, None)
+        else:
+            self.timers[name] = timer

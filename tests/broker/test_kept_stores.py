@@ -1,0 +1,105 @@
+"""State on disk with a real broker and real processes: killed, started again, moved. Counted is what is read again."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from streams import StateConfig
+from streams.metrics import TakeOverDone
+from tests.broker.battery_kit import ENDLESS, QUICK, Bank
+from tests.broker.engine_kit import Lab
+from tests.broker.gate import nightly
+from tests.broker.test_engine_moves import Member, check, feed, share
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+
+PARTITIONS = 4
+LOADED = r"\d+ changes from \S+/state/"
+
+
+def restored(log: Path) -> int:
+    """Changelog records that a process has read in its take-overs."""
+    return sum(int(number) for number in re.findall(r"TakeOverDone\(.*?records=(\d+)", log.read_text()))
+
+
+def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: int) -> None:
+    """SIGKILL at work, then at rest; a start without the folder reads everything, one with it nearly nothing."""
+    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state")}
+    bank_group.deposit(5_000, 400, seed)
+    first = bank_group.start("member", **settings)
+    bank_group.wait_handled(2_000)
+    first.kill()
+    second = bank_group.start("member", **settings)
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    assert second.stop() == 0, second.log.read_text()
+    third = bank_group.start("member", **settings)
+    bank_group.check_stores()
+    assert re.search(LOADED, third.log.read_text())
+    partitions = len(list((tmp_path / "state").rglob("mark")))
+    assert restored(third.log) <= partitions, "one record of each partition: the one that its folder ends with"
+    third.kill()
+    fourth = bank_group.start("member", **QUICK)
+    bank_group.check_stores()
+    assert restored(fourth.log) >= 400
+    fourth.kill()
+    fifth = bank_group.start("member", **settings)
+    bank_group.check_stores()
+    assert restored(fifth.log) <= 3 * partitions
+    bank_group.deposit(500, 400, seed + 1)
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    bank_group.must_be_exact()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("standbys", "kills"), [(1, 3), nightly(0, 12), nightly(1, 12)])
+def test_killed_at_random_beside_others_in_one_folder(
+    bank_group: Bank, tmp_path: Path, standbys: int, kills: int, seed: int
+) -> None:
+    """Three members of one machine, one of them killed again and again under load: whoever gets a partition takes over
+    its folder, and the stores are what the changelog says."""
+    settings = {**QUICK, "BANK_STANDBYS": str(standbys), "BANK_FOLDER": str(tmp_path / "state")}
+    names = [f"member-{number}" for number in range(3)]
+    members = {name: bank_group.start(name, **settings) for name in names}
+    bank_group.check_stores(standbys)
+    load = bank_group.load(ENDLESS, 500, seed, 1_500)
+    bank_group.wait_handled(1)
+    bank_group.strike_at_random(members, names, kills, seed, **settings)
+    load.stop()
+    bank_group.wait_handled(seconds=180)
+    bank_group.check_stores(standbys)
+    assert bank_group.times(LOADED) >= kills
+    assert not bank_group.times("is set aside"), "every folder was good"
+    for worker in members.values():
+        if worker.running:
+            worker.signal(signal.SIGTERM)
+    bank_group.must_be_exact()
+
+
+@pytest.mark.asyncio
+async def test_moves_between_members_with_folders(lab: Lab, tmp_path: Path) -> None:
+    """To and fro; each member has a folder of its own, as on two machines. Then both are started again."""
+    states = {name: StateConfig(folder=str(tmp_path / name), checkpoint_seconds=0.1) for name in ("one", "two")}
+    await lab.create()
+    rounds = 0
+    for again in range(2):
+        one = Member(lab, "one", state=states["one"], num_standbys=1)
+        async with one:
+            await one.until_alone()
+            rounds += await feed(lab, 10)
+            async with Member(lab, "two", state=states["two"], num_standbys=1) as two:
+                await share(one, two, standbys=1)
+                rounds += await feed(lab, 10)
+                await check(lab, rounds)
+            await one.until_alone()
+            rounds += await feed(lab, 5)
+            await check(lab, rounds)
+        if again:
+            read = [m.records for m in one.measured if isinstance(m, TakeOverDone)][:PARTITIONS]
+            assert sum(read) <= PARTITIONS, "it was the last one: its folders are at the end"
+    await lab.check_settled()

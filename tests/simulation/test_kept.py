@@ -1,0 +1,180 @@
+"""Worlds whose members keep their state on disk: they are killed, lost and moved, and go on from their folders.
+
+At the end each folder is what was committed up to its mark, besides everything that holds in other worlds.
+``KEPT_SEEDS=500`` runs so many of each kind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams.core.transaction import Transaction
+from streams.metrics import TakeOverDone
+from streams.runtime.engine import Engine
+from streams.runtime.keeping import folder as folder_module
+from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.keeper import KeptPartition, Point
+from streams.runtime.ownership.replica import Replica
+
+from .plans import Plan, plan_of
+from .safeguards import Safeguard, stand_in
+from .test_safeguards import TAKEN_OUT_WRONGLY
+from .test_simulation import explain
+from .world import World, simulate
+
+pytestmark = pytest.mark.usefixtures("quiet", "unflushed")
+
+COUNT = int(os.environ.get("KEPT_SEEDS", "3"))
+KINDS = (
+    "crashes",
+    "everything",
+    "forgets",
+    "handlers",
+    "lost_replies",
+    "moves",
+    "pendulum",
+    "rolling",
+    "standbys",
+    "twins",
+)
+TRIES = 12
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def unflushed(monkeypatch: Patch) -> None:
+    """Nobody loses power in a simulation."""
+    monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
+    monkeypatch.setattr(folder_module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(folder_module, "LEAST_REWRITE", 500)
+
+
+def kept(seed: int, profile: str) -> Plan:
+    return msgspec.structs.replace(plan_of(seed, profile), kept=True)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("profile", KINDS)
+def test_exactly_once_with_folders(profile: str) -> None:
+    for seed in range(COUNT):
+        world = simulate(seed, kept(seed, profile))
+        assert not world.differences, explain(seed, world)
+
+
+def test_folders_are_used(monkeypatch: Patch) -> None:
+    """Otherwise the worlds above prove nothing."""
+    met: Counter[str] = Counter()
+    begin = Replica.begin_from
+
+    def begin_from(self: Replica, point: Point) -> None:
+        met["loaded"] += 1
+        begin(self, point)
+
+    measured = World.measured
+
+    def measure(self: World, name: str, measurement: Any) -> None:
+        measured(self, name, measurement)
+        if isinstance(measurement, TakeOverDone):
+            met["take-overs"] += 1
+
+    for owner, name in ((StateFolder, "rewrite_if_due"), (StateFolder, "commit")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *of, real=real, name=name, **more: (met.update([name]), real(*of, **more))[1]
+        )
+    monkeypatch.setattr(Replica, "begin_from", begin_from)
+    monkeypatch.setattr(World, "measured", measure)
+    for seed in range(2):
+        assert not simulate(seed, kept(seed, "crashes")).differences
+    assert met["loaded"] >= 5, met
+    assert met["commit"] >= 20, met
+
+
+# -- without each safeguard --------------------------------------------------------------------------------------------
+
+
+def dropped_work_is_gathered(original: Any, self: Engine, txn: Transaction, committed: bool) -> None:
+    """K1: what is dropped may be committed by the next owner in another way."""
+    original(self, txn, committed)
+    for partition, cut in txn.cuts.items():
+        worker = self.workers.get(partition)
+        if not committed and worker is not None and worker.kept is not None:
+            worker.kept._gathered.update(cut.changes)
+            worker.kept._is_marked = False
+
+
+def marks_say_more(original: Any, self: StateFolder, identity: Any, offset: int, record: bytes, as_of_ms: int) -> None:
+    """K2: as if what will be written next were there."""
+    original(self, identity, offset + 3, record, as_of_ms)
+
+
+def changes_come_without_their_mark(self: KeptPartition, changes: Any, point: Any, pause: bool) -> None:
+    """K2: the mark goes on, and what it stands for is not written."""
+    with self._lock:
+        self._writing = 0
+
+
+def timers_are_not_kept(original: Any, self: StateFolder, changes: Any, **more: Any) -> None:
+    """K3: they are a part of the state, as in the changelog."""
+    original(self, [change for change in changes if not change.key.startswith(b"\xff")], **more)
+
+
+def tombstones_are_not_kept(original: Any, self: StateFolder, changes: Any, **more: Any) -> None:
+    """K3: a deletion is a change."""
+    original(self, [change for change in changes if change.value is not None], **more)
+
+
+def a_copy_is_read_from_behind_the_mark(original: Any, self: Replica, point: Point) -> None:
+    """K2: what lies between is in no store."""
+    original(self, point)
+    self.witness = None
+    self.begin_at(point.offset + 4)
+
+
+def stores_are_not_told(self: Replica, changes: Any) -> None:
+    """A folder is trusted, and not loaded."""
+
+
+def locks_are_for_nothing(handle: int) -> bool:
+    """K6: two processes write to one folder."""
+    return True
+
+
+OUT: dict[str, Safeguard] = {}
+for _owner, _name, _new, _profiles in (
+    (Engine, "_settled", dropped_work_is_gathered, ("forgets", "crashes", "lost_replies")),
+    (StateFolder, "commit", marks_say_more, ("crashes", "moves")),
+    (KeptPartition, "_append", changes_come_without_their_mark, ("crashes",)),
+    (StateFolder, "append", timers_are_not_kept, ("crashes", "everything")),
+    (StateFolder, "append", tombstones_are_not_kept, ("handlers", "everything")),
+    (Replica, "begin_from", a_copy_is_read_from_behind_the_mark, ("crashes", "moves")),
+    (Replica, "restore", stores_are_not_told, ("crashes",)),
+    (folder_module, "_lock", locks_are_for_nothing, ("moves", "standbys", "twins")),
+):
+    OUT[_new.__name__] = Safeguard(
+        _new.__doc__ or "", lambda patch, o=_owner, n=_name, f=_new: stand_in(patch, o, n, f), _profiles
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", OUT)
+def test_it_is_missed(name: str) -> None:
+    safeguard = OUT[name]
+    for seed in range(TRIES):
+        for profile in safeguard.profiles:
+            plan = kept(seed, profile)
+            with pytest.MonkeyPatch.context() as patch:
+                safeguard.out(patch)
+                world = simulate(seed, plan)
+            if world.differences:
+                unlike = [found for found in world.differences if TAKEN_OUT_WRONGLY.search(found)]
+                assert not unlike, unlike[0]
+                assert not simulate(seed, plan).differences, "and it is right with it"
+                return
+    raise AssertionError(f"{name}: out, and all was right all the same")
