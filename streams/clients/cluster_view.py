@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Self
 import confluent_kafka
 import msgspec
 
+from streams.clients import permissions
 from streams.clients.kafka_python import DescribeConfigsRequest, DescribeQuorumRequest
 from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
 from streams.clients.questions import Questions
@@ -84,7 +85,8 @@ class ClusterQuestions(Questions):
             raise_for(result.error_code)
             return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
-        return self._ask(f"reading the settings of broker {number}", deadline, attempt)
+        step = f"reading the settings of broker {number}"
+        return self._ask(step, deadline, attempt, [permissions.on_cluster("DescribeConfigs")])
 
     def clock(self, deadline: float) -> ClockView:
         """The time of the active controller, which is always caught up with itself. Raises ``ConfigError`` without the
@@ -107,7 +109,7 @@ class ClusterQuestions(Questions):
             ]
             return ClockView(theirs - (before + after) / 2, (after - before) / 2)
 
-        return self._ask("asking for the time", deadline, attempt)
+        return self._ask("asking for the time", deadline, attempt, [permissions.on_cluster("Describe")])
 
     async def _version_of(self, number: int, deadline: float) -> str:
         connection = await self._client.manager.get_connection(number)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from streams.clients import permissions
 from streams.clients.kafka_python import (
     DescribeProducersRequest,
     DescribeTransactionsRequest,
@@ -27,6 +28,7 @@ from streams.errors import BrokerUnavailable, OffsetError
 from streams.group import HANGING_SECONDS, OpenTransaction
 
 _LOG = "__transaction_state"
+_MARKERS = [permissions.on_cluster("ClusterAction")]
 
 
 class OpenTransactions(Questions):
@@ -68,7 +70,7 @@ class OpenTransactions(Questions):
             found = await self._find(topic, [partition], deadline)
             hanging = _only(topic, partition, start_offset, found, min_age_seconds)
             step = f"ending a transaction in {topic}[{partition}]"
-            await self._until(deadline, step, lambda limit: self._write_marker(hanging, limit))
+            await self._until(deadline, step, lambda limit: self._write_marker(hanging, limit), _MARKERS)
             return hanging
 
         return self._client.call(work, deadline)
@@ -77,13 +79,14 @@ class OpenTransactions(Questions):
 
     async def _find(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
         step = f"asking for open transactions in topic {topic}"
-        found = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
+        needed = [permissions.on_topic("Read", topic)]
+        found = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit), needed)
         if not found:
             return []
         known = await self._known(frozenset(txn.producer_id for txn in found), deadline)
         before = {_place(txn) for txn in found}
         # In this order: a transaction open before and after the coordinators answered was open when they did.
-        still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
+        still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit), needed)
         return [
             msgspec.structs.replace(txn, transactional_id=owner, state=state)
             for txn in still
@@ -129,14 +132,16 @@ class OpenTransactions(Questions):
         for number, error in silent.items():
             raise BrokerUnavailable(f"broker {number} does not report whether it knows a transaction: {error}")
         # A coordinator whose log has no leader is on no list, and goes on with its transactions when it is back.
-        log = await self._until(deadline, "asking for coordinators", lambda limit: self._metadata(_LOG, limit))
+        step, needed = "asking for coordinators", [permissions.on_topic("Describe", _LOG)]
+        log = await self._until(deadline, step, lambda limit: self._metadata(_LOG, limit), needed)
         away = sorted(entry.partition_index for entry in log.partitions if entry.leader_id not in lists)
         if away:
             raise BrokerUnavailable(f"the coordinators of {_LOG}{away} are away: their transactions cannot be listed")
         known: dict[tuple[int, str, int], tuple[str, str]] = {}
         for name in (name for names in lists.values() for name in names):
             step = f"describing the transaction of {name}"
-            known |= await self._until(deadline, step, functools.partial(self._describe, name))
+            needed = [permissions.on_transactional_id("Describe", name)]
+            known |= await self._until(deadline, step, functools.partial(self._describe, name), needed)
         return known
 
     async def _describe(self, name: str, deadline: float) -> dict[tuple[int, str, int], tuple[str, str]]:

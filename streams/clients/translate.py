@@ -8,10 +8,12 @@ Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error han
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError
 
+from streams.clients.permissions import Right, denied
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 
 FENCED: Final = frozenset(
@@ -179,9 +181,10 @@ def broker_unavailable(
 
 
 def request_failed(
-    step: str, addresses: str, error: KafkaError, reason: str = ""
+    step: str, addresses: str, error: KafkaError, reason: str = "", needed: Sequence[Right] = ()
 ) -> BrokerUnavailable | TopicError | ConfigError:
-    """An administrative request failed: for want of an answer, of permission, or because of the request itself."""
+    """An administrative request failed: for want of an answer, of permission (it needs ``needed``), or because of the
+    request itself."""
     code = error.code()
     if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
         return BrokerUnavailable(
@@ -195,7 +198,5 @@ def request_failed(
             f"{step}: Kafka at {addresses} refuses the credentials ({error.str()}); check the sasl.* settings"
         )
     if code in NOT_AUTHORIZED:
-        return TopicError(
-            f"{step}: not authorised ({error.name()}); the principal needs the right in the cluster's ACLs"
-        )
+        return TopicError(f"{step}: {denied(error.name(), needed)}")
     return TopicError(f"{step}: {error.name()}: {error.str()}")

@@ -20,8 +20,9 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from streams.clients import kafka_python
+from streams.clients import kafka_python, permissions
 from streams.clients.group_wire import parse_metadata
+from streams.clients.permissions import Right
 from streams.clients.producing import answers, messages
 from streams.clients.producing.answers import Meaning
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection
@@ -326,7 +327,7 @@ class WireSlot:
             where = f"group {self._group_id}, {offsets.topic if offsets else ''}[{partition}]"
             if meaning not in _AGAIN:
                 call = "send_offsets_to_transaction"
-                raise answers.failure(self.transactional_id, call, code, meaning, where)
+                raise answers.failure(self.transactional_id, call, code, meaning, where, self._needed(offsets))
             self._last_answer = answers.described(code, where)
             if meaning is Meaning.AGAIN_COORDINATOR:
                 self._group_coordinator = await self._cluster.coordinator(GROUP, self._group_id)
@@ -368,13 +369,19 @@ class WireSlot:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
+    def _needed(self, offsets: Offsets | None = None) -> list[Right]:
+        """Return the rights that a transaction takes, those to write aside."""
+        group = permissions.on_group("Read", self._group_id)
+        read = [permissions.on_topic("Read", offsets.topic)] if offsets is not None else []
+        return [permissions.on_transactional_id("Write", self.transactional_id), group, *read]
+
     async def _again_or_raise(
         self, call: str, code: int, table: Mapping[int, Meaning], pauses: Pauses, default: str, where: str = ""
     ) -> None:
         """Return when the request may be made again; else raise what the answer means."""
         meaning = table.get(code, Meaning(default))
         if meaning not in _AGAIN:
-            raise answers.failure(self.transactional_id, call, code, meaning, where)
+            raise answers.failure(self.transactional_id, call, code, meaning, where, self._needed())
         self._last_answer = answers.described(code, where)
         await pauses.next()
         if meaning is Meaning.AGAIN_COORDINATOR:
