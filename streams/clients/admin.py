@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from streams.clients import permissions
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
-from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, error_of, request_failed
+from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, request_failed
 from streams.errors import BrokerUnavailable, TopicError
 from streams.topics import TopicSpec, missing
 
@@ -271,7 +271,10 @@ class TopicAdmin:
                 if not errors:
                     return {position.partition: position.offset for position in positions if position.offset >= 0}
                 error = errors[0]
-            consumer.poll(0)  # serve the error callback
+            message = consumer.poll(0)  # serve the error callback
+            refusal = message.error() if message is not None else None
+            if refusal is not None and refusal.code() in NOT_AUTHORIZED:  # a look-up of the coordinator: only seen here
+                error = refusal
             left = deadline - time.monotonic()
             if error.code() not in NO_ANSWER or left <= 0:
                 step = f"reading the committed offsets of group {group}"

@@ -69,7 +69,8 @@ def denied(code: str, needed: Sequence[Right] = ()) -> str:
     right = next((right for right in needed if right.kind == kind), None)
     if right is None:
         return f"not authorised ({code}); the principal needs a right on the {kind} in the cluster's ACLs"
-    return f"not authorised ({code}); the principal needs {right}: {right.command}"
+    wider = " (Read, Write and others include it)" if right.operation == "Describe" and kind != CLUSTER else ""
+    return f"not authorised ({code}); the principal needs {right}{wider}: {right.command}"
 
 
 def is_denial(code: str) -> bool:

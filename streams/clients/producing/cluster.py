@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-from streams.clients import kafka_python, permissions
-from streams.clients.permissions import denied
+from streams.clients import kafka_python
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection, connect
 from streams.clients.producing.placement import Placement
 from streams.clients.producing.record_batch import BATCH_HEAD
@@ -138,13 +137,7 @@ class Cluster:
                 return int(found.node_id)
             error = kafka_python.errors.for_code(found.error_code)
             if not error.retriable:
-                right = (
-                    permissions.on_group("Read", key)
-                    if kind == GROUP
-                    else permissions.on_transactional_id("Write", key)
-                )
-                why = denied(error.message, [right]) if permissions.is_denial(error.message) else error.message
-                raise LostConnection(f"no coordinator for {key}: {why}", error.message)
+                raise LostConnection(f"no coordinator for {key}: {error.message}", error.message)
             await asyncio.sleep(0.02)
 
     def close(self) -> None:

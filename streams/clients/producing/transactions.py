@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError
 
 from streams.clients import kafka_python, permissions
 from streams.clients.group_wire import parse_metadata
-from streams.clients.permissions import Right
+from streams.clients.permissions import Right, denied
 from streams.clients.producing import answers, messages
 from streams.clients.producing.answers import Meaning
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection
@@ -373,7 +373,10 @@ class WireSlot:
         """Return the rights that a transaction takes, those to write aside."""
         group = permissions.on_group("Read", self._group_id)
         read = [permissions.on_topic("Read", offsets.topic)] if offsets is not None else []
-        return [permissions.on_transactional_id("Write", self.transactional_id), group, *read]
+        own = permissions.on_transactional_id("Write", self.transactional_id)
+        if self.transactional_id.startswith(f"{self._group_id}."):  # one of many, of all instances
+            own = own._replace(name=f"{self._group_id}.", prefixed=True)
+        return [own, group, *read]
 
     async def _again_or_raise(
         self, call: str, code: int, table: Mapping[int, Meaning], pauses: Pauses, default: str, where: str = ""
@@ -424,6 +427,8 @@ class WireSlot:
             code = "_TIMED_OUT" if isinstance(error, TimeoutError) else getattr(error, "code", "_BAD_MSG")
             last = f"no success within {seconds:g} seconds: {self._last_answer}" if self._last_answer else ""
             reason = str(error) or last or f"no answer within {seconds:g} seconds"
+            if permissions.is_denial(code):
+                reason = denied(code, self._needed())
             raise TransactionFailed(call, code, "unknown", f"{self.transactional_id}: {reason}") from None
         except BaseException:  # cancelled
             self._abandon_after(mark)
