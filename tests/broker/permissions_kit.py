@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 from streams import DEAD_LETTER, EventContext, EventProducer, EventSource, GlobalChangeLog
 from streams.broker import KafkaBroker
+from streams.clients.group_checks import GroupChecks
 from streams.clients.permissions import Right
+from streams.clients.status_board import StatusBoard
 from tests.broker.engine_kit import Lab, Running, until
 from tests.broker.membership_kit import untyped as admin
+from tests.unit.waiting import wait_until
 from tests.vocabulary import Added, Ring, Total, Totals
 
 USER = "alice"
@@ -61,6 +64,12 @@ class Office:
         bindings = [_binding(self.right(text)) for text in rights]
         for done in self._admin.create_acls(bindings).values() if bindings else ():
             done.result(30)
+        # The controller has them by now, the broker a moment later.
+        any_ = admin.AclBindingFilter(
+            admin.ResourceType.ANY, None, admin.ResourcePatternType.ANY, None, None, admin.AclOperation.ANY,
+            admin.AclPermissionType.ANY,
+        )  # fmt: skip
+        wait_until(lambda: set(bindings) <= set(self._admin.describe_acls(any_).result(30)))
 
     def source(self, **settings: Any) -> EventSource[Totals]:
         """A source of the user's that sends each total."""
@@ -121,7 +130,7 @@ class Heard(logging.Handler):
     """The warnings of the toolkit: a source that waits for a right says so, and goes on when it is given."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -150,6 +159,19 @@ async def has_run(office: Office, kes: Kes) -> None:
     await office.lab.add("b", deed="x")
     async with Running(source) as running:
         await running.until_handled(2)
+
+
+async def has_more(office: Office, kes: Kes) -> None:
+    """The same, and a record that is not handled yet."""
+    await has_run(office, kes)
+    await office.lab.add("c")
+
+
+async def is_ahead(office: Office, kes: Kes) -> None:
+    """The same, and the group's offset is ahead of the changelog's."""
+    await has_more(office, kes)
+    with GroupChecks(office.lab.config().resolved()) as checks:
+        await asyncio.to_thread(checks.set_offsets, {0: 3})
 
 
 def picky(source: EventSource[Totals], is_broken: bool = True) -> EventSource[Totals]:
@@ -233,7 +255,7 @@ async def dead_letters(office: Office, kes: Kes) -> None:
     assert len(await office.lab.dead_letters()) == 1
 
 
-@feature("moves and replicas", *SOURCE, OUTPUT, "Read group GROUP.*", prepare=all_topics, partitions=2)
+@feature("moves and replicas", *SOURCE, OUTPUT, prepare=all_topics, partitions=2)
 async def moves(office: Office, kes: Kes) -> None:
     async with AsyncExitStack() as members:
         first, second = (Running(office.source(num_standbys=1), active=0) for _ in range(2))
@@ -244,6 +266,17 @@ async def moves(office: Office, kes: Kes) -> None:
         await until(lambda: first.ready and second.ready, "the copies are warm")
         await office.lab.add("a", "b")
         await office.lab.add("c", partition=1)
+
+
+@feature("notes of members for `kes group`", *SOURCE, "Read group GROUP.*", prepare=all_topics)
+async def notes(office: Office, kes: Kes) -> None:
+    board = StatusBoard(office.lab.bootstrap, "test", {}, office.lab.group)
+    source = picky(office.lab.source(**office.user))
+    try:
+        async with Running(source) as running:
+            await running.until(lambda: board.read([source.config.instance_id], 5.0), "its notes are there")
+    finally:
+        board.close()
 
 
 @feature("`EventProducer`", OUTPUT, prepare=nothing)
@@ -301,3 +334,24 @@ command(
         "Write transactional-id DEAD_LETTERS.kes-dlq",
     ],
 )
+
+command("tail", "-n", "1", rights=["Read topic SOURCE"], behind=1)
+SEEN = [
+    f"{deed} topic {name}"
+    for name in ("SOURCE", "CHANGELOG", "DEAD_LETTERS")
+    for deed in ("Describe", "DescribeConfigs")
+]
+command("topics", "plan", rights=SEEN)
+command("topics", "apply", rights=[*SEEN, "Create topic CHANGELOG", "Create topic DEAD_LETTERS"], prepare=nothing)
+POSITION = ("Read topic SOURCE", "Read topic CHANGELOG", "Read group GROUP")
+command(
+    "skip",
+    "0@2",
+    "--yes",
+    rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-skip"],
+    prepare=has_more,
+    behind=1,
+)
+command("offsets", "accept", "--yes", rights=POSITION, prepare=is_ahead)
+LOOKED = [f"{deed} topic {name}" for name in ("CHANGELOG", "DEAD_LETTERS") for deed in ("Read", "DescribeConfigs")]
+command("transactions", "list", rights=LOOKED)

@@ -34,7 +34,7 @@ from streams.clients.producing.record_batch import Part
 from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config import DELIVERY_SHARE
 from streams.errors import RecordsRefused, TransactionFailed
-from streams.group import Snapshot
+from streams.group import Snapshot, instance_of
 from streams.records import RefusedRecord
 
 _log = logging.getLogger(__name__)
@@ -374,7 +374,7 @@ class WireSlot:
         group = permissions.on_group("Read", self._group_id)
         read = [permissions.on_topic("Read", offsets.topic)] if offsets is not None else []
         own = permissions.on_transactional_id("Write", self.transactional_id)
-        if self.transactional_id.startswith(f"{self._group_id}."):  # one of many, of all instances
+        if instance_of(self._group_id, self.transactional_id):  # one of many, of all instances
             own = own._replace(name=f"{self._group_id}.", prefixed=True)
         return [own, group, *read]
 
