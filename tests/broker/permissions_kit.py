@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from streams import DEAD_LETTER, EventContext, EventProducer, EventSource, GlobalChangeLog
 from streams.broker import KafkaBroker
 from streams.clients.group_checks import GroupChecks
+from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.permissions import Right
 from streams.clients.status_board import StatusBoard
+from tests.broker.client_kit import leave_hanging
 from tests.broker.engine_kit import Lab, Running, until
 from tests.broker.membership_kit import untyped as admin
 from tests.unit.waiting import wait_until
@@ -94,21 +96,25 @@ Use = Callable[[Office, Kes], Awaitable[None]]
 
 
 class Feature(NamedTuple):
-    """A row of the table. ``prepare`` is the administrator's part; ``use`` raises what the user meets."""
+    """A row of the table. ``prepare`` is the administrator's part; ``use`` raises what the user meets. ``also``: rights
+    whose lack is no error, but hides something."""
 
     name: str
     rights: tuple[str, ...]
     prepare: Use
     use: Use
     partitions: int = 1
+    also: tuple[str, ...] = ()
 
 
 FEATURES: dict[str, Feature] = {}
 
 
-def feature(name: str, *rights: str, prepare: Use, partitions: int = 1) -> Callable[[Use], Use]:
+def feature(
+    name: str, *rights: str, prepare: Use, partitions: int = 1, also: Sequence[str] = ()
+) -> Callable[[Use], Use]:
     def add(use: Use) -> Use:
-        FEATURES[name] = Feature(name, rights, prepare, use, partitions)
+        FEATURES[name] = Feature(name, rights, prepare, use, partitions, tuple(also))
         return use
 
     return add
@@ -172,6 +178,18 @@ async def is_ahead(office: Office, kes: Kes) -> None:
     await has_more(office, kes)
     with GroupChecks(office.lab.config().resolved()) as checks:
         await asyncio.to_thread(checks.set_offsets, {0: 3})
+
+
+async def hangs(office: Office, kes: Kes) -> None:
+    """The changelog has a transaction that nobody ends."""
+    await has_run(office, kes)
+    client = KafkaPythonClient(office.lab.bootstrap, "test", {})
+    client.start()
+    try:
+        offset = await asyncio.to_thread(leave_hanging, client, office.lab.changelog)
+    finally:
+        client.close(2.0)
+    office.names["OFFSET"] = str(offset)
 
 
 def picky(source: EventSource[Totals], is_broken: bool = True) -> EventSource[Totals]:
@@ -302,10 +320,18 @@ async def global_change_log(office: Office, kes: Kes) -> None:
         await log.wait_caught_up(timeout_seconds=10)
 
 
-def command(*words: str, rights: Sequence[str], prepare: Use = has_run, name: str = "", behind: int = 2) -> None:
+def command(
+    *words: str,
+    rights: Sequence[str],
+    also: Sequence[str] = (),
+    prepare: Use = has_run,
+    behind: int = 2,
+) -> None:
     """A row for a command."""
 
-    @feature(name or f"`kes {' '.join(words)}`", *rights, prepare=prepare)
+    shown = " ".join(word for word in words if word[0] not in "-0O" and not word.isdecimal())
+
+    @feature(f"`kes {shown}`", *rights, prepare=prepare, also=also)
     async def use(office: Office, kes: Kes) -> None:
         arguments = [office.names.get(word, word) for word in words]
         await run(kes, picky(office.lab.source(**office.user), is_broken=False), *arguments, behind=behind)
@@ -353,5 +379,29 @@ command(
     behind=1,
 )
 command("offsets", "accept", "--yes", rights=POSITION, prepare=is_ahead)
-LOOKED = [f"{deed} topic {name}" for name in ("CHANGELOG", "DEAD_LETTERS") for deed in ("Read", "DescribeConfigs")]
-command("transactions", "list", rights=LOOKED)
+HANGING = ("Read topic CHANGELOG", "Describe topic __transaction_state")
+command(
+    "txn",
+    "list",
+    "--topic",
+    "CHANGELOG",
+    rights=HANGING,
+    also=["Describe transactional-id *"],
+    prepare=hangs,
+)
+command(
+    "txn",
+    "abort",
+    "--topic",
+    "CHANGELOG",
+    "--partition",
+    "0",
+    "--start-offset",
+    "OFFSET",
+    "--min-age",
+    "0",
+    "--yes",
+    rights=[*HANGING, "ClusterAction cluster"],
+    also=["Describe transactional-id *"],
+    prepare=hangs,
+)

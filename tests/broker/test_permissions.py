@@ -17,10 +17,14 @@ from tests.unit.waiting import PATIENCE, until
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
 
 
+BEFORE_3_6 = {"transaction.partition.verification.enable": "false"}
+"""So that a transaction can be left hanging."""
+
+
 @pytest.fixture(scope="module")
 def strict() -> Iterator[KafkaBroker]:
     """Users with passwords may do what ACLs allow."""
-    with KafkaBroker(sasl="PLAIN", acl=True, users=[USER]) as broker:
+    with KafkaBroker(sasl="PLAIN", acl=True, users=[USER], properties=BEFORE_3_6) as broker:
         yield broker
 
 
@@ -49,7 +53,7 @@ async def test_these_rights_are_enough(strict: KafkaBroker, name: str, kes: Kes)
     feature = FEATURES[name]
     office = Office(strict, f"p{next(_NUMBERS)}-", feature.partitions)
     await feature.prepare(office, kes)
-    office.grant(feature.rights)
+    office.grant((*feature.rights, *feature.also))
     await asyncio.wait_for(feature.use(office, kes), 60)
 
 
@@ -60,7 +64,7 @@ async def test_one_right_less_is_named_with_what_to_type(
     feature = FEATURES[name]
     office = Office(strict, f"p{next(_NUMBERS)}-", feature.partitions)
     await feature.prepare(office, kes)
-    office.grant([right for right in feature.rights if right != missing])
+    office.grant([right for right in (*feature.rights, *feature.also) if right != missing])
     right = office.right(missing)
     # Without any right on a topic or a group it is Describe that is missed first.
     operations = (right.operation, "Describe") if right.operation in ("Read", "Write") else (right.operation,)
