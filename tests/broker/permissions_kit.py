@@ -63,15 +63,16 @@ class Office:
         return Right(operation, kind, name.removesuffix("*"), name.endswith("*"))
 
     def grant(self, rights: Sequence[str]) -> None:
-        bindings = [_binding(self.right(text)) for text in rights]
-        for done in self._admin.create_acls(bindings).values() if bindings else ():
+        """Give the user these rights, and take all others away."""
+        bindings = {_binding(self.right(text)) for text in rights}
+        every = admin.ResourceType.ANY, None, admin.ResourcePatternType.ANY, None, None
+        filter_ = admin.AclBindingFilter(*every, admin.AclOperation.ANY, admin.AclPermissionType.ANY)
+        [deleted] = self._admin.delete_acls([filter_]).values()
+        deleted.result(30)
+        for done in self._admin.create_acls(list(bindings)).values() if bindings else ():
             done.result(30)
         # The controller has them by now, the broker a moment later.
-        any_ = admin.AclBindingFilter(
-            admin.ResourceType.ANY, None, admin.ResourcePatternType.ANY, None, None, admin.AclOperation.ANY,
-            admin.AclPermissionType.ANY,
-        )  # fmt: skip
-        wait_until(lambda: set(bindings) <= set(self._admin.describe_acls(any_).result(30)))
+        wait_until(lambda: set(self._admin.describe_acls(filter_).result(30)) == bindings)
 
     def source(self, **settings: Any) -> EventSource[Totals]:
         """A source of the user's that sends each total."""
