@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -130,7 +131,7 @@ class Security:
         """Make the CA, the certificates, and a file of settings for each user, readable by this user only."""
         folder.mkdir(mode=0o700, exist_ok=True)
         if self.tls:
-            _certify(folder, list(self.passwords) if self.tls == "mutual" else [])
+            certify(folder, list(self.passwords) if self.tls == "mutual" else [])
         for user in self.passwords:
             settings = self.client_settings(folder, user)
             if settings.pop("oauth_cb", None):
@@ -184,7 +185,15 @@ def _quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _certify(folder: Path, users: Sequence[str]) -> None:
+def certify(
+    folder: Path,
+    users: Sequence[str] = (),
+    *,
+    hosts: Sequence[str] = (HOST, "localhost"),
+    not_before: datetime | None = None,
+    not_after: datetime | None = None,
+) -> None:
+    """Make a CA, the broker's certificate for these hosts and times, and one for each user. Raises ``ConfigError``."""
     try:
         import trustme
         from cryptography.hazmat.primitives import serialization
@@ -198,7 +207,7 @@ def _certify(folder: Path, users: Sequence[str]) -> None:
 
     authority = trustme.CA()
     write_privately(folder / "ca.pem", authority.cert_pem.bytes().decode())
-    broker = authority.issue_cert(HOST, "localhost", common_name="broker")
+    broker = authority.issue_cert(*hosts, common_name="broker", not_before=not_before, not_after=not_after)
     chain = "".join(part.bytes().decode() for part in broker.cert_chain_pems)
     write_privately(folder / "broker.pem", key_of(broker) + chain)
     for user in users:

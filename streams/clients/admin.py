@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from streams.clients import permissions
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
-from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, request_failed
+from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, refused, request_failed
 from streams.errors import BrokerUnavailable, TopicError
 from streams.topics import TopicSpec, missing
 
@@ -375,7 +375,8 @@ class TopicAdmin:
             key, error = failed
             client.poll(0)  # serve the error callback
             left = deadline - time.monotonic()
-            if error.code() not in NO_ANSWER or left <= 0:
+            hopeless = not self._connection.answered and refused(self._connection.reason, "") is not None
+            if error.code() not in NO_ANSWER or left <= 0 or hopeless:
                 needed = permissions.on_topic(operation, key.topic if isinstance(key, TopicPartition) else str(key))
                 doing, reason = f"{step} {_shown(key)}", self._connection.reason
                 raise request_failed(doing, self._connection.addresses, error, reason, [needed])

@@ -177,7 +177,25 @@ def broker_unavailable(
     if reason and (error is None or reason not in causes[0]):
         causes.append(reason)
     cause = f" ({'; '.join(causes)})" if causes else ""
-    return BrokerUnavailable(f"{step}: no answer from Kafka at {addresses}{cause}; check the address and that it runs")
+    return BrokerUnavailable(
+        f"{step}: no answer from Kafka at {addresses}{cause}; check the address, security.protocol (with TLS or not?), "
+        "and that it runs"
+    )
+
+
+def refused(reason: str, addresses: str) -> ConfigError | None:
+    """Return the error for the last news of connections that trying again does not cure: wrong credentials, or a
+    certificate that one of the two sides does not take. ``None``: it may be cured."""
+    if reason.startswith("_AUTHENTICATION"):
+        advice = "check sasl.mechanism, sasl.username and sasl.password, or the token of oauth_cb"
+        return ConfigError(f"Kafka at {addresses} refuses the credentials ({reason}); {advice}")
+    if reason.startswith("_SSL") or "tls alert" in reason or "sslv3 alert" in reason:
+        return ConfigError(
+            f"TLS with Kafka at {addresses} failed ({reason}). The broker's certificate must be signed by an authority "
+            "in ssl.ca.location, be for the host in bootstrap_servers, and not have expired; a broker that asks for a "
+            "certificate needs ssl.certificate.location and ssl.key.location"
+        )
+    return None
 
 
 def request_failed(
@@ -192,7 +210,7 @@ def request_failed(
             " producer comes back or its transaction timeout is over"
         )
     if code in NO_ANSWER:
-        return broker_unavailable(step, addresses, error, reason)
+        return refused(reason, addresses) or broker_unavailable(step, addresses, error, reason)
     if code in DENIED:
         return ConfigError(
             f"{step}: Kafka at {addresses} refuses the credentials ({error.str()}); check the sasl.* settings"

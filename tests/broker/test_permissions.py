@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from streams.broker import KafkaBroker
-from tests.broker.permissions_kit import FEATURES, SOURCE, USER, Heard, Kes, Office
+from streams.cli.rights import of_input, of_source
+from tests.broker.permissions_kit import FEATURES, SOURCE, USER, Heard, Kes, Office, all_topics
 from tests.unit.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -40,6 +41,27 @@ def heard() -> Iterator[Heard]:
 
 _NUMBERS = itertools.count()
 """Short names make messages that can be read."""
+
+
+async def test_the_doctor_names_what_is_missing(strict: KafkaBroker, kes: Kes) -> None:
+    office = Office(strict, "doctor-")
+    await all_topics(office, kes)
+    needed = [office.right(text) for text in SOURCE]
+    config = office.lab.config().resolved()
+    assert set(needed) == {*of_input(config), *of_source(config)}  # the table's row
+    office.grant([*SOURCE, "Describe cluster", "DescribeConfigs cluster", "Describe topic __transaction_state"])
+    _, answer, said = await asyncio.to_thread(kes, office.source(), "doctor", behind=1)
+    assert answer, said
+    assert [found["state"] for found in answer["findings"] if found["check"] == "acls"] == ["ok"]
+    for missing in SOURCE:
+        office.grant([right for right in SOURCE if right != missing])
+        _, answer, said = await asyncio.to_thread(kes, office.source(), "doctor", behind=1)
+        assert answer, said
+        found = [found["remedy"] for found in answer["findings"] if found["check"] == "acls"]
+        right = office.right(missing)
+        assert right.command in found, (missing, found)
+
+
 LESS = [
     (name, right)
     for number, (name, feature) in enumerate(FEATURES.items())
