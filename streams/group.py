@@ -251,6 +251,21 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
         return not self.transactional_id
 
 
+class ListedTransaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that its coordinator is going to end. ``started_ms``: since 1970; ``timeout_ms`` after that it is
+    aborted at the latest. ``partitions``: (topic, partition) of those that it writes to, offsets of groups among them
+    (``__consumer_offsets``)."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    coordinator: int
+    started_ms: int
+    timeout_ms: int
+    partitions: tuple[tuple[str, int], ...]
+
+
 class TakeOver(Protocol):
     """The broker requests of a take-over, in the order of its steps. All block: call them off the event loop.
 

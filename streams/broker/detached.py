@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from streams.broker.guardian_handle import GRACE_SECONDS, held_lock
 from streams.broker.jars import Progress, errors_named, silent
 from streams.broker.kafka_broker import KafkaBroker
 from streams.broker.probe import HOST, metadata
+from streams.broker.security import Tls
 from streams.errors import ConfigError, EmbeddedBrokerError
 from streams.sak.cache import cache_folder
 
@@ -32,7 +33,8 @@ _POLL_SECONDS = 0.05
 class DetachedBroker:
     """A broker that runs on its own: ``pid`` is Java's process, ``keeper_pid`` the one that ends it on SIGTERM.
 
-    ``throw_away``: ``data_dir`` is removed at the end. ``started`` is in seconds since 1970.
+    ``throw_away``: ``data_dir`` is removed at the end. ``started`` is in seconds since 1970. ``plain_port``: where it
+    is asked whether it answers (0: at ``port``). ``security_dir``: folder of the CA and the users' settings, if any.
     """
 
     name: str
@@ -42,6 +44,8 @@ class DetachedBroker:
     data_dir: str
     throw_away: bool
     started: float
+    plain_port: int = 0
+    security_dir: str = ""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -51,7 +55,7 @@ class DetachedBroker:
     @property
     def answers(self) -> bool:
         """Check whether the broker serves clients now. Sends it a request; waits for two seconds at most."""
-        return metadata(self.port) is not None
+        return metadata(self.plain_port or self.port) is not None
 
 
 def start_detached(
@@ -61,6 +65,10 @@ def start_detached(
     data_dir: Path | None = None,
     durable: bool = False,
     properties: Mapping[str, str] | None = None,
+    tls: Tls = False,
+    sasl: str | Sequence[str] = (),
+    acl: bool = False,
+    users: Mapping[str, str] | Sequence[str] = (),
     progress: Progress = silent,
 ) -> DetachedBroker:
     """Start a broker that goes on when this process ends; the other arguments are ``KafkaBroker``'s.
@@ -77,7 +85,17 @@ def start_detached(
             where = f" at {running.bootstrap_servers}" if running else " and is just being started"
             raise EmbeddedBrokerError(f"the broker {name!r} runs already{where}: stop it, or choose another name")
         _state(name).unlink(missing_ok=True)
-        broker = KafkaBroker(port=port, data_dir=data_dir, durable=durable, properties=properties, progress=progress)
+        broker = KafkaBroker(
+            port=port,
+            data_dir=data_dir,
+            durable=durable,
+            properties=properties,
+            tls=tls,
+            sasl=sasl,
+            acl=acl,
+            users=users,
+            progress=progress,
+        )
         broker.belongs_to_keeper(descriptors=(held,), files=(_state(name),))
         broker.start()
         try:
@@ -115,13 +133,16 @@ def detached_brokers() -> list[DetachedBroker]:
 
 
 def _state_of(name: str, broker: KafkaBroker, *, throw_away: bool) -> DetachedBroker:
-    port = int(broker.bootstrap_servers.rpartition(":")[2])
+    port, plain = (
+        int(address.rpartition(":")[2]) for address in (broker.bootstrap_servers, broker.plain_bootstrap_servers)
+    )
     pid, keeper = broker.pid, broker.keeper_pid
     if pid is None or keeper is None:
         raise EmbeddedBrokerError(
             f"the broker {name!r} ended as soon as it had started: see {broker.data_dir}/kafka.log"
         )
-    return DetachedBroker(name, port, pid, keeper, str(broker.data_dir), throw_away, time.time())
+    folder = str(broker.security_dir or "")
+    return DetachedBroker(name, port, pid, keeper, str(broker.data_dir), throw_away, time.time(), plain, folder)
 
 
 def _running(name: str) -> DetachedBroker | None:

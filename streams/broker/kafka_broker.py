@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from streams.broker import diagnosis
 from streams.broker.guardian_handle import GRACE_SECONDS, GuardianHandle, held_lock
 from streams.broker.jars import JarSet, Progress, errors_named, kafka_jars, require_space, silent
 from streams.broker.probe import HOST, free_port, is_free, metadata
-from streams.broker.settings import ALONE, Seat, server_settings
+from streams.broker.security import ADMIN, LISTENER, Security, Tls, write_privately
+from streams.broker.settings import ALONE, GuardedListener, Seat, server_settings
 from streams.broker.template import formatted
 from streams.errors import ConfigError, EmbeddedBrokerError
 from streams.sak.java import Java, JavaError, find_java
@@ -49,6 +50,14 @@ class KafkaBroker:
         the largest Java heap.
     ``properties``
         further server properties (``server.properties`` names); they win over the defaults.
+    ``tls``
+        clients come by TLS, with certificates of a CA that is made at the start; ``"mutual"``: they show one, too.
+    ``sasl``
+        one or several of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER (tokens without signature are taken).
+    ``acl``
+        users may do only what ACLs allow, except the user ``admin``. Needs ``sasl``, or ``tls="mutual"``.
+    ``users``
+        name -> password ("": one is made up), or names, beside ``admin``. ``client_settings`` has what clients need.
     ``start_timeout``
         seconds until a start is given up.
     ``progress``
@@ -67,6 +76,10 @@ class KafkaBroker:
         durable: bool = False,
         heap_mb: int = 512,
         properties: Mapping[str, str] | None = None,
+        tls: Tls = False,
+        sasl: str | Sequence[str] = (),
+        acl: bool = False,
+        users: Mapping[str, str] | Sequence[str] = (),
         start_timeout: float = 60.0,
         progress: Progress = silent,
     ) -> None:
@@ -81,6 +94,7 @@ class KafkaBroker:
         self._durable = durable
         self._heap_mb = heap_mb
         self._properties = dict(properties or {})
+        self._security = Security.of(tls, sasl, acl, users)
         self._start_timeout = start_timeout
         self._progress = progress
         self._seat: Seat = ALONE
@@ -88,10 +102,11 @@ class KafkaBroker:
         self._kept: GuardianHandle | None = None
         self._folder: Path | None = None
         self._port: int | None = None
+        self._plain_port: int | None = None
         self._owner = os.getpid()
         self._descriptors: tuple[int, ...] = ()
         self._files: tuple[Path, ...] = ()
-        server_settings(Path(), 1, 2, self._properties)  # a wrong property is an error here, not at the start
+        self._settings_file(Path(), 1, 2, 3)  # a wrong property is an error here, not at the start
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -101,6 +116,25 @@ class KafkaBroker:
         if self._port is None:
             raise EmbeddedBrokerError("the broker is not started: call start(), or use it as a context manager")
         return f"{HOST}:{self._port}"
+
+    @property
+    def plain_bootstrap_servers(self) -> str:
+        """``host:port`` of the listener that asks nobody for anything, as ``bootstrap_servers``: the same one without
+        ``tls`` and ``sasl``, else one for administration by this process, at another port after each ``restart()``."""
+        return f"{HOST}:{self._plain_port}" if self._plain_port is not None else self.bootstrap_servers
+
+    @property
+    def security_dir(self) -> Path | None:
+        """The folder with ``ca.pem`` and a ``NAME.properties`` for each user (settings by librdkafka's names), from
+        ``start()`` to ``stop()``; ``None`` without ``tls`` and ``sasl``."""
+        return self._folder / "security" if self._folder is not None and self._security.is_asked_for else None
+
+    def client_settings(self, user: str = ADMIN, mechanism: str = "") -> dict[str, Any]:
+        """Return the ``client_settings`` of a user, with his password; from ``start()`` to ``stop()``. ``mechanism``:
+        by default the first of ``sasl``. Raises ``ConfigError`` for a user or a mechanism that the broker has not."""
+        self._started()
+        folder = self.security_dir
+        return self._security.client_settings(folder, user, mechanism) if folder is not None else {}
 
     @property
     def pid(self) -> int | None:
@@ -150,6 +184,7 @@ class KafkaBroker:
             try:
                 self._prepare(java, jars)
                 self._bring_up(fixed=self._wanted_port is not None)
+                self._security.add_scram_users(self.plain_bootstrap_servers)
             except BaseException:
                 self._end()
                 raise
@@ -203,7 +238,7 @@ class KafkaBroker:
         with self._lock:
             kept = self._started()
             kept.leave()
-            self._kept, self._port, self._folder = None, None, None
+            self._kept, self._port, self._plain_port, self._folder = None, None, None, None
             return kept.keeper_pid
 
     def __enter__(self) -> Self:
@@ -238,6 +273,8 @@ class KafkaBroker:
             if lock is None:
                 raise diagnosis.folder_taken(self._folder)
             formatted(self._folder / "data", java, jars, self._seat.node)
+            if (secrets := self.security_dir) is not None:
+                self._security.make_files(secrets)
             self._kept = GuardianHandle(
                 command, self._folder / "kafka.log", throw_away, self._files, held=self._descriptors, lent=(lock,)
             )
@@ -262,16 +299,18 @@ class KafkaBroker:
         kept, folder = self._started(), self._folder
         assert folder is not None
         require_space(folder, _LEAST_SPACE, "a broker's data")
-        controller_port = self._seat.controller_port or free_port(frozenset((port,)))
-        text = server_settings(folder / "data", port, controller_port, self._properties, self._seat)
+        plain_port = free_port(frozenset((port,))) if self._security.is_asked_for else port
+        controller_port = self._seat.controller_port or free_port(frozenset((port, plain_port)))
         with errors_named(str(folder)):
-            (folder / "server.properties").write_text(text)
+            write_privately(
+                folder / "server.properties", self._settings_file(folder, port, plain_port, controller_port)
+            )
         log_file = folder / "kafka.log"
         read_from = log_file.stat().st_size
         began = time.monotonic()
         kept.start()
         while True:
-            answer = metadata(port)
+            answer = metadata(plain_port)
             if answer is not None and self._seat.node in answer.brokers and answer.controller >= 0:
                 break
             if kept.pid is None:
@@ -283,12 +322,19 @@ class KafkaBroker:
             time.sleep(_POLL_SECONDS)
         if kept.pid is None:  # another server answered on that port
             raise diagnosis.port_taken(port)
-        self._port = port
+        self._port, self._plain_port = port, plain_port
         log.info("Kafka serves at %s:%d after %.1f s (process %s)", HOST, port, time.monotonic() - began, kept.pid)
+
+    def _settings_file(self, folder: Path, port: int, plain_port: int, controller_port: int) -> str:
+        guarded = None
+        if self._security.is_asked_for:
+            properties = self._security.properties(folder / "security")
+            guarded = GuardedListener(LISTENER, port, self._security.protocol, properties)
+        return server_settings(folder / "data", plain_port, controller_port, self._properties, self._seat, guarded)
 
     def _end(self) -> None:
         kept, folder = self._kept, self._folder
-        self._kept, self._port, self._folder = None, None, None
+        self._kept, self._port, self._plain_port, self._folder = None, None, None, None
         if os.getpid() != self._owner:  # a forked copy that unwinds: the broker is not its own
             return
         if kept is not None:

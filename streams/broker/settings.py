@@ -105,10 +105,27 @@ def cluster_defaults(nodes: int) -> dict[str, str]:
     }
 
 
-def server_settings(folder: Path, port: int, controller_port: int, extra: Mapping[str, str], seat: Seat = ALONE) -> str:
+@dataclass(frozen=True, slots=True)
+class GuardedListener:
+    """A listener for clients beside the plain one: its name, port, protocol, and the properties that go with it."""
+
+    name: str
+    port: int
+    protocol: str
+    properties: Mapping[str, str]
+
+
+def server_settings(
+    folder: Path,
+    port: int,
+    controller_port: int,
+    extra: Mapping[str, str],
+    seat: Seat = ALONE,
+    guarded: GuardedListener | None = None,
+) -> str:
     """The text of ``server.properties``. ``extra`` wins over the defaults; what makes the node up cannot be set.
 
-    Raises ``ConfigError``.
+    ``port`` is that of the plain listener. Raises ``ConfigError``.
     """
     for name in extra:
         if name in _OURS or name in _PLACES:
@@ -122,7 +139,15 @@ def server_settings(folder: Path, port: int, controller_port: int, extra: Mappin
         "advertised.listeners": listener,
         "log.dirs": str(folder),
     }
-    return "".join(f"{name}={_escaped(value)}\n" for name, value in {**_DEFAULTS, **extra, **_OURS, **places}.items())
+    ours = {**_OURS, **places}
+    if guarded is not None:
+        for name in guarded.properties.keys() & extra.keys():
+            raise ConfigError(f"the server property {name} follows from tls, sasl or acl and cannot be set beside them")
+        ours |= guarded.properties
+        for name in ("listeners", "advertised.listeners"):
+            ours[name] += f",{guarded.name}://{HOST}:{guarded.port}"
+        ours["listener.security.protocol.map"] += f",{guarded.name}:{guarded.protocol}"
+    return "".join(f"{name}={_escaped(value)}\n" for name, value in {**_DEFAULTS, **extra, **ours}.items())
 
 
 def _escaped(value: str) -> str:

@@ -35,9 +35,29 @@ def start(
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A further server property.")
     ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Clients come by TLS, with a CA and certificates made at the start.")
+    ] = False,
+    mutual_tls: Annotated[
+        bool, typer.Option("--mutual-tls", help="TLS, and clients show a certificate: its name is the user's.")
+    ] = False,
+    sasl: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MECHANISM", help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. Repeatable."),
+    ] = None,
+    acl: Annotated[
+        bool, typer.Option("--acl", help="Users may do what ACLs allow, and nothing else, but for the user admin.")
+    ] = False,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A further user, with a password that is made up. Repeatable."),
+    ] = None,
     json: _Json = False,
 ) -> None:
-    """Start a broker in the background. The first time, Kafka (45 MB) is fetched into the cache folder."""
+    """Start a broker in the background. The first time, Kafka (45 MB) is fetched into the cache folder.
+
+    With --tls, --mutual-tls or --sasl, the settings of each user are in a file that only you may read.
+    """
     with progress("bytes") as show:
         broker = start_detached(
             name,
@@ -45,6 +65,10 @@ def start(
             data_dir=data_dir,
             durable=durable,
             properties=_properties(setting or []),
+            tls="mutual" if mutual_tls else tls,
+            sasl=sasl or (),
+            acl=acl,
+            users=user or (),
             progress=show,
         )
     emit(_facts(broker), json, lambda: _started(broker))
@@ -81,9 +105,10 @@ def _facts(broker: DetachedBroker) -> dict[str, Any]:
 
 def _started(broker: DetachedBroker) -> Text:
     data = "removed at the stop" if broker.throw_away else f"kept in {broker.data_dir}"
+    settings = f"Settings of clients: {broker.security_dir}/*.properties\n" if broker.security_dir else ""
     which = "" if broker.name == "default" else f" --name {broker.name}"
     return Text(
-        f"Kafka serves at {broker.bootstrap_servers} (process {broker.pid}).\nIts data are {data}.\n"
+        f"Kafka serves at {broker.bootstrap_servers} (process {broker.pid}).\nIts data are {data}.\n{settings}"
         f"    export KES_BOOTSTRAP_SERVERS={broker.bootstrap_servers}\n"
         f"    kes broker stop{which}"
     )

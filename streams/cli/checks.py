@@ -15,6 +15,7 @@ import msgspec
 
 from streams.cli.cluster import client_settings_of, source_admin_of
 from streams.cli.records import harmless
+from streams.cli.rights import of_input, of_source
 from streams.cli.topics import DIFFERS, MISSING, SOURCE, examine, wanted_topics
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin, Watermarks
@@ -257,6 +258,24 @@ def topics(target: Target) -> Iterator[Finding]:
                 yield Finding("topics", OK, f"{name} is as wanted")
 
 
+def acls(target: Target) -> Iterator[Finding]:
+    """The rights of this principal, where the cluster has ACLs: all that the source needs?"""
+    config = target.config
+    assert config is not None
+    with ClusterQuestions(target.servers, target.security) as questions:
+        lacking = questions.lacking(of_source(config), target.deadline)
+    servers = config.source_bootstrap_servers or target.servers
+    security = kafka_python_settings.security_of(
+        config.source_client_settings if config.source_is_elsewhere else config.client_settings
+    )
+    with ClusterQuestions(servers, security) as questions:
+        lacking = questions.lacking(of_input(config), target.deadline) + lacking
+    for right in lacking:
+        yield Finding("acls", PROBLEM, f"this principal has not the right {right}", right.command)
+    if not lacking:
+        yield Finding("acls", OK, "all rights that the source needs, those on its outputs aside")
+
+
 def group(target: Target) -> Iterator[Finding]:
     """Members and position of the group, and whether a start would be refused."""
     config = target.config
@@ -302,7 +321,7 @@ def transactions(target: Target) -> Iterator[Finding]:
                     hanging += 1
                     where = f"{name}[{txn.partition}]: a transaction from {txn.start_offset} on is never ended"
                     arguments = f"--topic {name} --partition {txn.partition} --start-offset {txn.start_offset}"
-                    yield Finding("transactions", PROBLEM, where, f"kes transactions abort {target.name} {arguments}")
+                    yield Finding("transactions", PROBLEM, where, f"kes txn abort {target.name} {arguments}")
     finally:
         client.close(_CLOSE_SECONDS)
     if not hanging:
@@ -342,4 +361,4 @@ def _example(record: IncomingRecord, partitions: int) -> str:
     return f"{record.where}, key {harmless(record.key)[:40]}, belongs to partition {due}"
 
 
-_OF_A_SOURCE: Final = {"topics": topics, "group": group, "transactions": transactions, "keys": keys}
+_OF_A_SOURCE: Final = {"acls": acls, "topics": topics, "group": group, "transactions": transactions, "keys": keys}

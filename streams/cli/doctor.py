@@ -24,8 +24,8 @@ def doctor(
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds for each question.")] = 10.0,
     json: Json = False,
 ) -> None:
-    """Look for what is wrong, and say what to do: libraries, brokers, clocks; of a source, its settings, topics, group,
-    transactions and keys. Changes nothing, and the source may be running.
+    """Look for what is wrong, and say what to do: libraries, brokers, clocks; of a source, settings, rights, topics,
+    group, transactions and keys. Changes nothing, and the source may be running.
 
     Exit codes: 0 no problem was found; 1 one was; 2 wrong usage.
     """

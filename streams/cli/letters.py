@@ -219,7 +219,9 @@ class LetterBox:
         """Return the number of partitions of a topic; ``None``: there is no such topic, or none can have that name."""
         try:
             identity = self._admin.identity(topic, self._seconds)
-        except TopicError:
+        except TopicError as error:
+            if "not authorised" in str(error):
+                raise
             return None
         return None if identity is None else identity[1]
 

@@ -1,4 +1,4 @@
-"""``kes transactions``: open transactions in the topics of an event source, and the end of those no client ends."""
+"""``kes txn``: open transactions, of the whole cluster or in some topics, and the end of those that no client ends."""
 
 from __future__ import annotations
 
@@ -10,51 +10,78 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, await_listener, brokers, named_source
-from streams.cli.console import emit, notices
+from streams.cli.cluster import Json, Servers, Timeout, admin_of, await_listener, brokers, named_source
+from streams.cli.console import duration, emit, notices
 from streams.clients import kafka_python_settings
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.open_transactions import OpenTransactions
 from streams.config import EventSourceConfig
 from streams.errors import TopicError
-from streams.group import HANGING_SECONDS, OpenTransaction
+from streams.group import HANGING_SECONDS, ListedTransaction, OpenTransaction
 
-app = typer.Typer(no_args_is_help=True, help="Transactions that are open in topics: list, hanging, abort.")
+app = typer.Typer(no_args_is_help=True, help="Open transactions: list, hanging, abort.")
 
 _CLOSE_SECONDS: Final = 2.0
 
+_Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="[MODULE:SOURCE]", help="A source: its brokers, its settings, and its changelog and dead letters."
+    ),
+]
 _Topics = Annotated[
-    list[str] | None,
-    typer.Option("--topic", help="A topic to look into, instead of the changelog and the dead letters. Repeatable."),
+    list[str] | None, typer.Option("--topic", help="A topic to look into, instead of those. Repeatable.")
 ]
 
 
 @app.command("list")
 def list_open(
-    source: SourceName,
+    source: _Source = "",
     topic: _Topics = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 15.0,
     json: Json = False,
 ) -> None:
-    """Show all open transactions, and which transactional id has them. Changes nothing.
+    """Show the open transactions: all that coordinators have, and those that hang in any topic. Changes nothing.
+
+    With a source or topics: what is open in these topics, and which transactional id has it.
 
     Exit codes: 0 shown, also when there are none; 1 no answer, or no such topic; 2 wrong usage.
     """
-    _show(source, topic, bootstrap_servers, timeout, json=json, only_hanging=False)
+    if source or topic:
+        _show(source, topic, bootstrap_servers, timeout, json=json, only_hanging=False)
+        return
+    servers = brokers(bootstrap_servers)
+    deadline = time.monotonic() + timeout
+    await_listener(servers, timeout)
+    with _questions(servers, None) as questions:
+        listed = questions.listed(deadline)
+        hanging = [txn for txn in questions.find_all(deadline) if txn.is_hanging]
+    data = {
+        "bootstrap_servers": servers,
+        "transactions": [msgspec.structs.asdict(txn) for txn in listed],
+        "hanging": [_facts(txn) for txn in hanging],
+    }
+    emit(data, json, lambda: _everything(listed, hanging))
+    if not json:
+        _show_commands("", hanging, bootstrap_servers)
 
 
 @app.command()
 def hanging(
-    source: SourceName,
+    source: _Source = "",
     topic: _Topics = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 15.0,
     json: Json = False,
 ) -> None:
-    """Show the open transactions that no coordinator lists, and the command that ends each. Changes nothing.
+    """Show the transactions that no coordinator lists, and the command that ends each. Changes nothing.
+
+    Without a source and topics, all topics are looked into.
 
     Exit codes: 0 shown, also when there are none; 1 no answer, or no such topic; 2 wrong usage.
     """
@@ -63,17 +90,17 @@ def hanging(
 
 @app.command()
 def abort(
-    source: SourceName,
     topic: Annotated[str, typer.Option(help="The topic.")],
     partition: Annotated[int, typer.Option(min=0, help="The partition.")],
     start_offset: Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` shows it.")],
+    source: _Source = "",
     min_age: Annotated[
         float,
         typer.Option(
             min=0, help="Seconds since its last record: no fewer than the brokers' transaction.max.timeout.ms."
         ),
     ] = HANGING_SECONDS,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 15.0,
     json: Json = False,
@@ -86,13 +113,21 @@ def abort(
 
     Exit codes: 0 ended; 1 refused, not confirmed, or no answer; 2 wrong usage.
     """
-    config = named_source(source).config
+    if json and not yes:
+        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+    config = named_source(source).config if source else None
     servers = brokers(bootstrap_servers, config)
-    if not yes:
-        typer.confirm(f"Abort the transaction at offset {start_offset} of {topic}[{partition}]?", abort=True, err=True)
     await_listener(servers, timeout)
     with _questions(servers, config) as questions:
-        ended = questions.abort(topic, partition, start_offset, time.monotonic() + timeout, min_age_seconds=min_age)
+        found = questions.hanging(topic, partition, start_offset, time.monotonic() + timeout, min_age_seconds=min_age)
+        if not json:
+            with admin_of(servers, config, timeout) as admin:
+                end = admin.watermarks(topic, [partition], timeout)[partition].end
+            notices().print(Text(_lost(found, end)), soft_wrap=True)
+        if not yes:
+            typer.confirm("Abort it?", abort=True, err=True)
+        deadline = time.monotonic() + timeout
+        ended = questions.abort(topic, partition, start_offset, deadline, min_age_seconds=min_age)
     emit(
         {"bootstrap_servers": servers, "aborted": msgspec.structs.asdict(ended)},
         json,
@@ -100,17 +135,33 @@ def abort(
     )
 
 
-def _show(name: str, topics: list[str] | None, option: str, timeout: float, *, json: bool, only_hanging: bool) -> None:
-    config = named_source(name).config
+def _lost(txn: OpenTransaction, end: int) -> str:
+    """Say what an abort takes away for good."""
+    return (
+        f"{txn.topic}[{txn.partition}]: producer {txn.producer_id} (epoch {txn.producer_epoch}) began a transaction at "
+        f"offset {txn.start_offset}, and wrote its last record {duration(_age(txn.last_timestamp_ms))} ago. No "
+        f"coordinator has it. To abort it takes away for good what this producer wrote from there to the end (at most "
+        f"{end - txn.start_offset:,} offsets); records of others stay, and readers of committed records go on. What "
+        "it wrote to other partitions is not touched: `kes txn hanging` lists them."
+    )
+
+
+def _show(
+    source: str, topics: list[str] | None, option: str, timeout: float, *, json: bool, only_hanging: bool
+) -> None:
+    config = named_source(source).config if source else None
     servers = brokers(option, config)
     deadline = time.monotonic() + timeout
     found: list[OpenTransaction] = []
+    wanted = topics or ([config.changelog, config.dead_letters] if config else [])
     with admin_of(servers, config, timeout) as admin, _questions(servers, config) as questions:
-        counts = admin.describe(topics or [config.changelog, config.dead_letters], timeout)
-        for topic, description in counts.items():
-            if description is None:
+        if not wanted:
+            found = questions.find_all(deadline)
+        for topic in wanted:
+            identity = admin.identity(topic, timeout)
+            if identity is None:
                 raise TopicError(f"topic {topic} does not exist at {servers}")
-            found += questions.find(topic, range(description.partitions), deadline)
+            found += questions.find(topic, range(identity[1]), deadline)
     shown = [txn for txn in found if txn.is_hanging or not only_hanging]
     emit(
         {"bootstrap_servers": servers, "transactions": [_facts(txn) for txn in shown]},
@@ -118,14 +169,13 @@ def _show(name: str, topics: list[str] | None, option: str, timeout: float, *, j
         lambda: _table(shown) if shown else "no open transactions" if not only_hanging else "no hanging transactions",
     )
     if not json:
-        for txn in shown:
-            if txn.is_hanging:
-                notices().print(_command(name, txn), soft_wrap=True, markup=False)
+        _show_commands(source, [txn for txn in shown if txn.is_hanging], option)
 
 
 @contextmanager
-def _questions(servers: str, config: EventSourceConfig) -> Iterator[OpenTransactions]:
-    client = KafkaPythonClient(servers, "kes-cli", kafka_python_settings.security_of(config.client_settings))
+def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[OpenTransactions]:
+    security = kafka_python_settings.security_of(config.client_settings if config else {})
+    client = KafkaPythonClient(servers, "kes-cli", security)
     client.start()
     try:
         yield OpenTransactions(client)
@@ -137,23 +187,51 @@ def _facts(txn: OpenTransaction) -> dict[str, Any]:
     return {**msgspec.structs.asdict(txn), "hanging": txn.is_hanging}
 
 
-def _command(source: str, txn: OpenTransaction) -> str:
-    return (
-        f"to end it: kes transactions abort {source} --topic {txn.topic} --partition {txn.partition} "
-        f"--start-offset {txn.start_offset}"
+def _show_commands(source: str, hanging: list[OpenTransaction], option: str) -> None:
+    named = f" {source}" if source else ""
+    servers = f" --bootstrap-servers {option}" if option else ""
+    for txn in hanging:
+        place = f"--topic {txn.topic} --partition {txn.partition} --start-offset {txn.start_offset}"
+        notices().print(f"to end it: kes txn abort{named} {place}{servers}", soft_wrap=True, markup=False)
+
+
+def _age(since_ms: int) -> float:
+    return max(time.time() - since_ms / 1000, 0.0)
+
+
+def _everything(listed: list[ListedTransaction], hanging: list[OpenTransaction]) -> Group:
+    return Group(
+        _listed(listed) if listed else "no coordinator has an open transaction",
+        _table(hanging) if hanging else "no transaction hangs",
     )
+
+
+def _listed(found: list[ListedTransaction]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("transactional id", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for name in ("producer id", "epoch", "coordinator", "age", "time-out"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("partitions", overflow="fold")
+    for txn in found:
+        numbers = txn.producer_id, txn.producer_epoch, txn.coordinator
+        times = duration(_age(txn.started_ms)), duration(txn.timeout_ms / 1000)
+        places = Text(", ".join(f"{topic}[{number}]" for topic, number in txn.partitions))
+        table.add_row(txn.transactional_id, txn.state, *map(str, numbers), *times, places)
+    return table
 
 
 def _table(found: list[OpenTransaction]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("topic", overflow="fold")
-    for name in ("partition", "from offset", "producer id", "epoch"):
+    for name in ("partition", "from offset", "producer id", "epoch", "last record"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("transactional id", overflow="fold")
     table.add_column("state", no_wrap=True)
     for txn in found:
         numbers = (txn.partition, txn.start_offset, txn.producer_id, txn.producer_epoch)
+        age = f"{duration(_age(txn.last_timestamp_ms))} ago"
         owner, state = (txn.transactional_id, txn.state) if not txn.is_hanging else ("none", "hanging")
         style = "bold red" if txn.is_hanging else ""
-        table.add_row(txn.topic, *map(str, numbers), owner, state, style=style)
+        table.add_row(txn.topic, *map(str, numbers), age, owner, state, style=style)
     return table

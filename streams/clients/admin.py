@@ -22,9 +22,10 @@ from confluent_kafka import (
 from confluent_kafka import admin as _admin
 from confluent_kafka.admin import AdminClient
 
+from streams.clients import permissions
 from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
-from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, error_of, request_failed
+from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, refused, request_failed
 from streams.errors import BrokerUnavailable, TopicError
 from streams.topics import TopicSpec, missing
 
@@ -169,7 +170,8 @@ class TopicAdmin:
             return client.create_partitions(wanted, operation_timeout=seconds, request_timeout=seconds)
 
         # A lost answer: the second attempt finds the partitions there, which is INVALID_PARTITIONS.
-        self._ask("adding partitions to topic", attempt, deadline, {KafkaError.INVALID_PARTITIONS})
+        expected = {KafkaError.INVALID_PARTITIONS}
+        self._ask("adding partitions to topic", "Alter", attempt, deadline, expected)
         if (found := self._partitions(name, deadline)) > partitions:
             raise TopicError(f"topic {name} has {found} partitions, not {partitions}, and none can be taken away")
         self._wait(
@@ -192,7 +194,7 @@ class TopicAdmin:
             return client.delete_topics(list(dict.fromkeys(names)), operation_timeout=seconds, request_timeout=seconds)
 
         if names:
-            self._ask("deleting topic", attempt, deadline, NO_SUCH_TOPIC)
+            self._ask("deleting topic", "Delete", attempt, deadline, NO_SUCH_TOPIC)
             self._wait(names, deadline, "is gone", lambda topic: topic is None)
 
     def watermarks(
@@ -269,12 +271,16 @@ class TopicAdmin:
                 if not errors:
                     return {position.partition: position.offset for position in positions if position.offset >= 0}
                 error = errors[0]
-            consumer.poll(0)  # serve the error callback
+            message = consumer.poll(0)  # serve the error callback
+            refusal = message.error() if message is not None else None
+            if refusal is not None and refusal.code() in NOT_AUTHORIZED:  # a look-up of the coordinator: only seen here
+                error = refusal
             left = deadline - time.monotonic()
             if error.code() not in NO_ANSWER or left <= 0:
                 step = f"reading the committed offsets of group {group}"
                 reason = connection.reason or "a transaction with offsets of the group may still be open"
-                raise request_failed(step, connection.addresses, error, reason)
+                needed = permissions.on_group("Describe", group), permissions.on_topic("Describe", wanted[0].topic)
+                raise request_failed(step, connection.addresses, error, reason, needed)
             time.sleep(min(pause, left))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -284,7 +290,7 @@ class TopicAdmin:
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
             return client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
 
-        answer = self._ask("creating topic", attempt, deadline, {KafkaError.TOPIC_ALREADY_EXISTS})
+        answer = self._ask("creating topic", "Create", attempt, deadline, {KafkaError.TOPIC_ALREADY_EXISTS})
         return not isinstance(answer[spec.name], KafkaError)
 
     def _layouts(self, names: Collection[str], deadline: float) -> dict[str, Any]:
@@ -294,7 +300,7 @@ class TopicAdmin:
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
             return client.describe_topics(TopicCollection(list(dict.fromkeys(names))), request_timeout=seconds)
 
-        answer = self._ask("describing topic", attempt, deadline, NO_SUCH_TOPIC)
+        answer = self._ask("describing topic", "Describe", attempt, deadline, NO_SUCH_TOPIC)
         return {name: None if isinstance(topic, KafkaError) else topic for name, topic in answer.items()}
 
     def _configs(self, names: Collection[str], deadline: float) -> dict[str, dict[str, str]]:
@@ -306,7 +312,7 @@ class TopicAdmin:
             futures = client.describe_configs(resources, request_timeout=seconds)
             return {resource.name: future for resource, future in futures.items()}
 
-        answer = self._ask("reading the settings of topic", attempt, deadline, NO_SUCH_TOPIC)
+        answer = self._ask("reading the settings of topic", "DescribeConfigs", attempt, deadline, NO_SUCH_TOPIC)
         return {
             name: {key: entry.value for key, entry in entries.items() if entry.value is not None}
             for name, entries in answer.items()
@@ -326,7 +332,7 @@ class TopicAdmin:
             request = {position: spec for position in wanted}  # noqa: C420  # dict.fromkeys loses the type
             return client.list_offsets(request, isolation_level=level, request_timeout=seconds)
 
-        answer = self._ask("asking for the offsets of", attempt, deadline)
+        answer = self._ask("asking for the offsets of", "Describe", attempt, deadline)
         return {position.partition: result.offset for position, result in answer.items()}
 
     def _wait(self, names: Collection[str], deadline: float, condition: str, holds: Callable[[Any], bool]) -> None:
@@ -346,11 +352,13 @@ class TopicAdmin:
     def _ask(
         self,
         step: str,
+        operation: str,
         attempt: Callable[[AdminClient, float], Mapping[K, Future[Any]]],
         deadline: float,
         expected: Collection[int] = (),
     ) -> dict[K, Any]:
-        """Results by key; errors with an ``expected`` code take their place. Others are tried again or raised."""
+        """Results by key; errors with an ``expected`` code take their place. Others are tried again or raised.
+        ``operation``: the right that it takes, on the topic of the key."""
         pause = _FIRST_PAUSE
         while True:
             client = self._client
@@ -367,10 +375,11 @@ class TopicAdmin:
             key, error = failed
             client.poll(0)  # serve the error callback
             left = deadline - time.monotonic()
-            if error.code() not in NO_ANSWER or left <= 0:
-                raise request_failed(
-                    f"{step} {_shown(key)}", self._connection.addresses, error, self._connection.reason
-                )
+            hopeless = not self._connection.answered and refused(self._connection.reason, "") is not None
+            if error.code() not in NO_ANSWER or left <= 0 or hopeless:
+                needed = permissions.on_topic(operation, key.topic if isinstance(key, TopicPartition) else str(key))
+                doing, reason = f"{step} {_shown(key)}", self._connection.reason
+                raise request_failed(doing, self._connection.addresses, error, reason, [needed])
             if error.code() in _STUCK:
                 self._replace(client)  # at most once per attempt, that is every three seconds
             time.sleep(min(pause, left))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -10,8 +11,17 @@ from typing import Any, Final, NamedTuple, Self
 import confluent_kafka
 import msgspec
 
-from streams.clients.kafka_python import DescribeConfigsRequest, DescribeQuorumRequest
-from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.clients import permissions
+from streams.clients.kafka_python import (
+    DescribeConfigsRequest,
+    DescribeGroupsRequest,
+    DescribeQuorumRequest,
+    MetadataRequest,
+)
+from streams.clients.kafka_python import errors as kafka_errors
+from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.open_transactions import describe_transaction
+from streams.clients.permissions import Right
 from streams.clients.questions import Questions
 
 _BROKER: Final = 4
@@ -40,6 +50,10 @@ class ClockView(NamedTuple):
 
     ahead: float
     uncertainty: float
+
+
+_OPERATIONS: Final = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
+"""Numbers of the operations in the protocol."""
 
 
 class ClusterQuestions(Questions):
@@ -84,7 +98,8 @@ class ClusterQuestions(Questions):
             raise_for(result.error_code)
             return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
-        return self._ask(f"reading the settings of broker {number}", deadline, attempt)
+        step = f"reading the settings of broker {number}"
+        return self._ask(step, deadline, attempt, [permissions.on_cluster("DescribeConfigs")])
 
     def clock(self, deadline: float) -> ClockView:
         """The time of the active controller, which is always caught up with itself. Raises ``ConfigError`` without the
@@ -107,7 +122,55 @@ class ClusterQuestions(Questions):
             ]
             return ClockView(theirs - (before + after) / 2, (after - before) / 2)
 
-        return self._ask("asking for the time", deadline, attempt)
+        return self._ask("asking for the time", deadline, attempt, [permissions.on_cluster("Describe")])
+
+    def lacking(self, rights: list[Right], deadline: float) -> list[Right]:
+        """Return those of these rights that this principal has not, as far as the cluster tells: of topics that exist,
+        of groups, and for transactional ids whether it may describe them, which those who may write to them may."""
+
+        async def work() -> list[Right]:
+            await self._connected(deadline)
+            step = "asking for rights"
+            return [
+                right
+                for right in rights
+                if await self._until(deadline, step, functools.partial(self._is_lacking, right))
+            ]
+
+        return self._client.call(work, deadline)
+
+    async def _is_lacking(self, right: Right, deadline: float) -> bool:
+        try:
+            allowed = await self._allowed(right, deadline)
+        except kafka_errors.AuthorizationError:
+            return True
+        return allowed is not None and _OPERATIONS[right.operation] not in allowed
+
+    async def _allowed(self, right: Right, deadline: float) -> set[int] | None:
+        """Return the numbers of the operations; ``None``: not known. Raises for one that may not even look."""
+        if right.kind == permissions.TOPIC:
+            request = MetadataRequest(
+                topics=[MetadataRequest.MetadataRequestTopic(name=right.name)],
+                allow_auto_topic_creation=False,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=True,
+                min_version=10,
+            )
+            topic = (await self._client.send(request, None, deadline)).topics[0]
+            if topic.error_code == kafka_errors.UnknownTopicOrPartitionError.errno:
+                return None
+            raise_for(topic.error_code)
+            found: set[int] | None = topic.authorized_operations
+            return found
+        if right.kind == permissions.GROUP:
+            node = await self._client.coordinator(GROUP, right.name, deadline)
+            asked = DescribeGroupsRequest(groups=[right.name], include_authorized_operations=True, min_version=3)
+            group = (await self._client.send(asked, node, deadline)).groups[0]
+            raise_for(group.error_code)
+            found = group.authorized_operations
+            return found
+        await describe_transaction(self._client, right.name, deadline)
+        return None
 
     async def _version_of(self, number: int, deadline: float) -> str:
         connection = await self._client.manager.get_connection(number)

@@ -34,6 +34,7 @@ class ConnectionLog:
         self.addresses = addresses
         self.client = client
         self.down = False
+        self.answered = False
         self.reason = ""
         """The last complaint, for error messages. Never contains credentials (librdkafka does not log them)."""
         self._about_topics: list[KafkaError] = []
@@ -58,6 +59,7 @@ class ConnectionLog:
 
     def on_answer(self) -> None:
         """Note that a broker answered."""
+        self.answered = True
         if self.down:
             self.down = False
             logger.info("%s: Kafka at %s answers again", self.client, self.addresses)

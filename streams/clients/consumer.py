@@ -22,7 +22,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from streams.clients import permissions
 from streams.clients.connection import ConnectionLog, find_leaders
+from streams.clients.permissions import denied
 from streams.clients.received import received
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
@@ -418,7 +420,7 @@ def reading_failed(
     if code in NO_SUCH_TOPIC:
         return TopicError(f"{where} does not exist at {addresses} ({error.name()}); it was deleted, or never made")
     if code in NOT_AUTHORIZED:
-        return TopicError(f"{where} may not be read by this principal ({error.name()}); check the cluster's ACLs")
+        return TopicError(f"reading {where}: {denied(error.name(), [permissions.on_topic('Read', topic)])}")
     if error.fatal():
         return TopicError(f"{where} can not be read from {addresses}: {error.name()}: {error.str()}")
     return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from streams.clients import kafka_python_settings
+from streams.clients import kafka_python_settings, permissions
 from streams.clients.admin import TopicAdmin
 from streams.clients.group_view import GroupQuestions
 from streams.clients.group_wire import metadata_of_no_member
@@ -145,7 +145,8 @@ class GroupChecks:
                 raise _is_alive(config, "a member has joined") from error
 
         if offsets:
-            self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt)
+            needed = permissions.on_group("Read", config.group_id), permissions.on_topic("Read", config.offsets_topic)
+            self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt, needed=needed)
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
         """The last committed record with this key in each partition; those without one are left out."""

@@ -12,6 +12,7 @@ import logging
 import time
 from typing import Any, Protocol
 
+from streams.clients import permissions
 from streams.clients.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
@@ -202,7 +203,7 @@ def explained(
             "one; then restart them one by one without the old one. A group with members of something else than this "
             "toolkit cannot be joined: use another group id"
         )
-    translated = client.translated(error, f"joining {group}")
+    translated = client.translated(error, f"joining {group}", [permissions.on_group("Read", group_id)])
     return translated if isinstance(translated, ConfigError) else MembershipFatal(f"{group}: {error!r}")
 
 

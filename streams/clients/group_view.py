@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.clients import group_wire
+from streams.clients import group_wire, permissions
 from streams.clients.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, offsets_request, raise_for
@@ -90,7 +90,9 @@ class GroupQuestions:
     def look(self, group: str, timeout_seconds: float) -> GroupView:
         """The group as it is now. ``BrokerUnavailable``; ``ConfigError`` without the right to describe it."""
         deadline = time.monotonic() + timeout_seconds
-        return self._client.ask(f"asking for group {group}", deadline, lambda: self._look(group, deadline))
+        needed = [permissions.on_group("Describe", group)]
+        step = f"asking for group {group}"
+        return self._client.ask(step, deadline, lambda: self._look(group, deadline), needed=needed)
 
     def close(self) -> None:
         """End the thread and the connections; blocks for a moment."""

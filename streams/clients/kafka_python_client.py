@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from streams.clients.kafka_python import (
     create_connection,
 )
 from streams.clients.kafka_python import errors as kafka_errors
+from streams.clients.permissions import Right, denied
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 
 log = logging.getLogger(__name__)
@@ -180,12 +181,20 @@ class KafkaPythonClient:
                 if self._asking is not None:
                     self._asking.discard(answer)
 
-    def ask(self, step: str, deadline: float, attempt: Callable[[], Awaitable[T]], *, quiet: bool = False) -> T:
+    def ask(
+        self,
+        step: str,
+        deadline: float,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        needed: Sequence[Right] = (),
+        quiet: bool = False,
+    ) -> T:
         """Connect (``connected``), and ``attempt`` it ``until`` it works. Raises as ``call`` does."""
 
         async def work() -> T:
             await self.connected(deadline, quiet=quiet)
-            return await self.until(deadline, step, attempt)
+            return await self.until(deadline, step, attempt, needed)
 
         return self.call(work, deadline)
 
@@ -294,8 +303,11 @@ class KafkaPythonClient:
         update = self.manager.cluster.request_update()
         await self.manager.wait_for(update, max(1.0, (deadline - time.monotonic()) * 1000))
 
-    async def until(self, deadline: float, step: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it works, trying cannot cure it, or the deadline passes (``BrokerUnavailable``)."""
+    async def until(
+        self, deadline: float, step: str, attempt: Callable[[], Awaitable[T]], needed: Sequence[Right] = ()
+    ) -> T:
+        """Try until it works, trying cannot cure it, or the deadline passes (``BrokerUnavailable``). ``needed``: the
+        rights that it takes, for messages."""
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -303,7 +315,7 @@ class KafkaPythonClient:
             except kafka_errors.KafkaError as error:
                 unknown_broker = isinstance(error, kafka_errors.UnknownBrokerIdError)
                 if not (error.retriable or unknown_broker):
-                    raise self.translated(error, step) from error
+                    raise self.translated(error, step, needed) from error
                 if time.monotonic() + pause >= deadline:
                     raise self.translated(error, step) from error
                 if isinstance(error, kafka_errors.InvalidMetadataError) or unknown_broker:
@@ -315,7 +327,7 @@ class KafkaPythonClient:
             await self.net.sleep(pause)
             pause = _FIRST_PAUSE if patient else min(pause * 2, _LONGEST_PAUSE)
 
-    def translated(self, error: BaseException, step: str) -> StreamsError:
+    def translated(self, error: BaseException, step: str, needed: Sequence[Right] = ()) -> StreamsError:
         """Translate a kafka-python error into ours. Messages name the step and the addresses, never credentials."""
         where = f"{step} at {self.addresses}"
         if isinstance(error, kafka_errors.SaslAuthenticationFailedError | kafka_errors.UnsupportedSaslMechanismError):
@@ -323,9 +335,7 @@ class KafkaPythonClient:
                 f"{where}: the broker refuses the credentials; check sasl.mechanism, sasl.username, sasl.password"
             )
         if isinstance(error, kafka_errors.AuthorizationError):
-            return ConfigError(
-                f"{where}: not authorised ({type(error).__name__}); the principal needs the right in the cluster's ACLs"
-            )
+            return ConfigError(f"{where}: {denied(error.message, needed)}")
         if isinstance(error, kafka_errors.UnsupportedVersionError):
             return ConfigError(f"{where}: the broker is too old, Kafka 3.0 or newer is needed ({error})")
         if isinstance(error, kafka_errors.UnknownTopicOrPartitionError | kafka_errors.InvalidTopicError):

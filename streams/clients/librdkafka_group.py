@@ -15,11 +15,12 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import KafkaError
 
-from streams.clients import group_wire
+from streams.clients import group_wire, permissions
 from streams.clients.connection import ConnectionLog
 from streams.clients.group_coordinator import refused
 from streams.clients.kafka_python import DescribeConfigsRequest, DescribeGroupsRequest, errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.clients.permissions import denied
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal, StreamsError
 
@@ -114,7 +115,8 @@ class RosterTakeOver(KafkaPythonTakeOver):
 
     async def _roster(self, deadline: float) -> Roster:
         step = f"asking for the members of group {self._group_id}"
-        return await self._until(deadline, step, self._roster_once)
+        needed = [permissions.on_group("Describe", self._group_id)]
+        return await self._until(deadline, step, self._roster_once, needed)
 
     async def _roster_once(self, deadline: float) -> Roster:
         node = await self._client.coordinator(GROUP, self._group_id, deadline)
@@ -209,7 +211,7 @@ def name_of(error: KafkaError) -> str:
     return error.name()
 
 
-def explained(code: str, text: str, group_id: str, instance: str) -> StreamsError | None:
+def explained(code: str, text: str, group_id: str, instance: str, topic: str) -> StreamsError | None:
     """Translate an error of librdkafka's group membership by its name. ``None``: it passes."""
     group = f"group {group_id}"
     match code:
@@ -228,7 +230,8 @@ def explained(code: str, text: str, group_id: str, instance: str) -> StreamsErro
         case "UNSUPPORTED_VERSION" | "_UNSUPPORTED_FEATURE":
             return ConfigError(f"{group}: the broker is too old for this membership ({text}); KIP-848 needs Kafka 4.0")
         case "GROUP_AUTHORIZATION_FAILED" | "TOPIC_AUTHORIZATION_FAILED":
-            return ConfigError(f"joining {group}: not authorised ({code}); the principal needs the right in the ACLs")
+            needed = permissions.on_group("Read", group_id), permissions.on_topic("Describe", topic)
+            return ConfigError(f"joining {group}: {denied(code, needed)}")
         case _:
             return refused(code, group_id, instance)
 

@@ -382,7 +382,7 @@ class LibrdkafkaMembership:
         if error.code() == KafkaError._FATAL or error.fatal():
             self._on_fatal(term, error if term.log.fatal is None else term.log.fatal)
             return
-        failure = explained(name_of(error), error.str(), self._group_id, self._instance)
+        failure = explained(name_of(error), error.str(), self._group_id, self._instance, self._topic)
         if failure is not None:
             raise failure
         if error.code() not in self._logged:
@@ -399,7 +399,7 @@ class LibrdkafkaMembership:
             term.over = True
             self._pause(_PAUSE)
             return
-        failure = explained(name, error.str(), self._group_id, self._instance)
+        failure = explained(name, error.str(), self._group_id, self._instance, self._topic)
         raise failure or MembershipFatal(f"group {self._group_id}: {name}: {error.str()}")
 
     # ------------------------------------------------------------------ the thread: small parts

@@ -14,19 +14,23 @@ from typing import Any
 
 import msgspec
 
+from streams.clients import permissions
 from streams.clients.kafka_python import (
     DescribeProducersRequest,
     DescribeTransactionsRequest,
     ListTransactionsRequest,
+    MetadataRequest,
     WriteTxnMarkersRequest,
 )
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import TRANSACTION, KafkaPythonClient, entries_of, raise_for
 from streams.clients.questions import Questions
 from streams.errors import BrokerUnavailable, OffsetError
-from streams.group import HANGING_SECONDS, OpenTransaction
+from streams.group import HANGING_SECONDS, ListedTransaction, OpenTransaction
 
 _LOG = "__transaction_state"
+_OPEN_STATES = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
+_MARKERS = [permissions.on_cluster("ClusterAction")]
 
 
 class OpenTransactions(Questions):
@@ -46,6 +50,53 @@ class OpenTransactions(Questions):
             return await self._find(topic, numbers, deadline)
 
         return self._client.call(work, deadline)
+
+    def listed(self, deadline: float) -> list[ListedTransaction]:
+        """List the transactions that coordinators have open, by transactional id; those that this principal may not
+        describe are left out. All brokers have to answer."""
+
+        async def work() -> list[ListedTransaction]:
+            await self._connected(deadline)
+            found: list[ListedTransaction] = []
+            for number, names in (await self._lists(_OPEN_STATES, [], deadline)).items():
+                for name in names:
+                    step, needed = f"describing the transaction of {name}", _describe_right(name)
+                    ask = functools.partial(describe_transaction, self._client, name)
+                    state = await self._until(deadline, step, ask, needed)
+                    if state is not None and state.transaction_state in _OPEN_STATES:
+                        found.append(_listed(name, number, state))
+            return sorted(found, key=lambda txn: txn.transactional_id)
+
+        return self._client.call(work, deadline)
+
+    def find_all(self, deadline: float) -> list[OpenTransaction]:
+        """Find the open transactions in all topics, Kafka's own too. Needs the right to read all of them."""
+
+        async def work() -> list[OpenTransaction]:
+            await self._connected(deadline)
+            every = MetadataRequest(topics=None, allow_auto_topic_creation=False, min_version=10)
+            ask = functools.partial(self._client.send, every, None)
+            topics = (await self._until(deadline, "asking for all topics", ask)).topics
+            found: list[OpenTransaction] = []
+            for topic in sorted(topics, key=lambda topic: str(topic.name)):
+                numbers = sorted(entry.partition_index for entry in topic.partitions)
+                found += await self._find(topic.name, numbers, deadline)
+            return found
+
+        return self._client.call(work, deadline)
+
+    def hanging(
+        self,
+        topic: str,
+        partition: int,
+        start_offset: int,
+        deadline: float,
+        *,
+        min_age_seconds: float = HANGING_SECONDS,
+    ) -> OpenTransaction:
+        """Return the hanging transaction that ``abort`` would end. Raises as that one, and changes nothing."""
+        found = self.find(topic, [partition], deadline)
+        return _only(topic, partition, start_offset, found, min_age_seconds)
 
     def abort(
         self,
@@ -68,7 +119,7 @@ class OpenTransactions(Questions):
             found = await self._find(topic, [partition], deadline)
             hanging = _only(topic, partition, start_offset, found, min_age_seconds)
             step = f"ending a transaction in {topic}[{partition}]"
-            await self._until(deadline, step, lambda limit: self._write_marker(hanging, limit))
+            await self._until(deadline, step, lambda limit: self._write_marker(hanging, limit), _MARKERS)
             return hanging
 
         return self._client.call(work, deadline)
@@ -77,13 +128,14 @@ class OpenTransactions(Questions):
 
     async def _find(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
         step = f"asking for open transactions in topic {topic}"
-        found = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
+        needed = [permissions.on_topic("Read", topic)]
+        found = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit), needed)
         if not found:
             return []
         known = await self._known(frozenset(txn.producer_id for txn in found), deadline)
         before = {_place(txn) for txn in found}
         # In this order: a transaction open before and after the coordinators answered was open when they did.
-        still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit))
+        still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit), needed)
         return [
             msgspec.structs.replace(txn, transactional_id=owner, state=state)
             for txn in still
@@ -119,8 +171,30 @@ class OpenTransactions(Questions):
     async def _known(self, producers: frozenset[int], deadline: float) -> dict[tuple[int, str, int], tuple[str, str]]:
         """(producer id, topic, partition) -> (transactional id, state), of what coordinators are going to end."""
 
+        lists = await self._lists([], sorted(producers), deadline)
+        # A coordinator whose log has no leader is on no list, and goes on with its transactions when it is back.
+        step, needed = "asking for coordinators", [permissions.on_topic("Describe", _LOG)]
+        log = await self._until(deadline, step, self._log_partitions, needed)
+        away = sorted(entry.partition_index for entry in log if entry.leader_id not in lists)
+        if away:
+            raise BrokerUnavailable(f"the coordinators of {_LOG}{away} are away: their transactions cannot be listed")
+        known: dict[tuple[int, str, int], tuple[str, str]] = {}
+        for name in (name for names in lists.values() for name in names):
+            step = f"describing the transaction of {name}"
+            known |= await self._until(deadline, step, functools.partial(self._describe, name), _describe_right(name))
+        return known
+
+    async def _log_partitions(self, deadline: float) -> list[Any]:
+        try:
+            return list((await self._metadata(_LOG, deadline)).partitions)
+        except kafka_errors.UnknownTopicOrPartitionError:  # no coordinator has ever had a transaction
+            return []
+
+    async def _lists(self, states: list[str], producers: list[int], deadline: float) -> dict[int, list[str]]:
+        """Broker -> transactional ids that it coordinates, of these states and producers (none named: of all)."""
+
         async def ids(node: int, limit: float) -> list[str]:
-            request = ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(producers), max_version=0)
+            request = ListTransactionsRequest(state_filters=states, producer_id_filters=producers, max_version=0)
             answer = await self._client.send(request, node, limit)
             raise_for(answer.error_code)
             return [entry.transactional_id for entry in answer.transaction_states]
@@ -128,16 +202,7 @@ class OpenTransactions(Questions):
         lists, silent = await self._each_broker("listing transactions", deadline, ids)
         for number, error in silent.items():
             raise BrokerUnavailable(f"broker {number} does not report whether it knows a transaction: {error}")
-        # A coordinator whose log has no leader is on no list, and goes on with its transactions when it is back.
-        log = await self._until(deadline, "asking for coordinators", lambda limit: self._metadata(_LOG, limit))
-        away = sorted(entry.partition_index for entry in log.partitions if entry.leader_id not in lists)
-        if away:
-            raise BrokerUnavailable(f"the coordinators of {_LOG}{away} are away: their transactions cannot be listed")
-        known: dict[tuple[int, str, int], tuple[str, str]] = {}
-        for name in (name for names in lists.values() for name in names):
-            step = f"describing the transaction of {name}"
-            known |= await self._until(deadline, step, functools.partial(self._describe, name))
-        return known
+        return lists
 
     async def _describe(self, name: str, deadline: float) -> dict[tuple[int, str, int], tuple[str, str]]:
         state = await describe_transaction(self._client, name, deadline)
@@ -176,6 +241,23 @@ async def describe_transaction(client: KafkaPythonClient, transactional_id: str,
         return None
     raise_for(state.error_code)
     return state
+
+
+def _describe_right(name: str) -> list[permissions.Right]:
+    return [permissions.on_transactional_id("Describe", name)]
+
+
+def _listed(name: str, coordinator: int, state: Any) -> ListedTransaction:
+    return ListedTransaction(
+        transactional_id=name,
+        state=state.transaction_state,
+        producer_id=state.producer_id,
+        producer_epoch=state.producer_epoch,
+        coordinator=coordinator,
+        started_ms=state.transaction_start_time_ms,
+        timeout_ms=state.transaction_timeout_ms,
+        partitions=tuple((entry.topic, number) for entry in state.topics for number in entry.partitions),
+    )
 
 
 def _place(txn: OpenTransaction) -> tuple[int, int, int, int]:

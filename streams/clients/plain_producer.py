@@ -10,9 +10,11 @@ from typing import NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from streams.clients import permissions
 from streams.clients.connection import ConnectionLog
+from streams.clients.permissions import denied
 from streams.clients.settings import ClientSettings, build
-from streams.clients.translate import BLOCKED, REFUSED, error_of
+from streams.clients.translate import BLOCKED, NOT_AUTHORIZED, REFUSED, error_of
 from streams.errors import BrokerUnavailable, RecordRefused, Stopped, StreamsError
 from streams.records import Acknowledgement, Record
 
@@ -112,7 +114,9 @@ class PlainProducer:
         """Translate the error of a record: ``RecordRefused``, or ``BrokerUnavailable`` where it may be there or not."""
         where = topic if partition < 0 else f"{topic}[{partition}]"
         if error.code() in REFUSED or error.code() in BLOCKED:  # no transaction waits here: the item has its policy
-            return RecordRefused(f"{where}: {error.name()}: {error.str()}")
+            rights = [permissions.on_topic("Write", topic)]
+            why = denied(error.name(), rights) if error.code() in NOT_AUTHORIZED else f"{error.name()}: {error.str()}"
+            return RecordRefused(f"{where}: {why}")
         if error.fatal() or error.code() == KafkaError._FATAL:
             self.is_broken = True
         reason = f"; {self._connection.reason}" if self._connection.down else ""

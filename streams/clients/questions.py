@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from streams.clients.kafka_python import MetadataRequest
 from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.clients.permissions import Right
 from streams.errors import BrokerUnavailable, TopicError
 
 T = TypeVar("T")
@@ -24,12 +25,14 @@ class Questions:
         self._client = client
         self._lost = False  # the last question found no answer at the addresses that the cluster names
 
-    def _ask(self, step: str, deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
+    def _ask(
+        self, step: str, deadline: float, attempt: Callable[[float], Awaitable[T]], needed: Sequence[Right] = ()
+    ) -> T:
         """Connect, and ``attempt`` it until it works, on any thread but the client's."""
 
         async def work() -> T:
             await self._connected(deadline)
-            return await self._until(deadline, step, attempt)
+            return await self._until(deadline, step, attempt, needed)
 
         return self._client.call(work, deadline)
 
@@ -41,7 +44,9 @@ class Questions:
             await self._client.connected(deadline)
             self._lost = False
 
-    async def _until(self, deadline: float, step: str, attempt: Callable[[float], Awaitable[T]]) -> T:
+    async def _until(
+        self, deadline: float, step: str, attempt: Callable[[float], Awaitable[T]], needed: Sequence[Right] = ()
+    ) -> T:
         """Try as the client's ``until`` does; but no try waits longer for a broker than ``BROKER_SECONDS``: another one
         may lead by then. A broker that is only slow is given more with each try that took too long."""
         patience = BROKER_SECONDS
@@ -56,7 +61,7 @@ class Questions:
                     patience *= 1.5
 
         try:
-            return await self._client.until(deadline, step, one_try)
+            return await self._client.until(deadline, step, one_try, needed)
         except BrokerUnavailable:
             self._lost = True  # all of its addresses may be others by now
             raise

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from streams.clients import group_wire
+from streams.clients import group_wire, permissions
 from streams.clients.kafka_python import DeleteGroupsRequest
 from streams.clients.kafka_python_client import (
     GROUP,
@@ -66,7 +66,8 @@ class StatusBoard:
             answer = await self._client.send(request, node, deadline)
             list(entries_of(answer.topics))  # raises for one that was refused
 
-        self._client.ask(f"writing the status of {instance}", deadline, attempt)
+        needed = [permissions.on_group("Read", group), *(permissions.on_topic("Read", topic) for topic, _ in notes)]
+        self._client.ask(f"writing the status of {instance}", deadline, attempt, needed=needed)
 
     def read(self, instances: Collection[str], timeout_seconds: float) -> dict[str, dict[Place, Note]]:
         """The notes by instance; nothing of those that never wrote any."""
@@ -89,7 +90,8 @@ class StatusBoard:
             found = {}
             for instance in instances:
                 step = f"reading the status of {instance}"
-                notes = await self._client.until(deadline, step, functools.partial(one, instance))
+                needed = [permissions.on_group("Describe", status_group(self._group_id, instance))]
+                notes = await self._client.until(deadline, step, functools.partial(one, instance), needed)
                 if notes:
                     found[instance] = notes
             return found
@@ -105,7 +107,8 @@ class StatusBoard:
             node = await self._client.coordinator(GROUP, group, deadline)
             await self._client.send(DeleteGroupsRequest(groups_names=[group], max_version=2), node, deadline)
 
-        self._client.ask(f"removing the status of {instance}", deadline, attempt)
+        needed = [permissions.on_group("Describe", group)]
+        self._client.ask(f"removing the status of {instance}", deadline, attempt, needed=needed)
 
     def close(self) -> None:
         """End the thread and the connection; blocks for a moment."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
+from streams.clients import permissions
 from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
     DescribeLogDirsRequest,
@@ -60,6 +61,7 @@ class KafkaPythonTakeOver(Questions):
         super().__init__(client)
         self._group_id, self._topic = group_id, topic
         self._instance, self._changelog = instance, changelog
+        self._membership = [permissions.on_group("Read", group_id)]
 
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
         """End open transactions of this group's instances that are not in ``members``; returns their transactional ids.
@@ -100,7 +102,8 @@ class KafkaPythonTakeOver(Questions):
 
     def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
         numbers, step = sorted(set(partitions)), f"reading the offsets of group {self._group_id}"
-        return self._ask(step, deadline, lambda limit: self._offsets(numbers, limit))
+        needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", self._topic)
+        return self._ask(step, deadline, lambda limit: self._offsets(numbers, limit), needed)
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
         """Check whether the group has this member in this generation, and no newer one: by a heartbeat.
@@ -116,11 +119,12 @@ class KafkaPythonTakeOver(Questions):
             # A rebalance that is being prepared has taken nothing from a member yet.
             return error in (kafka_errors.NoError, kafka_errors.RebalanceInProgressError)
 
-        return self._ask(f"asking group {self._group_id} for {member_id}", deadline, attempt)
+        return self._ask(f"asking group {self._group_id} for {member_id}", deadline, attempt, self._membership)
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         numbers, step = sorted(set(partitions)), f"reading the offsets of topic {topic}"
-        return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit))
+        needed = [permissions.on_topic("Describe", topic)]
+        return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit), needed)
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
 
@@ -129,7 +133,7 @@ class KafkaPythonTakeOver(Questions):
             name = base64.urlsafe_b64encode(answer.topic_id.bytes).decode().rstrip("=")
             return TopicIdentity(name, len(answer.partitions), cluster)
 
-        return self._ask(f"asking for topic {topic}", deadline, attempt)
+        return self._ask(f"asking for topic {topic}", deadline, attempt, [permissions.on_topic("Describe", topic)])
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
         if not member_id:  # it would hit any member with the name
@@ -141,7 +145,8 @@ class KafkaPythonTakeOver(Questions):
             except (kafka_errors.FencedInstanceIdError, kafka_errors.UnknownMemberIdError):
                 return False
 
-        return self._ask(f"removing {member_id} from group {self._group_id}", deadline, attempt)
+        step = f"removing {member_id} from group {self._group_id}"
+        return self._ask(step, deadline, attempt, self._membership)
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         return OpenTransactions(self._client).find(topic, partitions, deadline)
@@ -200,8 +205,8 @@ class KafkaPythonTakeOver(Questions):
     async def _fence(self, transactional_id: str, deadline: float) -> bool:
         """Fence one transactional id. After CONCURRENT_TRANSACTIONS (the abort is under way) it is tried again."""
         deadline = min(deadline, time.monotonic() + FENCE_SECONDS)
-        step = f"fencing {transactional_id}"
-        await self._until(deadline, step, lambda limit: self._fence_once(transactional_id, limit))
+        step, needed = f"fencing {transactional_id}", [permissions.on_transactional_id("Write", transactional_id)]
+        await self._until(deadline, step, lambda limit: self._fence_once(transactional_id, limit), needed)
         return True
 
     async def _fence_unmarked(self, transactional_id: str, deadline: float) -> bool:

@@ -8,10 +8,12 @@ Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error han
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError
 
+from streams.clients.permissions import Right, denied
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 
 FENCED: Final = frozenset(
@@ -175,13 +177,32 @@ def broker_unavailable(
     if reason and (error is None or reason not in causes[0]):
         causes.append(reason)
     cause = f" ({'; '.join(causes)})" if causes else ""
-    return BrokerUnavailable(f"{step}: no answer from Kafka at {addresses}{cause}; check the address and that it runs")
+    return BrokerUnavailable(
+        f"{step}: no answer from Kafka at {addresses}{cause}; check the address, security.protocol (with TLS or not?), "
+        "and that it runs"
+    )
+
+
+def refused(reason: str, addresses: str) -> ConfigError | None:
+    """Return the error for the last news of connections that trying again does not cure: wrong credentials, or a
+    certificate that one of the two sides does not take. ``None``: it may be cured."""
+    if reason.startswith("_AUTHENTICATION"):
+        advice = "check sasl.mechanism, sasl.username and sasl.password, or the token of oauth_cb"
+        return ConfigError(f"Kafka at {addresses} refuses the credentials ({reason}); {advice}")
+    if reason.startswith("_SSL") or "tls alert" in reason or "sslv3 alert" in reason:
+        return ConfigError(
+            f"TLS with Kafka at {addresses} failed ({reason}). The broker's certificate must be signed by an authority "
+            "in ssl.ca.location, be for the host in bootstrap_servers, and not have expired; a broker that asks for a "
+            "certificate needs ssl.certificate.location and ssl.key.location"
+        )
+    return None
 
 
 def request_failed(
-    step: str, addresses: str, error: KafkaError, reason: str = ""
+    step: str, addresses: str, error: KafkaError, reason: str = "", needed: Sequence[Right] = ()
 ) -> BrokerUnavailable | TopicError | ConfigError:
-    """An administrative request failed: for want of an answer, of permission, or because of the request itself."""
+    """An administrative request failed: for want of an answer, of permission (it needs ``needed``), or because of the
+    request itself."""
     code = error.code()
     if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
         return BrokerUnavailable(
@@ -189,13 +210,11 @@ def request_failed(
             " producer comes back or its transaction timeout is over"
         )
     if code in NO_ANSWER:
-        return broker_unavailable(step, addresses, error, reason)
+        return refused(reason, addresses) or broker_unavailable(step, addresses, error, reason)
     if code in DENIED:
         return ConfigError(
             f"{step}: Kafka at {addresses} refuses the credentials ({error.str()}); check the sasl.* settings"
         )
     if code in NOT_AUTHORIZED:
-        return TopicError(
-            f"{step}: not authorised ({error.name()}); the principal needs the right in the cluster's ACLs"
-        )
+        return TopicError(f"{step}: {denied(error.name(), needed)}")
     return TopicError(f"{step}: {error.name()}: {error.str()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from streams.clients.admin import TopicAdmin
+from streams.clients.permissions import Right, denied
 from streams.clients.settings import RESERVED, ClientSettings
-from streams.clients.translate import DENIED, NO_SUCH_TOPIC, UNREACHABLE
+from streams.clients.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
 
 TIMEOUT_SECONDS = 30.0
@@ -40,14 +41,16 @@ def client(kind: Any, kafka: dict[str, str], settings: dict[str, Any] | None = N
         raise ConfigError(f"an option kafka.* is wrong: {error}") from error
 
 
-def translated(error: KafkaException, doing: str, kafka: dict[str, str]) -> StreamsError:
-    """Our error for the client's, with what was being done and where."""
+def translated(error: KafkaException, doing: str, kafka: dict[str, str], needed: Sequence[Right] = ()) -> StreamsError:
+    """Our error for the client's, with what was being done and where. ``needed``: the rights that it takes."""
     reason: KafkaError = error.args[0]
     servers = kafka["bootstrap.servers"]
     if reason.code() in DENIED:
         return ConfigError(
             f"{doing}: {servers} refuses the credentials ({reason.name()}): check the options kafka.sasl.*"
         )
+    if reason.code() in NOT_AUTHORIZED:
+        return ConfigError(f"{doing}: {servers}: {denied(reason.name(), needed)}")
     if reason.code() in UNREACHABLE:
         return BrokerUnavailable(
             f"{doing}: no answer from {servers} ({reason.name()}): is the broker up, the address right?"

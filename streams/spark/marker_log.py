@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from streams.clients.permissions import on_topic
 from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.clients.producing.rows import Rows
@@ -67,7 +68,8 @@ class MarkerLog:
             place = self._place(looking)
             _, end = looking.get_watermark_offsets(place, TIMEOUT_SECONDS)
         except KafkaException as error:
-            raise translated(error, f"{self._doing}: topic {self.topic!r} (option markerLog)", self._kafka) from error
+            doing = f"{self._doing}: topic {self.topic!r} (option markerLog)"
+            raise translated(error, doing, self._kafka, [on_topic("Describe", self.topic)]) from error
         finally:
             looking.close()
         settings = {
@@ -104,7 +106,8 @@ class MarkerLog:
                     found = Stored(record.offset, record.metadata)
                 offset += 1
             elif error.code() != KafkaError._PARTITION_EOF:
-                raise translated(KafkaException(error), f"{self._doing}: reading {self.topic!r}", self._kafka)
+                needed = [on_topic("Read", self.topic)]
+                raise translated(KafkaException(error), f"{self._doing}: reading {self.topic!r}", self._kafka, needed)
             if offset >= end:
                 break
         return found

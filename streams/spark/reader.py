@@ -21,6 +21,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from streams.clients.permissions import on_topic
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
 from streams.spark.kafka import client, translated
@@ -193,7 +194,9 @@ class _RangeReader:
         elif code in NO_SUCH_TOPIC:
             self.ended = not self.is_planned_topic()
         elif code in READING_ENDS or error.fatal():
-            raise translated(KafkaException(error), f"reading {span.topic}[{span.partition}]", self._options.kafka)
+            needed = [on_topic("Read", span.topic)]
+            doing = f"reading {span.topic}[{span.partition}]"
+            raise translated(KafkaException(error), doing, self._options.kafka, needed)
         self._last_error = error.str()
 
     def _skip_what_is_gone(self) -> None:

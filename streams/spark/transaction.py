@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from streams.clients.permissions import on_group, on_topic, on_transactional_id
 from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
@@ -128,7 +129,8 @@ def _fenced(target: WriteTarget, doing: object, size: int) -> Iterator[BatchForw
             if forwarder.partitions(target.marker_topic) is None:
                 raise no_such_topic(target.marker_topic, target.kafka)
         except KafkaException as error:
-            raise translated(error, f"init_transactions for {doing}", target.kafka) from error
+            needed = on_transactional_id("Write", target.identity), on_topic("Describe", target.marker_topic)
+            raise translated(error, f"init_transactions for {doing}", target.kafka, needed) from error
         yield forwarder
 
 
@@ -260,7 +262,8 @@ def _read_offset(group: Consumer, target: WriteTarget, doing: object) -> Stored 
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return None
         if error.code() not in UNDECIDED or time.monotonic() > deadline:
-            raise translated(KafkaException(error), f"{doing}: reading the marker", target.kafka)
+            needed = on_group("Describe", target.identity), on_topic("Describe", target.marker_topic)
+            raise translated(KafkaException(error), f"{doing}: reading the marker", target.kafka, needed)
         time.sleep(0.05)
 
 
@@ -294,8 +297,5 @@ def _translated(error: KafkaException, target: WriteTarget, doing: object) -> St
             f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
         )
     if reason.code() in NOT_AUTHORIZED or reason.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
-        return ConfigError(
-            f"{doing}: the broker refuses it ({reason.name()}: {reason.str()}): check the permissions of "
-            f"{target.identity} as transactional id and as group; nothing was written"
-        )
+        return ConfigError(f"{doing}: the broker refuses it ({reason.name()}: {reason.str()}); nothing was written")
     return translated(error, str(doing), target.kafka)

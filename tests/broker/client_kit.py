@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
@@ -12,6 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import LogConsumer
+from streams.clients.kafka_python import InitProducerIdRequest
+from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
 from streams.clients.settings import ClientSettings
 from streams.errors import StreamsError
 from streams.records import IncomingRecord
@@ -107,3 +110,32 @@ class Received:
         while not condition():
             assert time.monotonic() < deadline, vars(self)
             self.poll(limit)
+
+
+def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
+    """A produce request that comes late: of a transaction that no coordinator has heard of. Returns its offset."""
+    builder: Any = import_module("kafka.record").MemoryRecordsBuilder
+    produce: Any = import_module("kafka.protocol.producer").ProduceRequest
+    deadline = time.monotonic() + PATIENCE
+
+    async def work() -> int:
+        await client.connected(deadline)
+        request = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1, max_version=4
+        )
+        producer = await client.send(request, None, deadline)
+        names = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch, "base_sequence": 0}
+        records = builder(2, 0, 1 << 16, transactional=True, **names)
+        records.append(timestamp=int(time.time() * 1000), key=b"late", value=b"1", headers=[])
+        records.close()
+        data = produce.TopicProduceData(
+            name=topic,
+            partition_data=[produce.TopicProduceData.PartitionProduceData(index=0, records=records.buffer())],
+        )
+        late = produce(transactional_id="zombie", acks=-1, timeout_ms=5000, topic_data=[data], max_version=11)
+        [answer] = (await client.send(late, None, deadline)).responses[0].partition_responses
+        raise_for(answer.error_code)
+        offset: int = answer.base_offset
+        return offset
+
+    return client.call(work, deadline)

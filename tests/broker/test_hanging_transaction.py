@@ -6,18 +6,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import pytest
 
 from streams import EventSource
-from streams.clients.kafka_python import InitProducerIdRequest
-from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.open_transactions import OpenTransactions
 from streams.errors import OffsetError
 from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
+from tests.broker.client_kit import leave_hanging
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
 from tests.broker.membership_kit import Transactor
 from tests.vocabulary import Totals
@@ -40,35 +39,6 @@ def client(lab: Lab) -> Iterator[KafkaPythonClient]:
     client.close(2.0)
 
 
-def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
-    """A produce request that comes late: of a transaction that no coordinator has heard of. Returns its offset."""
-    builder: Any = import_module("kafka.record").MemoryRecordsBuilder
-    produce: Any = import_module("kafka.protocol.producer").ProduceRequest
-    deadline = time.monotonic() + PATIENCE
-
-    async def work() -> int:
-        await client.connected(deadline)
-        request = InitProducerIdRequest(
-            transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1, max_version=4
-        )
-        producer = await client.send(request, None, deadline)
-        names = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch, "base_sequence": 0}
-        records = builder(2, 0, 1 << 16, transactional=True, **names)
-        records.append(timestamp=int(time.time() * 1000), key=b"late", value=b"1", headers=[])
-        records.close()
-        data = produce.TopicProduceData(
-            name=topic,
-            partition_data=[produce.TopicProduceData.PartitionProduceData(index=0, records=records.buffer())],
-        )
-        late = produce(transactional_id="zombie", acks=-1, timeout_ms=5000, topic_data=[data], max_version=11)
-        [answer] = (await client.send(late, None, deadline)).responses[0].partition_responses
-        raise_for(answer.error_code)
-        offset: int = answer.base_offset
-        return offset
-
-    return client.call(work, deadline)
-
-
 async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
     lab: Lab,
     client: KafkaPythonClient,
@@ -87,7 +57,7 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
     offset = await asyncio.to_thread(leave_hanging, client, changelog)
 
     async def answer(*words: str) -> dict[str, Any]:
-        code, found, messages = await asyncio.to_thread(kes, first, "transactions", *words)
+        code, found, messages = await asyncio.to_thread(kes, first, "txn", *words)
         assert code == 0, messages
         return dict(found)
 
@@ -97,7 +67,7 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
         async with Running(second, active=0):
             await lab.add("a")
             await until(lambda: "hanging transaction" in caplog.text, "it is named")
-            assert f"kes transactions abort MODULE:SOURCE {' '.join(place)}" in caplog.text
+            assert f"kes txn abort MODULE:SOURCE {' '.join(place)}" in caplog.text
             with pytest.raises(OffsetError, match=r"is younger than 900 s, so it may be alive.* try again in 8\d\d s"):
                 await asyncio.to_thread(
                     OpenTransactions(client).abort, changelog, 0, offset, time.monotonic() + PATIENCE

@@ -13,7 +13,7 @@ import pytest
 
 from streams import EventSource, EventSourceConfig
 from streams.cli import cluster, main, topics
-from streams.clients.admin import PartitionLag, TopicDescription
+from streams.clients.admin import PartitionLag, TopicDescription, Watermarks
 from streams.clients.group_view import GroupView, MemberView
 from streams.topics import TopicSpec
 
@@ -97,6 +97,9 @@ class FakeCluster:
 
     def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None:
         return ("id", self.there[name].partitions) if name in self.there else None
+
+    def watermarks(self, topic: str, partitions: list[int], timeout_seconds: float) -> dict[int, Watermarks]:
+        return {number: Watermarks(0, 0, 100) for number in partitions}
 
     def grow(self, name: str, partitions: int, timeout_seconds: float) -> None:
         self.there[name] = spec(name, partitions)

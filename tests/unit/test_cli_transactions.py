@@ -1,4 +1,4 @@
-"""``kes transactions`` without a broker: what is shown, what is asked first, and what is said without an answer."""
+"""``kes txn`` without a broker: what is shown, what is asked first, and what is said without an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from streams.cli import transactions
 from streams.errors import OffsetError
-from streams.group import OpenTransaction
+from streams.group import ListedTransaction, OpenTransaction
 from tests.unit.cli_kit import FakeCluster, Kes, admin, spec
 
 __all__ = ["admin"]  # the fixture
@@ -35,6 +35,16 @@ KNOWN = OpenTransaction(
     transactional_id="demo.a.kes~0",
     state="Ongoing",
 )
+LISTED = ListedTransaction(
+    transactional_id="demo.a.kes~0",
+    state="Ongoing",
+    producer_id=8,
+    producer_epoch=0,
+    coordinator=1,
+    started_ms=1_000,
+    timeout_ms=60_000,
+    partitions=(("demo.flights.changelog", 0), ("__consumer_offsets", 3)),
+)
 PLACE = ("--topic", HANGING.topic, "--partition", "1", "--start-offset", "40")
 
 
@@ -46,11 +56,22 @@ class Questions:
     def find(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         return [txn for txn in (KNOWN, HANGING) if txn.topic == topic and txn.partition in partitions]
 
-    def abort(
+    def find_all(self, deadline: float) -> list[OpenTransaction]:
+        return [KNOWN, HANGING]
+
+    def listed(self, deadline: float) -> list[ListedTransaction]:
+        return [LISTED]
+
+    def hanging(
         self, topic: str, partition: int, start_offset: int, deadline: float, *, min_age_seconds: float
     ) -> OpenTransaction:
         if self.refusal is not None:
             raise self.refusal
+        return HANGING
+
+    def abort(
+        self, topic: str, partition: int, start_offset: int, deadline: float, *, min_age_seconds: float
+    ) -> OpenTransaction:
         self.aborted.append((topic, partition, start_offset))
         return HANGING
 
@@ -66,33 +87,44 @@ def asked(admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Questions:
 
 
 def test_what_is_open_and_what_hangs(kes: Kes, asked: Questions) -> None:
-    found = kes("transactions", "list", "fleet:source", "--json").data["transactions"]
+    found = kes("txn", "list", "fleet:source", "--json").data["transactions"]
     assert [(entry["partition"], entry["hanging"]) for entry in found] == [(0, False), (1, True)]
-    told = kes("transactions", "hanging", "fleet:source")
+    told = kes("txn", "hanging", "fleet:source")
     assert "none" in told.out
     assert "kes~0" not in told.out
-    assert f"kes transactions abort fleet:source {' '.join(PLACE)}" in told.err
-    assert "no hanging transactions" in kes("transactions", "hanging", "fleet:source", "--topic", "other").out
+    assert f"kes txn abort fleet:source {' '.join(PLACE)}" in told.err
+    assert "no hanging transactions" in kes("txn", "hanging", "fleet:source", "--topic", "other").out
 
 
 def test_nothing_is_ended_unasked(kes: Kes, asked: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
     for answer in ("", "n\n"):  # nobody is there to answer, or says no
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-        kes("transactions", "abort", "fleet:source", *PLACE, code=1)
+        kes("txn", "abort", "fleet:source", *PLACE, code=1)
     assert asked.aborted == []
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    kes("transactions", "abort", "fleet:source", *PLACE)
+    told = kes("txn", "abort", "fleet:source", *PLACE).err
+    assert "producer 7 (epoch 3) began a transaction at offset 40" in told
+    assert "at most 60 offsets" in told
+    kes("txn", "abort", "fleet:source", *PLACE, "--json", code=2)  # which cannot ask
     asked.aborted.clear()
-    assert "ended: demo.flights.changelog[1]" in kes("transactions", "abort", "fleet:source", *PLACE, "--yes").out
+    assert "ended: demo.flights.changelog[1]" in kes("txn", "abort", "fleet:source", *PLACE, "--yes").out
     assert asked.aborted == [(HANGING.topic, 1, 40)]
-    assert kes("transactions", "abort", "fleet:source", *PLACE, "--yes", "--json").data["aborted"]["producer_id"] == 7
+    assert kes("txn", "abort", "fleet:source", *PLACE, "--yes", "--json").data["aborted"]["producer_id"] == 7
+
+
+def test_the_whole_cluster_without_a_source(kes: Kes, asked: Questions) -> None:
+    found = kes("txn", "list", "--json").data
+    assert [entry["partitions"] for entry in found["transactions"]] == [[list(place) for place in LISTED.partitions]]
+    assert [entry["start_offset"] for entry in found["hanging"]] == [40]
+    told = kes("transactions", "list", "--bootstrap-servers", "there:1")  # by its former name
+    assert "demo.flights.changelog[0], __consumer_offsets[3]" in told.out
+    assert f"kes txn abort {' '.join(PLACE)} --bootstrap-servers there:1" in told.err
+    assert "demo.a" not in kes("txn", "hanging").out
 
 
 def test_problems_are_one_line(kes: Kes, asked: Questions) -> None:
     asked.refusal = OffsetError("demo.flights.changelog[1]: the transaction at offset 40 is not hanging")
-    said = kes("transactions", "abort", "fleet:source", *PLACE, "--yes", code=1)
+    said = kes("txn", "abort", "fleet:source", *PLACE, "--yes", code=1)
     assert "kes: offset error: demo.flights.changelog[1]" in said.err
-    assert (
-        "topic nowhere does not exist" in kes("transactions", "list", "fleet:source", "--topic", "nowhere", code=1).err
-    )
-    kes("transactions", "abort", "fleet:source", "--topic", "t", code=2)
+    assert "topic nowhere does not exist" in kes("txn", "list", "fleet:source", "--topic", "nowhere", code=1).err
+    kes("txn", "abort", "fleet:source", "--topic", "t", code=2)

@@ -8,11 +8,13 @@ KIP-890, and what Kafka 4.1.1 answered in measurements.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError
 
+from streams.clients import permissions
+from streams.clients.permissions import Right, denied, is_denial
 from streams.clients.translate import BLOCKED, GROUP_KINDS, REFUSED
 from streams.errors import TransactionFailed
 from streams.records import Output, RefusedRecord
@@ -85,11 +87,14 @@ def described(code: int, where: str = "") -> str:
     return f"{where}: {text}" if where else text
 
 
-def failure(transactional_id: str, call: str, code: int, meaning: Meaning, where: str = "") -> TransactionFailed:
-    """Make the failure of a call that got this answer."""
+def failure(
+    transactional_id: str, call: str, code: int, meaning: Meaning, where: str = "", needed: Sequence[Right] = ()
+) -> TransactionFailed:
+    """Make the failure of a call that got this answer. ``needed``: the rights that the call takes."""
     kind = meaning.value if meaning in _KINDS else "abortable"
-    reason = f"{transactional_id}: {described(code, where)}{WHY_FENCED if meaning is Meaning.FENCED else ''}"
-    return TransactionFailed(call, KafkaError(code).name(), kind, reason)
+    name = KafkaError(code).name()
+    why = WHY_FENCED if meaning is Meaning.FENCED else f"; {denied(name, needed)}" if is_denial(name) else ""
+    return TransactionFailed(call, name, kind, f"{transactional_id}: {described(code, where)}{why}")
 
 
 def refused_record(topic: str, partition: int, code: int, reason: str, output: Output | None) -> RefusedRecord:
@@ -100,6 +105,8 @@ def refused_record(topic: str, partition: int, code: int, reason: str, output: O
         code == KafkaError.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
     )
     where = topic if partition < 0 else f"{topic}[{partition}]"
-    advice = "" if is_own else BLOCKED.get(code, "")  # a topic may be unusable by any code of its metadata
-    text = f"{where}: {reason or described(code)}" + (f": {advice}" if advice else "")
+    right = [permissions.on_topic("Write", topic)]
+    # A topic may be unusable by any code of its metadata.
+    advice = denied(error.name(), right) if code in _RIGHTS else BLOCKED.get(code, "")
+    text = f"{where}: {reason or described(code)}" + (f": {advice}" if advice and not is_own else "")
     return RefusedRecord(topic, error.name(), text, is_own, output)

@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.clients import kafka_python, kafka_python_settings
+from streams.clients import kafka_python, kafka_python_settings, permissions
+from streams.clients.permissions import Right, denied
 from streams.clients.producing import answers, messages
 from streams.clients.producing.answers import Meaning
 from streams.clients.producing.broker_connection import LostConnection
@@ -136,7 +137,8 @@ class BatchForwarder:
                 continue
             if not answer.error_code:
                 break
-            await self._again_or_raise(answer.error_code, answers.INIT, pauses)
+            needed = [permissions.on_transactional_id("Write", self._who.transactional_id)]
+            await self._again_or_raise(answer.error_code, answers.INIT, pauses, "", needed)
         self._protocol = protocol_of(connection)
         self._who = Identity(transactional_id, answer.producer_id, answer.producer_epoch)
 
@@ -192,7 +194,8 @@ class BatchForwarder:
                 meaning = answers.PRODUCE.get(answer.code)
                 is_missing = answer.code == KafkaError.UNKNOWN_TOPIC_OR_PART and pauses.elapsed > UNKNOWN_SECONDS
                 if meaning not in _AGAIN or is_missing:
-                    raise _failure(answer.code, _described(part, answer))
+                    needed = [permissions.on_topic("Write", part.topic)]
+                    raise _failure(answer.code, _described(part, answer), needed)
                 again.append(part)
                 self._last_answer = answers.described(answer.code, part.name)
                 is_moved = is_moved or meaning is Meaning.AGAIN_LEADER
@@ -251,7 +254,8 @@ class BatchForwarder:
                 return
             for code, name in codes.items():
                 is_missing = code == KafkaError.UNKNOWN_TOPIC_OR_PART and pauses.elapsed > UNKNOWN_SECONDS
-                await self._again_or_raise(code, {} if is_missing else answers.ENLIST, pauses, name)
+                needed = [permissions.on_topic("Write", name.rpartition("[")[0])]
+                await self._again_or_raise(code, {} if is_missing else answers.ENLIST, pauses, name, needed)
 
     async def _send_offsets(self, group_id: str, topic: str, offsets: Mapping[int, int], metadata: str) -> None:
         pauses = Pauses()
@@ -263,7 +267,8 @@ class BatchForwarder:
             )
             if not code:
                 break
-            await self._again_or_raise(code, answers.ENLIST, pauses, f"group {group_id}")
+            needed = permissions.on_group("Read", group_id), permissions.on_topic("Read", topic)
+            await self._again_or_raise(code, answers.ENLIST, pauses, f"group {group_id}", needed)
         while True:
             connection = await self._connections.get(await self._cluster.coordinator(GROUP, group_id))
             version = self._protocol.version(connection, messages.COMMIT_OFFSETS)
@@ -273,7 +278,7 @@ class BatchForwarder:
             if not codes:
                 return
             for code in codes:
-                await self._again_or_raise(code, answers.OFFSETS, pauses, f"group {group_id}")
+                await self._again_or_raise(code, answers.OFFSETS, pauses, f"group {group_id}", needed)
 
     async def _end(self, *, commit: bool) -> None:
         if not self._is_open:
@@ -291,11 +296,13 @@ class BatchForwarder:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    async def _again_or_raise(self, code: int, table: Mapping[int, Meaning], pauses: Pauses, where: str = "") -> None:
+    async def _again_or_raise(
+        self, code: int, table: Mapping[int, Meaning], pauses: Pauses, where: str = "", needed: Sequence[Right] = ()
+    ) -> None:
         """Return when the request may be made again; else raise the broker's answer."""
         meaning = table.get(code)
         if meaning not in _AGAIN:
-            raise _failure(code, answers.described(code, where))
+            raise _failure(code, answers.described(code, where), needed)
         self._last_answer = answers.described(code, where)
         await pauses.next()
         if meaning is Meaning.AGAIN_COORDINATOR:
@@ -337,8 +344,10 @@ class BatchForwarder:
             self._is_in_doubt = self._is_in_doubt or not is_answered
 
 
-def _failure(code: int, reason: str) -> KafkaException:
-    return KafkaException(KafkaError(code, reason))
+def _failure(code: int, reason: str, needed: Sequence[Right] = ()) -> KafkaException:
+    name = KafkaError(code).name()
+    why = f"; {denied(name, needed)}" if permissions.is_denial(name) else ""
+    return KafkaException(KafkaError(code, reason + why))
 
 
 def _described(part: _Part, answer: messages.PartitionError) -> str:

@@ -20,8 +20,9 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from streams.clients import kafka_python
+from streams.clients import kafka_python, permissions
 from streams.clients.group_wire import parse_metadata
+from streams.clients.permissions import Right, denied
 from streams.clients.producing import answers, messages
 from streams.clients.producing.answers import Meaning
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection
@@ -33,7 +34,7 @@ from streams.clients.producing.record_batch import Part
 from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config import DELIVERY_SHARE
 from streams.errors import RecordsRefused, TransactionFailed
-from streams.group import Snapshot
+from streams.group import Snapshot, instance_of
 from streams.records import RefusedRecord
 
 _log = logging.getLogger(__name__)
@@ -348,7 +349,7 @@ class WireSlot:
             where = f"group {self._group_id}, {offsets.topic if offsets else ''}[{partition}]"
             if meaning not in _AGAIN:
                 call = "send_offsets_to_transaction"
-                raise answers.failure(self.transactional_id, call, code, meaning, where)
+                raise answers.failure(self.transactional_id, call, code, meaning, where, self._needed(offsets))
             self._last_answer = answers.described(code, where)
             if meaning is Meaning.AGAIN_COORDINATOR:
                 self._group_coordinator = await self._cluster.coordinator(GROUP, self._group_id)
@@ -390,13 +391,22 @@ class WireSlot:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
+    def _needed(self, offsets: Offsets | None = None) -> list[Right]:
+        """Return the rights that a transaction takes, those to write aside."""
+        group = permissions.on_group("Read", self._group_id)
+        read = [permissions.on_topic("Read", offsets.topic)] if offsets is not None else []
+        own = permissions.on_transactional_id("Write", self.transactional_id)
+        if instance_of(self._group_id, self.transactional_id):  # one of many, of all instances
+            own = own._replace(name=f"{self._group_id}.", prefixed=True)
+        return [own, group, *read]
+
     async def _again_or_raise(
         self, call: str, code: int, table: Mapping[int, Meaning], pauses: Pauses, default: str, where: str = ""
     ) -> None:
         """Return when the request may be made again; else raise what the answer means."""
         meaning = table.get(code, Meaning(default))
         if meaning not in _AGAIN:
-            raise answers.failure(self.transactional_id, call, code, meaning, where)
+            raise answers.failure(self.transactional_id, call, code, meaning, where, self._needed())
         self._last_answer = answers.described(code, where)
         await pauses.next()
         if meaning is Meaning.AGAIN_COORDINATOR:
@@ -439,6 +449,8 @@ class WireSlot:
             code = "_TIMED_OUT" if isinstance(error, TimeoutError) else getattr(error, "code", "_BAD_MSG")
             last = f"no success within {seconds:g} seconds: {self._last_answer}" if self._last_answer else ""
             reason = str(error) or last or f"no answer within {seconds:g} seconds"
+            if permissions.is_denial(code):
+                reason = denied(code, self._needed())
             raise TransactionFailed(call, code, "unknown", f"{self.transactional_id}: {reason}") from None
         except BaseException:  # cancelled
             self._abandon_after(mark)

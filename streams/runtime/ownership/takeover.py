@@ -73,7 +73,7 @@ class Stalls:
         if txn.is_hanging:
             _log.error(
                 "%s cannot be restored: a hanging transaction (%s) holds it up, which no coordinator lists, so that "
-                "none ends it. %s: kes transactions abort MODULE:SOURCE %s; or by Kafka's own tool: "
+                "none ends it. %s: kes txn abort MODULE:SOURCE %s; or by Kafka's own tool: "
                 "kafka-transactions.sh --bootstrap-server %s abort %s",
                 where,
                 who,

@@ -1,0 +1,22 @@
+"""The rights that an event source needs in a cluster with ACLs (docs/guides/security.md has them for all features)."""
+
+from __future__ import annotations
+
+from streams.clients.permissions import Right, on_group, on_topic
+from streams.config import EventSourceConfig
+
+
+def of_input(config: EventSourceConfig) -> list[Right]:
+    """List what an event source needs on its source topic."""
+    return [on_topic("Read", config.topic), on_topic("DescribeConfigs", config.topic)]
+
+
+def of_source(config: EventSourceConfig) -> list[Right]:
+    """List what an event source needs besides, without its outputs, which only its handlers know."""
+    changelog, letters = config.changelog, config.dead_letters
+    return [
+        on_topic("Read", changelog),
+        *(on_topic(operation, topic) for topic in (changelog, letters) for operation in ("Write", "DescribeConfigs")),
+        on_group("Read", config.group_id),
+        Right("Write", "transactional-id", f"{config.group_id}.", prefixed=True),
+    ]

@@ -1,0 +1,108 @@
+"""Each row of the table of least rights on a broker with ACLs: enough; and with one less an error names it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from streams.broker import KafkaBroker
+from streams.cli.rights import of_input, of_source
+from tests.broker.permissions_kit import FEATURES, SOURCE, USER, Heard, Kes, Office, all_topics
+from tests.unit.waiting import PATIENCE, until
+
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+
+BEFORE_3_6 = {"transaction.partition.verification.enable": "false"}
+"""So that a transaction can be left hanging."""
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[KafkaBroker]:
+    """Users with passwords may do what ACLs allow."""
+    with KafkaBroker(sasl="PLAIN", acl=True, users=[USER], properties=BEFORE_3_6) as broker:
+        yield broker
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler, logger = Heard(), logging.getLogger("streams")
+    logger.addHandler(handler)
+    before, _ = logger.level, logger.setLevel(logging.INFO)
+    yield handler
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+
+
+_NUMBERS = itertools.count()
+"""Short names make messages that can be read."""
+
+
+async def test_the_doctor_names_what_is_missing(strict: KafkaBroker, kes: Kes) -> None:
+    office = Office(strict, "doctor-")
+    await all_topics(office, kes)
+    needed = [office.right(text) for text in SOURCE]
+    config = office.lab.config().resolved()
+    assert set(needed) == {*of_input(config), *of_source(config)}  # the table's row
+    office.grant([*SOURCE, "Describe cluster", "DescribeConfigs cluster", "Describe topic __transaction_state"])
+    _, answer, said = await asyncio.to_thread(kes, office.source(), "doctor", behind=1)
+    assert answer, said
+    assert [found["state"] for found in answer["findings"] if found["check"] == "acls"] == ["ok"]
+    for missing in SOURCE:
+        office.grant([right for right in SOURCE if right != missing])
+        _, answer, said = await asyncio.to_thread(kes, office.source(), "doctor", behind=1)
+        assert answer, said
+        found = [found["remedy"] for found in answer["findings"] if found["check"] == "acls"]
+        right = office.right(missing)
+        assert right.command in found, (missing, found)
+
+
+LESS = [
+    (name, right)
+    for number, (name, feature) in enumerate(FEATURES.items())
+    for right in feature.rights
+    if number == 0 or right not in SOURCE  # those of a source are tried once
+]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+async def test_these_rights_are_enough(strict: KafkaBroker, name: str, kes: Kes) -> None:
+    feature = FEATURES[name]
+    office = Office(strict, f"p{next(_NUMBERS)}-", feature.partitions)
+    await feature.prepare(office, kes)
+    office.grant((*feature.rights, *feature.also))
+    await asyncio.wait_for(feature.use(office, kes), 60)
+
+
+@pytest.mark.parametrize(("name", "missing"), LESS)
+async def test_one_right_less_is_named_with_what_to_type(
+    strict: KafkaBroker, heard: Heard, name: str, missing: str, kes: Kes
+) -> None:
+    feature = FEATURES[name]
+    office = Office(strict, f"p{next(_NUMBERS)}-", feature.partitions)
+    await feature.prepare(office, kes)
+    office.grant([right for right in (*feature.rights, *feature.also) if right != missing])
+    right = office.right(missing)
+    # Without any right on a topic or a group it is Describe that is missed first.
+    operations = (right.operation, "Describe") if right.operation in ("Read", "Write") else (right.operation,)
+    pattern = f"--operation ({'|'.join(operations)}) --{right.kind} ?{re.escape(right.name)}"
+    using = asyncio.ensure_future(feature.use(office, kes))
+    said = ""
+
+    def is_said() -> bool:
+        nonlocal said
+        said = heard.text + (repr(using.exception()) if using.done() else "")
+        return bool(re.search(pattern, said))
+
+    try:
+        await until(lambda: is_said() or using.done(), "the source says what it waits for, or something fails")
+        assert is_said(), said
+        assert "password" not in said
+    finally:
+        using.cancel()
+        await asyncio.wait([using], timeout=PATIENCE)
