@@ -48,7 +48,8 @@ DEFAULT_MESSAGE_LIMIT: Final = 1_000_000
 
 
 def as_bytes(content: Any) -> Any:
-    """Return text or a buffer as bytes of its own, which stay when the buffer is filled again; anything else as it is."""
+    """Return text or a buffer as bytes of its own, which stay when the buffer is filled again; other things as they
+    are."""
     if isinstance(content, str):
         return content.encode()
     return bytes(content) if isinstance(content, bytes | bytearray | memoryview) else content

@@ -156,6 +156,13 @@ def test_a_buffer_is_no_usual_record(encoder: Any, buffer: Any) -> None:
         assert encoder.add_changes(rows(NOW), made, 0, NOW, 100_000) == 1
 
 
+@pytest.mark.parametrize("headers", [bytearray(b"h"), None, "h"], ids=["array", "none", "text"])
+def test_parts_that_are_no_bytes_end_the_hot_path(headers: Any) -> None:
+    """They are joined by a function of the builder's, which copies bytes only."""
+    sent = [Output("t", b"v", b"k", None, 1, 0, 0, 0)]
+    assert row_encoder.add_outputs(topics(NOW, 100_000), lambda _: headers, sent, 0, NOW, 900_000) == 0
+
+
 def test_a_replaced_function_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(row_encoder, "add_outputs", lambda *given: called.append(given) or given[3])
