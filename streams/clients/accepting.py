@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from confluent_kafka import Message
+
 from streams.clients.received import received
 from streams.records import IncomingRecord
 from streams.sak import leaves
@@ -13,7 +15,7 @@ CLASSES: Final = (IncomingRecord,)
 
 
 def accept(
-    messages: list[Any],
+    messages: list[Message],
     start: int,
     topic: str,
     positions: dict[int, int],
@@ -26,6 +28,9 @@ def accept(
     is what lies below its partition's position, or is of a partition without one. Runs of one partition at a time,
     since that is how they come.
     """
+    # Local names of the methods: each look-up takes as long as the call, in compiled code.
+    error_of, partition_of, offset_of, headers_of = Message.error, Message.partition, Message.offset, Message.headers
+    key_of, value_of, timestamp_of = Message.key, Message.value, Message.timestamp
     current: Any = positions  # a partition: at first something that none is
     position = 0
     records: Any = None  # of the current partition
@@ -34,9 +39,9 @@ def accept(
     place = start
     for place in range(start, len(messages)):
         message = messages[place]
-        if message.error() is not None:
+        if error_of(message) is not None:
             break
-        partition = message.partition()
+        partition = partition_of(message)
         if partition is not current and partition != current:
             if records is not None:
                 positions[current] = position
@@ -47,16 +52,18 @@ def accept(
             current, position = partition, following
             records = batches.setdefault(partition, [])
             at_end.discard(partition)
-        offset = message.offset()
+        offset = offset_of(message)
         at = offset
         if at < position:
             continue
         position = at + 1
-        found = message.headers()
+        found = headers_of(message)
         if found != listed:
             listed, headers = found, received(found)
-        timestamp = message.timestamp()
-        records.append(IncomingRecord(topic, partition, offset, message.key(), message.value(), headers, timestamp[1]))
+        timestamp = timestamp_of(message)
+        records.append(
+            IncomingRecord(topic, partition, offset, key_of(message), value_of(message), headers, timestamp[1])
+        )
     else:
         place = len(messages)
     if records is not None:

@@ -54,22 +54,3 @@ def test_messages_become_the_same_records(found: list[Message], start: int) -> N
 def test_what_is_no_message_is_refused_alike(foreign: Any) -> None:
     before = message(0, 1, b"k", b"v", None, False)
     assert taken(accepting, [before, foreign], 0) == taken(PLAIN, [before, foreign], 0)
-
-
-class Hollow:
-    """A message without an offset, or a time."""
-
-    def __init__(self, **given_values: Any) -> None:
-        self.values = {"partition": 0, "offset": 1, "timestamp": (1, 5), **given_values}
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda: self.values.get(name)
-
-
-@pytest.mark.parametrize(
-    "lost", [{"partition": None}, {"offset": None}, {"timestamp": None}], ids=["partition", "offset", "time"]
-)
-def test_messages_without_a_place_or_a_time_are_no_crash(lost: Any) -> None:
-    ours, theirs = (taken(module, [Hollow(), Hollow(**{"offset": 2, **lost})], 0) for module in (accepting, PLAIN))
-    assert ours[1:] == theirs[1:]
-    assert (ours[0] == theirs[0]) or (ours[0][0] is theirs[0][0] is TypeError)

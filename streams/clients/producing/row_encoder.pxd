@@ -7,6 +7,7 @@
     places=dict,
     by_partition=dict,
     position=Py_ssize_t,
+    count=Py_ssize_t,
     size=Py_ssize_t,
     room=Py_ssize_t,
     most=Py_ssize_t,
