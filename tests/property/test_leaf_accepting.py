@@ -41,8 +41,9 @@ def taken(module: Any, given_messages: list[Any], start: int) -> Any:
     """The answer, and all that was changed."""
     positions, at_end = {0: -1, 1: 3, 300: 0, 1_000: 5}, {0, 300}
     batches: dict[int, Any] = {1: ["before"]}
-    found = outcome(module.accept, given_messages, start, "t", positions, batches, at_end)
-    return found, positions, batches, at_end
+    left = [*given_messages]
+    found = outcome(module.accept, left, start, "t", positions, batches, at_end)
+    return found, positions, batches, at_end, [one is None for one in left]
 
 
 @given(st.lists(messages, max_size=12), st.integers(0, 3))
