@@ -46,7 +46,7 @@ def accept(
         if error_of(message) is not None:
             break
         messages[place] = None
-        partition = partition_of(message)
+        partition: Any = partition_of(message)
         if partition is not current and partition != current:
             if records is not None:
                 positions[current] = position
@@ -57,7 +57,7 @@ def accept(
             current, position = partition, following
             records = batches.setdefault(partition, [])
             at_end.discard(partition)
-        offset = offset_of(message)
+        offset: Any = offset_of(message)
         at = offset
         if at < position:
             continue
