@@ -24,7 +24,7 @@ from streams.clients.sending import SendQueue
 from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, RecordRefused
 from streams.events import to_record
-from streams.records import Delivery, Output, Record
+from streams.records import Delivery, Output, Record, as_bytes
 from streams.runtime.bridge import Worker
 from streams.runtime.signal import Broadcast
 
@@ -321,9 +321,8 @@ class TransactionRecords:
         record = _record(topic, event, options)
         partition = -1 if record.partition is None else record.partition
         headers = None if record.headers is None else [*record.headers]
-        self.outputs.append(
-            Output(record.topic, record.value, record.key, headers, partition, record.timestamp_ms or 0, -1, -1)
-        )
+        value, key = as_bytes(record.value), as_bytes(record.key)
+        self.outputs.append(Output(record.topic, value, key, headers, partition, record.timestamp_ms or 0, -1, -1))
 
 
 def _record(topic: str | Record, event: object, options: RecordOptions) -> Record:

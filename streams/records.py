@@ -47,6 +47,14 @@ DEFAULT_MESSAGE_LIMIT: Final = 1_000_000
 """librdkafka's default for ``message.max.bytes``."""
 
 
+def as_bytes(content: Any) -> Any:
+    """Return text or a buffer as bytes of its own, which stay when the buffer is filled again; other things as they
+    are."""
+    if isinstance(content, str):
+        return content.encode()
+    return bytes(content) if isinstance(content, bytes | bytearray | memoryview) else content
+
+
 def record_size(key: bytes | None, value: bytes | None, headers: ReceivedHeaders | None) -> int:
     """Count the bytes of a record as librdkafka does before it takes one."""
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")

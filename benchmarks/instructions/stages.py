@@ -27,6 +27,7 @@ HARNESS: Final = "harness"
 
 _FILES: Final = {
     "streams/clients/consumer.py": "poll",
+    "streams/clients/accepting.py": "poll",
     "streams/runtime/reading/": "poll",
     "streams/runtime/partition/inbox.py": "inbox",
     "streams/runtime/ownership/partitions.py": "inbox",
@@ -68,6 +69,7 @@ _FUNCTIONS: Final = {
     "Poller.handled": "inbox",
     "Poller.pause": "inbox",
     "Poller.resume": "inbox",
+    "size_of_records": "poll",
     "TransactionPool.admit": "admit",
     "TransactionPool.admit_slice": "admit",
     "TransactionPool.is_full": "admit",

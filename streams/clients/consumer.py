@@ -22,14 +22,13 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from streams.clients import permissions
+from streams.clients import accepting, permissions
 from streams.clients.connection import ConnectionLog, find_leaders
 from streams.clients.permissions import denied
-from streams.clients.received import received
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
 from streams.errors import OffsetError, StreamsError, TopicError
-from streams.records import IncomingRecord, PolledPartition, ReceivedHeaders
+from streams.records import IncomingRecord, PolledPartition
 
 logger = logging.getLogger(__name__)
 
@@ -238,58 +237,21 @@ class LogConsumer:
         return position
 
     def _accept(self, messages: list[Message]) -> dict[int, PolledPartition]:
-        """The hot loop, 0.5 us a record on top of librdkafka's own: runs of one partition at a time, since that is how
-        they come."""
-        topic, positions = self.topic, self._positions
+        positions = self._positions
         batches: dict[int, list[IncomingRecord]] = {}
         at_end: set[int] = set()
-        current, position = -1, LOG_START
-        append = None
-        headers: ReceivedHeaders | None = None
-        listed: list[tuple[str, bytes | None]] | None = None  # those of the record before, as they came
-        for message in messages:
-            error = message.error()
-            partition: int = message.partition()  # type: ignore[assignment]  # a record always has one
+        place = accepting.accept(messages, 0, self.topic, positions, batches, at_end)
+        while place < len(messages):
+            message = messages[place]
+            error: Any = message.error()
+            partition: int = message.partition()  # type: ignore[assignment]  # that of an error may be -1
             offset: int = message.offset()  # type: ignore[assignment]
-            if error is not None:
-                if append is not None:
-                    positions[current] = position
-                    append, current = None, -1
-                if error.code() != KafkaError._PARTITION_EOF:
-                    self._note(error, partition)
-                elif offset >= positions.get(partition, offset + 1):
-                    positions[partition] = offset  # with the markers, aborted records and holes before it
-                    at_end.add(partition)
-                continue
-            if partition != current:
-                if append is not None:
-                    positions[current] = position
-                following = positions.get(partition)
-                if following is None:  # a left-over of a removed one
-                    append, current = None, -1
-                    continue
-                current, position = partition, following
-                append = batches.setdefault(partition, []).append
-                at_end.discard(partition)
-            if offset < position:
-                continue
-            position = offset + 1
-            found: Any = message.headers()
-            if found != listed:
-                listed, headers = found, received(found)
-            append(  # type: ignore[misc]  # set whenever current is
-                IncomingRecord(
-                    topic,
-                    partition,
-                    offset,
-                    message.key(),
-                    message.value(),
-                    headers,
-                    message.timestamp()[1],
-                )
-            )
-        if append is not None:
-            positions[current] = position
+            if error.code() != KafkaError._PARTITION_EOF:
+                self._note(error, partition)
+            elif offset >= positions.get(partition, offset + 1):
+                positions[partition] = offset  # with the markers, aborted records and holes before it
+                at_end.add(partition)
+            place = accepting.accept(messages, place + 1, self.topic, positions, batches, at_end)
         news: dict[int, PolledPartition] = {}
         for number in [*batches, *(at_end - batches.keys())]:
             records = batches.get(number, [])

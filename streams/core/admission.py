@@ -1,14 +1,26 @@
-"""Adding up what a transaction takes in. A leaf (``sak/leaves.py``)."""
+"""Adding up what a poll brings and what a transaction takes in. A leaf (``sak/leaves.py``)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from streams.records import Change, Headers, Output, headers_bytes
+from streams.records import Change, Headers, IncomingRecord, Output, ReceivedHeaders, headers_bytes
 from streams.sak import leaves
 
-CLASSES: Final = (Change, Output)
+CLASSES: Final = (Change, IncomingRecord, Output)
 """Whose fields are read by their places in memory when this is compiled."""
+
+
+def size_of_records(records: list[IncomingRecord]) -> int:
+    """Return the bytes of keys, values and headers. Records in a row mostly have the same headers: priced once."""
+    size = price = 0
+    headers: ReceivedHeaders | None = None
+    for record in records:
+        if record.headers is not headers:
+            headers = record.headers
+            price = headers_bytes(headers)
+        size += len(record.value or b"") + len(record.key or b"") + price
+    return size
 
 
 def size_of_changes(changes: list[Change], latest: dict[bytes, Change]) -> int:

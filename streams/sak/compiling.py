@@ -10,7 +10,9 @@ from its ``.py`` as it is. What is added to its ``.pxd`` is written here, from t
   property looks at them, too: a leaf begins with an object by a field that it only reads.
 * A ``msgspec.Struct`` that is made with positional arguments is allocated and filled in, which takes less than the
   class's own call. Its defaults stand in the call then.
-* ``value.partition(NULL)[1]``, the cheapest search for a ``null`` in Python, is one by ``memchr``.
+* ``value.partition(NULL)[1]``, the cheapest search for a ``null`` in Python, is one by ``memchr``;
+  ``join((...))`` of seven parts of a record allocates once and copies; ``int.from_bytes(data[at:end], "little")`` (of
+  at most four bytes, from a place that is not negative) reads the bytes where they are.
 
 The file is put beside its source in one step, so that builds at the same time do not disturb each other or a process
 that has it in use.
@@ -74,6 +76,37 @@ static int kes_has_null(PyObject *in) {
         at++;
     }
     return 0;
+}
+
+/* The bytes of all parts, one behind the other. Raises TypeError for a part that is no bytes. */
+static PyObject *kes_join(int count, PyObject *const *parts) {
+    Py_ssize_t size = 0;
+    for (int i = 0; i < count; i++) {
+        if (!PyBytes_Check(parts[i])) {
+            PyErr_Format(PyExc_TypeError, "a part is no bytes but %s", Py_TYPE(parts[i])->tp_name);
+            return NULL;
+        }
+        size += PyBytes_GET_SIZE(parts[i]);
+    }
+    PyObject *joined = PyBytes_FromStringAndSize(NULL, size);
+    char *to = joined ? PyBytes_AS_STRING(joined) : NULL;
+    for (int i = 0; joined && i < count; to += PyBytes_GET_SIZE(parts[i++]))
+        memcpy(to, PyBytes_AS_STRING(parts[i]), PyBytes_GET_SIZE(parts[i]));
+    return joined;
+}
+#define kes_join7(a, b, c, d, e, f, g) kes_join(7, (PyObject *const[]){a, b, c, d, e, f, g})
+
+/* The number in these bytes, four at most. Raises TypeError if they are none. */
+static unsigned int kes_little(PyObject *of, Py_ssize_t at, Py_ssize_t end) {
+    unsigned int number = 0;
+    if (!PyBytes_Check(of)) {
+        PyErr_Format(PyExc_TypeError, "expected bytes, not %s", Py_TYPE(of)->tp_name);
+        return 0;
+    }
+    if (end > PyBytes_GET_SIZE(of)) end = PyBytes_GET_SIZE(of);
+    for (int bits = 0; at < end && bits < 32; at++, bits += 8)
+        number |= (unsigned int)(unsigned char)PyBytes_AS_STRING(of)[at] << bits;
+    return number;
 }
 
 /* Raises ImportError if a field of this class is elsewhere than it was for the compiler. */
@@ -238,6 +271,13 @@ def _in_c(node: ast.expr, source: str, classes: dict[str, type]) -> str:
             return name
         case ast.Subscript(ast.Call(ast.Attribute(of, "partition"), [ast.Name("NULL")], []), ast.Constant(1)):
             return f"kes_has_null({ast.get_source_segment(source, of)})"
+        case ast.Call(ast.Name("join"), [ast.Tuple(parts)], []) if len(parts) == 7:
+            return f"kes_join7({', '.join(ast.get_source_segment(source, part) or '' for part in parts)})"
+        case ast.Call(
+            ast.Attribute(ast.Name("int"), "from_bytes"),
+            [ast.Subscript(of, ast.Slice(ast.expr() as at, ast.expr() as end)), ast.Constant("little")],
+        ):
+            return f"kes_little({', '.join(ast.get_source_segment(source, part) or '' for part in (of, at, end))})"
     return ""
 
 
@@ -252,6 +292,8 @@ def layouts(classes: tuple[type, ...], fields_set: set[str]) -> tuple[str, str]:
     """Write the declarations for Cython, and the C header that they are about."""
     pxd = ["cimport cython", 'cdef extern from "layouts.h":', "    int kes_compare_all(object classes) except -1"]
     pxd.append("    bint kes_has_null(object within) except -1")
+    pxd.append("    bytes kes_join7(object a, object b, object c, object d, object e, object f, object g)")
+    pxd.append("    unsigned int kes_little(object of, Py_ssize_t at, Py_ssize_t end) except? 0")
     header, compared = [HEADER], []
     for number, cls in enumerate(classes):
         name, fields = cls.__name__, fields_of(cls)

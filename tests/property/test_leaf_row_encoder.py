@@ -36,6 +36,8 @@ def contents(found: Any) -> Any:
 
 sizes = st.one_of(st.integers(0, 40), st.sampled_from([63, 64, 8180, 8191, 8192, 20_000]))
 usual = st.builds(lambda size: b"x" * size, sizes)
+WIDE = memoryview(b"view" * 4).cast("I")
+"""It cannot be hashed, so hypothesis does not choose it."""
 weird = st.sampled_from([None, "text", bytearray(b"array"), memoryview(b"view"), 7, (), [b"list"]])
 headers = st.one_of(
     st.none(),
@@ -98,7 +100,7 @@ stamps = st.sampled_from([NOW, NOW - 10, NOW + 10, None])
 limits = st.sampled_from([100, 3_000, 100_000])
 
 
-@given(st.lists(lossy(outputs, Output), max_size=12), st.integers(0, 13), stamps, limits)
+@given(st.lists(lossy(outputs, Output), max_size=12), st.integers(-3, 13), stamps, limits)
 @example([Output("t", b"v", b"k", None, -1, 0, 0, 0)] * 20, 0, NOW, 100_000)
 def test_outputs_become_the_same_rows(sent: list[Output], start: int, stamp: int | None, limit: int) -> None:
     ours, theirs = topics(stamp, limit), topics(stamp, limit)
@@ -107,7 +109,7 @@ def test_outputs_become_the_same_rows(sent: list[Output], start: int, stamp: int
     assert contents(ours) == contents(theirs)
 
 
-@given(st.lists(lossy(changes, Change), max_size=12), st.integers(0, 13), stamps, limits)
+@given(st.lists(lossy(changes, Change), max_size=12), st.integers(-3, 13), stamps, limits)
 @example([Change(b"k", b"v")] * 20, 0, NOW, 100_000)
 def test_changes_become_the_same_rows(made: list[Change], start: int, stamp: int | None, limit: int) -> None:
     ours, theirs = rows(stamp), rows(stamp)
@@ -141,6 +143,24 @@ def test_topics_that_have_lost_a_field_end_the_hot_path(field: str) -> None:
 def test_what_is_no_record_ends_the_hot_path(foreign: Any) -> None:
     sent = [Output("t", b"v", b"k", None, 0, 0, 0, 0), foreign]
     assert row_encoder.add_outputs(topics(NOW, 100_000), encoded_headers, sent, 0, NOW, 900_000) == 1
+
+
+@pytest.mark.parametrize("encoder", [row_encoder, PLAIN_ENCODER], ids=["compiled", "plain"])
+@pytest.mark.parametrize("buffer", [bytearray(b"b"), memoryview(b"b"), WIDE], ids=["array", "view", "wide"])
+def test_a_buffer_is_no_usual_record(encoder: Any, buffer: Any) -> None:
+    """Its length need not be that of its bytes, and they may change before the transaction is sent."""
+    for key, value in ((buffer, b"v"), (b"k", buffer)):
+        sent = [Output("t", content, name, None, 1, 0, 0, 0) for name, content in ((b"k", b"v"), (key, value))]
+        assert encoder.add_outputs(topics(NOW, 100_000), encoded_headers, sent, 0, NOW, 900_000) == 1
+        made = [Change(b"k", b"v"), Change(key, value)]
+        assert encoder.add_changes(rows(NOW), made, 0, NOW, 100_000) == 1
+
+
+@pytest.mark.parametrize("headers", [bytearray(b"h"), None, "h"], ids=["array", "none", "text"])
+def test_parts_that_are_no_bytes_end_the_hot_path(headers: Any) -> None:
+    """They are joined by a function of the builder's, which copies bytes only."""
+    sent = [Output("t", b"v", b"k", None, 1, 0, 0, 0)]
+    assert row_encoder.add_outputs(topics(NOW, 100_000), lambda _: headers, sent, 0, NOW, 900_000) == 0
 
 
 def test_a_replaced_function_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streams import event_type
+from streams.errors import RecordRefused
 from streams.events import event_type_of
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord, Output, Record, TopicPartition
@@ -93,6 +94,18 @@ def test_a_context_that_has_lost_a_field_forwards_alike(record: Any, lost: str) 
             forwarded(module, context(record, lost), topic, sent, {}) for module in (forwarding, PLAIN_FORWARDING)
         )
         assert ours == theirs
+
+
+def test_buffers_and_text_of_a_record_are_bytes_of_its_own() -> None:
+    """The handler may fill its buffer again for the next record."""
+    made, buffer, wide = context(), bytearray(b"one"), memoryview(b"view" * 26).cast("I")
+    forwarding.forward(made, Record("t", memoryview(buffer), buffer))
+    buffer[:] = b"two"
+    forwarding.forward(made, Record("t", "größe", buffer))  # type: ignore[arg-type]
+    assert [(sent.key, sent.value) for sent in made._outputs] == [(b"one", b"one"), (b"two", "größe".encode())]
+    assert {type(part) for sent in made._outputs for part in (sent.key, sent.value)} == {bytes}
+    with pytest.raises(RecordRefused, match="a record of 104 bytes"):
+        forwarding.forward(made, Record("t", wide))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lost", fields_of(IncomingRecord))

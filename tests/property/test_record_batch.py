@@ -12,7 +12,8 @@ from streams.clients.producing import messages
 from streams.clients.producing.compression import Compression, compression_of
 from streams.clients.producing.placement import Placement
 from streams.clients.producing.record_batch import EncodedRecords
-from streams.records import Change, Output, changelog_record
+from streams.event_producer import TransactionRecords
+from streams.records import Change, Output, Record, changelog_record
 from streams.sak.murmur2 import partition_of
 
 with warnings.catch_warnings():
@@ -164,3 +165,11 @@ def test_requests_are_those_of_the_schema() -> None:
             )
             made = messages.commit_offsets(who, "g", 9, "m", instance, "in", {3: 1 << 50})
             assert b"".join(made) == bytes(offsets.encode(version=version))
+
+
+def test_buffers_of_a_transactions_records_are_copied_when_they_are_sent() -> None:
+    records, buffer = TransactionRecords("t", 10), bytearray(b"one")
+    for content in (b"one", b"two"):
+        buffer[:] = content
+        records.send(Record("t", memoryview(buffer), buffer))  # type: ignore[arg-type]
+    assert [(sent.key, sent.value) for sent in records.outputs] == [(b"one", b"one"), (b"two", b"two")]

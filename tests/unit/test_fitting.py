@@ -8,10 +8,10 @@ import pytest
 
 from streams import EventContext, PoolConfig, Record
 from streams.core import batching
+from streams.core.admission import size_of_records
 from streams.core.transaction import Transaction
 from streams.errors import TransactionFailed
 from streams.records import Change, Headers, IncomingRecord, Output
-from streams.runtime.reading.poller import size_of
 from tests.unit.runtime_kit import OUT, Bench, Named, Records, Slot
 from tests.unit.test_refused_records import driver_of
 from tests.vocabulary import Added, touch
@@ -98,7 +98,7 @@ def test_bytes_of_what_was_read() -> None:
         IncomingRecord("t", 0, 1, None, None, shared),
         IncomingRecord("t", 0, 2, b"key", None, None),
     ]
-    assert size_of(records) == 8 + 9 + 9 + 3
+    assert size_of_records(records) == 8 + 9 + 9 + 3
 
 
 def test_an_outage_is_not_taken_for_a_slow_line() -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from streams import EventSourceConfig
+from streams.core.admission import size_of_records
 from streams.core.partition import PartitionState
 from streams.errors import OffsetError
 from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.partition.inbox import Inbox
-from streams.runtime.reading.poller import Poller, size_of
+from streams.runtime.reading.poller import Poller
 from streams.runtime.signal import Signal
 from tests.unit.runtime_kit import FakeConsumer
 from tests.unit.waiting import PATIENCE
@@ -230,7 +231,7 @@ def inbox_of(told: Any, partition: int = 0) -> Inbox:
 
 
 def add(inbox: Inbox, records: list[IncomingRecord]) -> None:
-    inbox.add(records, size_of(records))
+    inbox.add(records, size_of_records(records))
 
 
 def test_the_one_with_most_makes_room() -> None:
@@ -268,7 +269,7 @@ def test_a_held_queue_is_read_again_when_half_of_it_is_handled() -> None:
     waiting = records_of(0, 0, 10)
     add(inbox, waiting)
     inbox.hold()
-    assert told.calls == [("pause", 0), ("handled", 10, size_of(waiting))]
+    assert told.calls == [("pause", 0), ("handled", 10, size_of_records(waiting))]
     inbox.handled(4)
     assert ("resume", 0) not in told.calls
     inbox.handled(1)

@@ -4,8 +4,10 @@ import random
 
 import pytest
 
+from streams.sak import murmur2 as murmur2_module
 from streams.sak.backoff import backoff_seconds
-from streams.sak.murmur2 import murmur2
+from streams.sak.murmur2 import murmur2, partition_of
+from tests.property.leaves_kit import plain
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,21 @@ from streams.sak.murmur2 import murmur2
 )
 def test_murmur2_is_javas(data: bytes, signed: int) -> None:
     assert murmur2(data) == signed % 2**32
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_murmur2_is_the_same_compiled_and_in_plain_python(seed: int) -> None:
+    chance, as_it_stands = random.Random(seed), plain(murmur2_module)
+    for length in [*range(20), *(chance.randrange(300) for _ in range(200))]:
+        data, count = chance.randbytes(length), chance.randrange(1, 1 << 20)
+        assert murmur2(data) == as_it_stands.murmur2(data)
+        assert partition_of(data, count) == as_it_stands.partition_of(data, count)
+    for module in (murmur2_module, as_it_stands):
+        with pytest.raises(ZeroDivisionError):
+            module.partition_of(b"key", 0)
+        for wrong in (None, 7, "text"):
+            with pytest.raises((TypeError, AttributeError)):
+                module.murmur2(wrong)
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:

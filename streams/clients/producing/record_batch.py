@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from streams.records import (
     Change,
     Headers,
     Output,
+    as_bytes,
     changelog_record,
     record_size,
     shown_key,
@@ -262,13 +263,7 @@ def encode_headers(headers: Sequence[tuple[str, bytes | str | None]]) -> bytes:
 
 def in_bytes(output: Output) -> Output:
     """Return the record with key and value in bytes, where they are text or a buffer: librdkafka takes those, too."""
-    key, value = _bytes(output.key), _bytes(output.value)
+    key, value = as_bytes(output.key), as_bytes(output.value)
     if key is output.key and value is output.value:
         return output
     return msgspec.structs.replace(output, key=key, value=value)
-
-
-def _bytes(content: Any) -> Any:
-    if isinstance(content, str):
-        return content.encode()
-    return bytes(content) if isinstance(content, bytearray | memoryview) else content

@@ -7,6 +7,7 @@
     places=dict,
     by_partition=dict,
     position=Py_ssize_t,
+    count=Py_ssize_t,
     size=Py_ssize_t,
     room=Py_ssize_t,
     most=Py_ssize_t,
@@ -17,7 +18,7 @@
 )
 cpdef Py_ssize_t add_outputs(
     dict topics, encoded_headers, outputs, Py_ssize_t start, now_ms, Py_ssize_t largest
-) except -1
+) except? -1
 
 @cython.locals(
     change=Change,
@@ -31,4 +32,4 @@ cpdef Py_ssize_t add_outputs(
     record=bytes,
     length=bytes,
 )
-cpdef Py_ssize_t add_changes(Rows rows, changes, Py_ssize_t start, now_ms, Py_ssize_t limit) except -1
+cpdef Py_ssize_t add_changes(Rows rows, changes, Py_ssize_t start, now_ms, Py_ssize_t limit) except? -1

@@ -52,6 +52,8 @@ def add_outputs(
                 most = largest - HEADER_OVERHEAD * len(output.headers or ())
             key: Any = output.key
             value: Any = output.value
+            if type(key) is not bytes or type(value) is not bytes:  # a buffer's length counts items
+                break
             partition: Any = output.partition
             if partition == -1:
                 partition = places.get(key)
@@ -104,7 +106,7 @@ def add_changes(rows: Rows, changes: Sequence[Change], start: int, now_ms: int, 
             change: Change = changes[position]
             key: Any = change.key
             value: Any = change.value
-            if change.type:
+            if change.type or type(key) is not bytes or type(value) is not bytes:
                 break
             record = join((head, small[count], small[len(key)], key, small[len(value)], value, b"\0"))
             length = small[len(record)]

@@ -9,7 +9,7 @@ import msgspec
 from streams.core.origin import INTERJECTION, Origin
 from streams.core.timers import Timer
 from streams.errors import RecordRefused, StoreError
-from streams.records import Change, IncomingRecord, Output, Record, TopicPartition
+from streams.records import Change, IncomingRecord, Output, Record, TopicPartition, as_bytes
 from streams.runtime.partition.timers import PartitionTimers
 
 
@@ -52,14 +52,19 @@ class ContextFields(msgspec.Struct, eq=False):
         return INTERJECTION if self.timer is None else self.timer.origin
 
     def _collect(self, record: Record) -> None:
-        size = len(record.value or b"") + len(record.key or b"")
+        value, key = record.value, record.key
+        if type(value) is not bytes:  # a buffer may change before the event has ended, and its length counts items
+            value = as_bytes(value)
+        if type(key) is not bytes:
+            key = as_bytes(key)
+        size = len(value or b"") + len(key or b"")
         if size > self._limit:
             raise too_large(record.topic, size, self._limit)
         self._outputs.append(
             Output(
                 record.topic,
-                record.value,
-                record.key,
+                value,
+                key,
                 None if record.headers is None else [*record.headers],  # the client takes nothing but lists
                 -1 if record.partition is None else record.partition,
                 record.timestamp_ms or 0,

@@ -66,7 +66,7 @@ def forward(
     record: IncomingRecord | None = self.input
     tp = self.topic_partition
     origin = self._origin if record is None else record.offset
-    self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, tp[1], origin))
+    self._outputs.append(Output(topic, value, key, shared, partition, timestamp_ms, tp.partition, origin))
 
 
 leaves.use(globals())

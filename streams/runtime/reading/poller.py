@@ -12,25 +12,14 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from streams.records import IncomingRecord, PolledPartition, ReceivedHeaders, headers_bytes
+from streams.core.admission import size_of_records
+from streams.records import PolledPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.ports import LogConsumer, Polled
 from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
 
 STARVED_POLLS = 5
 """After so many polls without room the engine has to make some: a slow partition's queue is holding it."""
-
-
-def size_of(records: list[IncomingRecord]) -> int:
-    """Return the bytes of keys, values and headers. Records in a row mostly have the same headers: priced once."""
-    size = price = 0
-    headers: ReceivedHeaders | None = None
-    for record in records:
-        if record.headers is not headers:
-            headers = record.headers
-            price = headers_bytes(headers)
-        size += len(record.value or b"") + len(record.key or b"") + price
-    return size
 
 
 class Poller(ReadingThread):
@@ -113,7 +102,7 @@ class Poller(ReadingThread):
 
     def _received(self, news: Mapping[int, PolledPartition]) -> None:
         records = {partition: progress.records for partition, progress in news.items()}
-        sizes = {partition: size_of(found) for partition, found in records.items()}
+        sizes = {partition: size_of_records(found) for partition, found in records.items()}
         with self._lock:
             self._outstanding += sum(map(len, records.values()))
             self._outstanding_bytes += sum(sizes.values())

@@ -13,13 +13,13 @@ from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.config import EventSourceConfig
+from streams.core.admission import size_of_records
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.ports import Polled
-from streams.runtime.reading.poller import size_of
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.network import SimNetwork
@@ -215,7 +215,7 @@ class SimInput:
         elif not process.dead:
             process.passes("poll.after")
             if not process.dead:
-                sizes = {partition: size_of(records) for partition, records in batch.items()}
+                sizes = {partition: size_of_records(records) for partition, records in batch.items()}
                 self._deliver(Polled(batch, sizes, epochs))
 
 
