@@ -7,27 +7,21 @@ lies in a folder that the next run of the same write or query removes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import os
-import shutil
-import stat
-import tempfile
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.errors import ConfigError, StagingError
 from streams.spark.writing.batch_encoding import BatchEncoder
+from streams.spark.writing.folders import StagingFolder, reason
 
 _LARGEST_MESSAGE: Final = 256 << 20
-_FOLDER_ATTEMPTS: Final = 10
 
 
 class StagedBatch(NamedTuple):
@@ -43,7 +37,8 @@ class StagedBatch(NamedTuple):
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """The result of one task for the driver: record batches one after the other in ``data``, or in the file ``path``.
+    """The result of one task for the driver: record batches one after the other in ``data``, or in the file ``name`` of
+    ``folder``.
 
     ``batches`` says what lies there. ``query`` and ``batch`` are those that Spark gave the task, ``None`` outside of a
     streaming query.
@@ -52,22 +47,19 @@ class Staged(WriterCommitMessage):
     rows: int
     size: int
     data: bytes | None = field(repr=False)
-    path: str | None
+    folder: StagingFolder | None = None
+    name: str | None = None
     batches: list[StagedBatch] = field(default_factory=list, repr=False)
     query: str | None = None
     batch: int | None = None
 
-
-def staging_folder(given: str | None, identity: str, *, one_machine: bool) -> Path | None:
-    """Return the folder where a write may keep files; ``None`` when there is no place that its tasks and the driver
-    share."""
-    root = given or (tempfile.gettempdir() if one_machine else None)
-    if root is None:
-        return None
-    return Path(root) / f"kes-spark-{os.getuid()}" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    @property
+    def where(self) -> str:
+        """The place for messages."""
+        return "a commit message" if self.name is None else f"{self.folder}/{self.name}"
 
 
-def stage(iterator: Iterable[Any], encoder: BatchEncoder, *, threshold: int, folder: Path | None) -> Staged:
+def stage(iterator: Iterable[Any], encoder: BatchEncoder, *, threshold: int, folder: StagingFolder | None) -> Staged:
     """Stage the rows of one task as record batches. Writes nothing to a broker. More than ``threshold`` bytes go into a
     file in ``folder``."""
     target = _Stage(threshold, folder)
@@ -80,8 +72,8 @@ def stage(iterator: Iterable[Any], encoder: BatchEncoder, *, threshold: int, fol
     except BaseException:
         target.discard()
         raise
-    data, path = target.finish()
-    return Staged(encoder.rows, target.size, data, path, batches)
+    data, name = target.finish()
+    return Staged(encoder.rows, target.size, data, folder if name else None, name, batches)
 
 
 def staged_batches(messages: Iterable[Staged]) -> Iterator[MadeBatch]:
@@ -89,65 +81,57 @@ def staged_batches(messages: Iterable[Staged]) -> Iterator[MadeBatch]:
     for message in messages:
         if not message.rows:
             continue
-        found = 0
+        found, where = 0, message.where
         try:
-            with open(message.path, "rb") if message.path else io.BytesIO(message.data or b"") as source:
+            with _opened(message) as source:
                 for batch in message.batches:
                     made = MadeBatch(*batch[:3], source.read(BATCH_HEAD), source.read(batch.size - BATCH_HEAD))
                     if made.size != batch.size or made.checksum != batch.checksum:
                         raise StagingError(
-                            f"staged rows in {message.path or 'a commit message'} are not the ones that were staged "
-                            f"({made.size} of {batch.size} bytes of a batch of {batch.topic}[{batch.partition}], or "
-                            "another checksum): the file was cut or altered. Nothing was written"
+                            f"staged rows in {where} are not the ones that were staged ({made.size} of {batch.size} "
+                            f"bytes of a batch of {batch.topic}[{batch.partition}], or another checksum): the file was "
+                            "cut or altered. Nothing was written"
                         )
                     found += made.records
                     yield made
-        except OSError as error:
+        except (OSError, pa.ArrowException) as error:
             raise StagingError(
-                f"staged rows in {message.path} cannot be read: the option stagingDir must be a folder that driver "
-                f"and executors share ({error})"
-            ) from error
+                f"staged rows in {where} cannot be read: the option stagingDir must be a folder that driver and "
+                f"executors share, and its store must be there ({reason(error)}). Nothing was written"
+            ) from None
         if found != message.rows:
-            place = message.path or "a commit message"
-            raise StagingError(f"staged rows in {place}: {message.rows} written, {found} found")
+            raise StagingError(f"staged rows in {where}: {message.rows} written, {found} found")
 
 
-def remove(folder: Path, *, up_to: Path) -> None:
-    """Remove a folder and the empty ones above it, those in ``up_to`` last. Never raises."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for parent in folder.parents:
-        if parent == up_to or not parent.is_relative_to(up_to):
-            return
-        with contextlib.suppress(OSError):
-            parent.rmdir()  # fails while another run has something in it
+def _opened(message: Staged) -> Any:
+    if message.folder is None or message.name is None:
+        return io.BytesIO(message.data or b"")
+    return message.folder.open(message.name)
 
 
 def remove_files(messages: Iterable[Staged]) -> None:
     """Remove what these messages name. Never raises."""
     for message in messages:
-        if message.path:
-            with contextlib.suppress(OSError):
-                os.unlink(message.path)
+        if message.folder is not None and message.name is not None:
+            message.folder.delete(message.name)
 
 
 class _Stage:
     """A sink of bytes that begins in memory and moves to a file when it has grown past a threshold."""
 
-    def __init__(self, threshold: int, folder: Path | None) -> None:
+    def __init__(self, threshold: int, folder: StagingFolder | None) -> None:
         self._threshold = threshold
         self._folder = folder
-        self._target: IO[bytes] = io.BytesIO()
-        self._path: Path | None = None
+        self._target: Any = io.BytesIO()
+        self._name: str | None = None
         self.size = 0
 
     def write(self, data: bytes) -> None:
         """Raises ``StagingError``, ``ConfigError``."""
-        try:
+        with self._clear():
             self._target.write(data)
-        except OSError as error:
-            raise self._failed(error) from error
         self.size += len(data)
-        if self._path is None and self.size > self._threshold:
+        if self._name is None and self.size > self._threshold:
             self._overflow()
 
     def _overflow(self) -> None:
@@ -159,59 +143,30 @@ class _Stage:
                 )
             return
         memory = self._target
-        assert isinstance(memory, io.BytesIO)
-        try:
-            self._path, self._target = _new_file(self._folder)
+        self._name, self._target = self._folder.create()
+        with self._clear():
             self._target.write(memory.getbuffer())
-        except OSError as error:
-            raise StagingError(
-                f"cannot stage rows under {self._folder} (option stagingDir): {error.strerror}"
-            ) from error
 
     def finish(self) -> tuple[bytes | None, str | None]:
-        """The bytes, or the path of the file that has them; both ``None`` when there are none."""
-        if self._path is None:
-            assert isinstance(self._target, io.BytesIO)
+        """The bytes, or the name of the file that has them; both ``None`` when there are none."""
+        if self._name is None:
             return (self._target.getvalue() if self.size else None), None
-        try:
-            self._target.close()
-        except OSError as error:
-            raise self._failed(error) from error
-        return None, str(self._path)
+        with self._clear():
+            self._target.close()  # a store keeps nothing before
+        return None, self._name
 
-    def _failed(self, error: OSError) -> StagingError:
-        return StagingError(f"cannot stage rows in {self._path} (option stagingDir): {error.strerror}")
+    @contextlib.contextmanager
+    def _clear(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise StagingError(
+                f"cannot stage rows in {self._folder}/{self._name} (option stagingDir): {reason(error)}"
+            ) from None
 
     def discard(self) -> None:
         """Remove what was staged; never raises."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, pa.ArrowException):
             self._target.close()
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-
-
-def _check_own(folder: Path) -> None:
-    """Any user may write into the temporary folder, so ours in it may be another user's: made before, to read along."""
-    for place in (folder, *folder.parents):
-        if place.name == f"kes-spark-{os.getuid()}" and place.parent == Path(tempfile.gettempdir()):
-            found = place.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                raise StagingError(
-                    f"{place} is not this user's: remove it, or give the option stagingDir (a folder of your own)"
-                )
-            if found.st_mode & 0o077:
-                place.chmod(0o700)  # the mode that mkdir is given is that of the last folder only
-
-
-def _new_file(folder: Path) -> tuple[Path, IO[bytes]]:
-    for attempt in range(_FOLDER_ATTEMPTS):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _check_own(folder)
-        path = folder / f"{uuid.uuid4().hex}.batches"
-        try:
-            return path, open(path, "xb", buffering=1 << 20)
-        except FileNotFoundError:  # another run has just tidied up the empty folder
-            if attempt == _FOLDER_ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
+        if self._folder is not None and self._name is not None:
+            self._folder.delete(self._name)
