@@ -1,8 +1,9 @@
 """Consumers that outlive a range: a Python worker keeps them, with what they have fetched beyond its end.
 
 A connection costs a handshake, on a secured cluster two, and what a closed consumer has fetched ahead is lost. So a
-consumer whose range has ended cleanly is paused and kept under its settings, topic (with the id), partition and size,
-and the next such range goes on where it stands. One range holds it at a time; one process owns it.
+consumer whose range has ended cleanly is kept under its settings, topic (with the id), partition and size, and the next
+such range goes on where it stands. Its queue holds what the last fetch brought, and until it is empty there is no other
+fetch. One range holds a consumer at a time; one process owns it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from confluent_kafka import Consumer, Message
 
 MOST_KEPT: Final = 16
 IDLE_SECONDS: Final = 60.0
-_LARGEST_AHEAD: Final = 100_000
 
 _SIZES: Final = ((8_000, 32, 1, 1024), (20_000, 64, 1, 1024), (200_000, 256, 1000, 4096), (None, 1024, 20_000, 32768))
 """Up to how many offsets; KiB of one fetch; records below which the next fetch begins; KiB that may wait. What is
@@ -40,9 +40,11 @@ def fetch_settings(offsets: int) -> dict[str, int]:
 
 @dataclass
 class KeptConsumer:
-    """A consumer at ``position``, after which ``ahead`` are the next records; ``None`` when it has read nothing."""
+    """A consumer at ``position``, after which ``ahead``, and then its queue, have the next records; ``None`` when it
+    has read nothing."""
 
     consumer: Consumer
+    fetches_much: bool
     position: int | None = None
     ahead: list[Message] = field(default_factory=list)
     since: float = 0.0
@@ -60,9 +62,9 @@ def take(key: Hashable) -> KeptConsumer | None:
 
 
 def keep(key: Hashable, kept: KeptConsumer) -> None:
-    """Keep a consumer, paused by the caller; closes the one that was idle longest when there are too many."""
-    kept.ahead += [message for message in kept.consumer.consume(_LARGEST_AHEAD, 0) if message.error() is None]
-    kept.consumer.pause(kept.consumer.assignment())
+    """Keep a consumer; closes the one that was idle longest when there are too many."""
+    if kept.fetches_much:  # empties its queue, which is too large to be kept by many
+        kept.consumer.pause(kept.consumer.assignment())
     kept.since = time.monotonic()
     if (other := _kept.pop(key, None)) is not None:
         other.consumer.close()

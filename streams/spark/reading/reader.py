@@ -169,7 +169,7 @@ class _RangeReader:
             *fetching.values(),
         )  # fmt: skip
         kept = take(self._key)
-        self._kept = kept or KeptConsumer(self._made(fetching))
+        self._kept = kept or KeptConsumer(self._made(fetching), fetching["queued.min.messages"] > 1000)
         self._consumer = self._kept.consumer
         if kept is not None:
             self._consumer.resume(self._consumer.assignment())  # first: an assignment leaves a paused partition paused
@@ -209,14 +209,17 @@ class _RangeReader:
 
     def next(self) -> list[Message]:
         """The next messages of the range; none when something else has happened, or nothing for half a second."""
-        found, self._kept.ahead = self._kept.ahead[:_CHUNK], self._kept.ahead[_CHUNK:]
+        found, self._kept.ahead = self._kept.ahead, []
         if not found:
             # `consume(n, timeout)` waits the whole timeout when fewer than n are there: wait for one, take the rest.
             first = self._consumer.poll(_POLL_SECONDS)
             if first is None:
                 self._check_stall()
                 return []
-            found = [first, *self._consumer.consume(_CHUNK - 1, 0)]
+            found = [first]
+            # No more than the range may have: the client fetches nothing before its queue is empty.
+            if first.error() is None and (left := min(_CHUNK, self._span.end - _offset(first)) - 1) > 0:
+                found += self._consumer.consume(left, 0)
         if any(error is not None for error in map(Message.error, found)) or _offset(found[-1]) >= self._span.end - 1:
             found = self._until_end(found)
         if found:
@@ -248,7 +251,7 @@ class _RangeReader:
             else:
                 self.ended, at = True, at - 1
             if self.ended:  # what came with the last records of this range begins the next one
-                self._kept.ahead[:0] = [later for later in messages[at:] if later.error() is None]
+                self._kept.ahead = [later for later in messages[at:] if later.error() is None]
                 break
         return wanted
 

@@ -54,7 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told: Mapping[TopicPartition, int] | None = None  # committed for lag tools
 
     def __reduce__(self) -> Any:
-        return _ReaderOfTasks, (self._options,)
+        return ReaderOfTasks, (self._options,)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         logs = self._ends or self._view.logs()
@@ -193,7 +193,7 @@ def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourc
         return RefusedStream(error)
 
 
-class _ReaderOfTasks(DataSourceStreamReader):
+class ReaderOfTasks(DataSourceStreamReader):
     """The part of the reader that tasks get: enough to read a range."""
 
     def __init__(self, options: ReadOptions) -> None:
