@@ -243,6 +243,7 @@ class _RangeReader:
             if error is not None and error.code() == KafkaError._PARTITION_EOF:
                 self._log_end = _offset(message)
                 self.ended = self._log_end >= self._span.end
+                at -= self._log_end > self._span.end  # the next range may end there, too, and it is not said again
             elif error is not None:
                 self._take_error(error)
             elif (offset := _offset(message)) < self._span.end:
@@ -251,7 +252,7 @@ class _RangeReader:
             else:
                 self.ended, at = True, at - 1
             if self.ended:  # what came with the last records of this range begins the next one
-                self._kept.ahead = [later for later in messages[at:] if later.error() is None]
+                self._kept.ahead = messages[at:]
                 break
         return wanted
 
