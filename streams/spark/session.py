@@ -89,9 +89,11 @@ def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("grt")`` and ``df.write.format("grt")`` known to a session. Repeating it is harmless.
 
     On a cluster the package must be installed on the workers too. A session on one machine stages large writes in that
-    machine's temporary folder; a cluster needs the option ``stagingDir`` for them.
+    machine's temporary folder; a cluster needs the option ``stagingDir`` for them. Filters are pushed down to Python
+    sources from now on (``spark.sql.python.filterPushdown.enabled``), which Spark does not do by itself.
     """
     one_machine = str(spark.conf.get("spark.master", "")).startswith("local")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")  # sources without push-down do not notice it
     spark.dataSource.register(LocalGrtDataSource if one_machine else GrtDataSource)
 
 

@@ -73,6 +73,7 @@ class KafkaProxy:
         self._ports: dict[Address, int] = {}
         self._nodes: dict[Address, int] = {}
         self._passed: Counter[str] = Counter()
+        self._answered: Counter[str] = Counter()
         self._clients: Counter[str] = Counter()
         self._struck: Counter[tuple[str, Side, Action]] = Counter()
         self._versions: dict[str, set[int]] = {}
@@ -170,6 +171,12 @@ class KafkaProxy:
         """Name of request -> how many came."""
         with self._lock:
             return dict(self._passed)
+
+    @property
+    def answered(self) -> Mapping[str, int]:
+        """Name of request -> bytes of the brokers' answers to it, as they came."""
+        with self._lock:
+            return dict(self._answered)
 
     @property
     def clients(self) -> Mapping[str, int]:
@@ -320,6 +327,8 @@ class KafkaProxy:
             copies = 1
             if waiting is not None:
                 waiting.seen += 1
+                with self._lock:
+                    self._answered[waiting.header.name] += len(frame)
                 if waiting.seen == waiting.expected:
                     del link.waiting[waiting.header.correlation]
                 if waiting.seen != waiting.deliver:

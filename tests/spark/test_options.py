@@ -10,8 +10,8 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.spark.options import addressed, agreed, checked, kafka_settings
-from streams.spark.read_options import Edge, ReadOptions, TopicChoice, read_options
-from streams.spark.write_options import stream_write_options, write_options
+from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
+from streams.spark.writing.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
 READ = {"kafka.bootstrap.servers": "b:1", "subscribe": "a, b"}
@@ -127,8 +127,10 @@ WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
         ({"stagingThreshold": "-1"}, "option stagingThreshold must be at least 0"),
         ({"kafka.transactional.id": "x"}, "it comes from writeId"),
         ({"kafka.acks": "0"}, "always all"),
-        ({"stagingDir": "hdfs://nn/staging"}, "option stagingDir must be a path .*not the address hdfs://nn/staging"),
-        ({"stagingDir": "file:/staging"}, "option stagingDir must be a path"),
+        (
+            {"stagingDir": "dbfs:/staging?x=secret"},
+            "stagingDir must be a path .*with file:, s3:.*not dbfs:/staging$",
+        ),
         ({"kafka.linger.ms": "5"}, r"option kafka\.linger\.ms does nothing when writing: tasks make the batches"),
         ({"kafka.batch.size": "0"}, r"option kafka\.batch\.size must be at least 1"),
         ({"kafka.message.max.bytes": "1 MB"}, r"option kafka\.message\.max\.bytes must be a number"),

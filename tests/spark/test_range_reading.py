@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import json
 import re
+from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Producer
 
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError
-from streams.spark import reader
-from streams.spark.planning import Bounds
-from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import Range, batches
-from streams.spark.topic_logs import LogView
+from streams.spark.reading import consumers, reader
+from streams.spark.reading.planning import Bounds
+from streams.spark.reading.read_options import ReadOptions, read_options
+from streams.spark.reading.reader import Range, batches
+from streams.spark.reading.topic_logs import LogView
+from streams.testing.proxy import KafkaProxy
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log
 
@@ -38,6 +41,12 @@ def planned(topic: str, start: int, end: int, given: ReadOptions) -> Range:
 
 def offsets(span: Range, given: ReadOptions) -> list[int]:
     return [offset for batch in batches(span, given) for offset in batch.column("offset").to_pylist()]
+
+
+@pytest.fixture(autouse=True)
+def none_kept() -> Iterator[None]:
+    yield
+    consumers.close_kept()
 
 
 def read(topic: str, start: int, end: int, given: ReadOptions) -> list[int]:
@@ -73,6 +82,10 @@ def test_ranges_may_begin_and_end_in_gaps(log: Log, topic_prefix: str) -> None:
     given = options(log, topic)
     for start, end in [(0, at), *((n, m) for n in range(0, at, 4) for m in (n + 1, n + 3, at) if m <= at)]:
         assert read(topic, start, end, given) == [n for n in there if start <= n < end], (start, end)
+    for size in (1, 3):  # each goes on where the one before has ended
+        for start in range(0, at, size):
+            end = min(start + size, at)
+            assert read(topic, start, end, given) == [n for n in there if start <= n < end], (start, end)
 
 
 def test_records_that_are_gone_stop_the_task_or_are_left_out(
@@ -181,3 +194,82 @@ def test_a_broker_that_is_away_and_a_wrong_setting_are_told_as_that(
     given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", **more})
     with pytest.raises(told, match=problem):
         offsets(Range("t", 0, 0, 5, "id"), given)
+
+
+def answers_to_reads(topic: str, given: ReadOptions, proxy: KafkaProxy, ranges: list[tuple[int, int]]) -> list[int]:
+    """Read ranges and return the bytes of the answers to each."""
+    found = []
+    for start, end in ranges:
+        before = proxy.answered.get("Fetch", 0)
+        assert read(topic, start, end, given) == list(range(start, end))
+        found.append(proxy.answered.get("Fetch", 0) - before)
+    return found
+
+
+@pytest.mark.parametrize(("batch", "every"), [(16_384, 1), (1_000_000, 1), (16_384, 2)])
+def test_a_range_fetches_little_more_than_its_records(log: Log, make_topic: MakeTopic, batch: int, every: int) -> None:
+    """One range after the other, by batches of the usual sizes. Of every second one, the rest of which another worker
+    has, there are two batches that only begin or end in it."""
+    topic, size, count = make_topic(), 5_000, 40_000
+    producer = Producer({"bootstrap.servers": log.servers, "batch.size": batch, "linger.ms": 100})
+    for number in range(count):
+        producer.produce(topic, f"{number:080}", key=f"{number:06}")
+        if not number % 5_000:
+            producer.poll(0)
+    assert producer.flush(60) == 0
+    ranges = [(start, start + size) for start in range(0, count, size * every)]
+    with KafkaProxy(log.servers) as proxy:
+        given = read_options({"kafka.bootstrap.servers": proxy.bootstrap_servers, "subscribe": topic})
+        fetched = answers_to_reads(topic, given, proxy, ranges)
+        of_rows = len(ranges) * size * 86
+        print(f"fetched {sum(fetched) / of_rows:.2f} of the bytes of the rows")
+        assert sum(fetched) <= (1.2 if every == 1 else 1.3) * of_rows, fetched
+        assert len(consumers._kept) == 1
+        consumers.close_kept()
+
+
+def test_a_kept_consumer_goes_on_where_it_stands_or_elsewhere(log: Log, make_topic: MakeTopic) -> None:
+    """Forwards, backwards, over the end of the log and what comes after it, with records that were fetched ahead."""
+    topic = make_topic()
+    fill(log, topic, 3000)
+    given = options(log, topic)
+    for start, end in ((0, 10), (10, 20), (15, 30), (2000, 3000), (0, 1), (1, 3000)):
+        assert read(topic, start, end, given) == list(range(start, end))
+    (kept,) = consumers._kept.values()
+    fill(log, topic, 100)
+    assert read(topic, 3000, 3050, given) == list(range(3000, 3050))
+    assert read(topic, 3050, 3100, given) == list(range(3050, 3100))
+    assert list(consumers._kept.values()) == [kept]
+    log.make_again(topic)
+    fill(log, topic, 3200)
+    assert read(topic, 3100, 3150, given) == list(range(3100, 3150))
+    assert len(consumers._kept) == 2  # that of the topic before is of no use, and goes when it was idle for long
+
+
+def test_consumers_that_are_kept_are_few_go_when_idle_and_are_not_those_of_the_parent(
+    log: Log, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = [make_topic(str(number)) for number in range(4)]
+    monkeypatch.setattr(consumers, "MOST_KEPT", 3)
+    for topic in topics:
+        fill(log, topic, 10)
+        assert read(topic, 0, 10, options(log, topic)) == list(range(10))
+    assert [key[2] for key in consumers._kept] == topics[1:]  # type: ignore[index]
+    kept = list(consumers._kept.values())
+    consumers._forked()
+    assert (consumers._of_the_parent, consumers._kept) == (kept, {})
+    consumers._of_the_parent.clear()
+    monkeypatch.setattr(consumers, "IDLE_SECONDS", 0.0)
+    assert read(topics[0], 0, 5, options(log, topics[0])) == list(range(5))
+    assert read(topics[1], 0, 5, options(log, topics[1])) == list(range(5))
+    assert len(consumers._kept) == 1
+
+
+def test_a_range_that_was_not_read_up_to_its_end_leaves_no_consumer(log: Log, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    fill(log, topic, 12_000)
+    given = options(log, topic)
+    reading = batches(planned(topic, 0, 12_000, given), given)
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]
+    assert consumers._kept == {}

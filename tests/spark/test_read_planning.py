@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import pickle
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 
 from streams.errors import OffsetError
 from streams.records import TopicPartition
-from streams.spark.planning import Bounds, Positions, TopicLog, advance, share, split
-from streams.spark.stream_source import from_json, to_json
+from streams.spark.reading.planning import Bounds, Positions, TopicLog, advance, share, split
+from streams.spark.reading.pushed import Pushed
+from streams.spark.reading.read_options import read_options
+from streams.spark.reading.reader import BatchReader
+from streams.spark.reading.stream_source import from_json, to_json
 
 pytestmark = pytest.mark.spark
 
@@ -149,3 +167,41 @@ def test_other_positions_are_refused(raw: object) -> None:
 def test_positions_of_a_later_version_are_refused() -> None:
     with pytest.raises(OffsetError, match="positions of version 2, this package reads 1"):
         from_json({"version": 2, "topics": {}})
+
+
+def pushed(*filters: Any) -> Pushed:
+    reading = BatchReader(read_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"}))
+    given: Any = list(filters)
+    assert reading.pushFilters(given) == given, "all of them are left to Spark, too"
+    copy: BatchReader = pickle.loads(pickle.dumps(reading))
+    assert copy.pushFilters.__func__ is DataSourceReader.pushFilters, "else Spark refuses it where push-down is off"
+    return copy._pushed
+
+
+def test_filters_that_are_understood_cut_ranges_and_rows() -> None:
+    at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    assert pushed(GreaterThan(("offset",), 4), LessThanOrEqual(("offset",), 9)).clipped(0, 100) == (5, 10)
+    assert pushed(In(("offset",), (7, 3))).clipped(5, 100) == (5, 8)
+    assert pushed(LessThan(("offset",), 3)).clipped(5, 100) == (5, 5)
+    assert pushed(EqualTo(("offset",), 3), GreaterThanOrEqual(("offset",), 3)).clipped(0, 9) == (3, 4)
+    assert [pushed(In(("partition",), (1, 2))).reads(TopicPartition("t", p)) for p in (0, 2)] == [False, True]
+    assert [pushed(EqualTo(("topic",), "t")).reads(TopicPartition(t, 0)) for t in "tu"] == [True, False]
+    assert pushed(GreaterThan(("timestamp",), at)).since_ms() == int(at.timestamp() * 1000) - 1
+    assert pushed(LessThan(("timestamp",), at)).since_ms() is None
+    batch = pa.record_batch({"key": [b"a", None, b"b"], "type": ["A", "B", None], "timestamp": [at] * 3})
+    assert pushed(EqualTo(("key",), b"b")).kept(batch).column("key").to_pylist() == [b"b"]
+    assert pushed(In(("type",), ("A", "B")), LessThan(("timestamp",), at)).kept(batch).num_rows == 0
+    assert pushed(In(("type",), ("A", "B")), LessThanOrEqual(("timestamp",), at)).kept(batch).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        EqualTo(("value",), b"x"), EqualTo(("_meta", "offset"), 3), EqualTo(("offset",), None),
+        In(("key",), (b"a", None)),
+        In(("type",), ()), GreaterThan(("key",), b"a"), Not(EqualTo(("type",), "A")), IsNull(("key",)),
+        EqualTo(("offset",), True), GreaterThan(("timestamp",), dt.datetime(2026, 1, 1)),
+    ],
+)  # fmt: skip
+def test_filters_that_are_not_understood_are_left_to_spark(one: Any) -> None:
+    assert pushed(one) == Pushed()

@@ -145,3 +145,64 @@ def test_ends_as_an_option_of_later_reads(log: Log, make_topic: MakeTopic, read:
     assert read(f"{first},{second}", startingOffsets=ends).count() == 1
     with pytest.raises(TopicError, match="does not exist"):
         kes_spark.end_offsets(first + "x", servers=log.servers)
+
+
+FILTERS = [
+    # the query's condition, and the ranges that are read for it, of five
+    ("partition = 1", 1),
+    ("partition in (0, 1) and offset < 2", 2),
+    ("partition > 7", 0),
+    ("offset >= 4 and offset <= 6", 5),
+    ("offset > 4 and offset < 5", 0),
+    ("offset in (0, 3)", 5),
+    ("offset = 3 or key = 'k1'", 5),
+    ("offset + 1 = 3", 5),
+    ("offset <=> 3", 5),
+    ("timestamp >= timestamp_millis(1700000000003)", 5),
+    ("timestamp > timestamp_millis(1700000000999)", 0),
+    ("timestamp < timestamp_millis(1700000000003)", 5),
+    ("timestamp between timestamp_millis(1700000000002) and timestamp_micros(1700000000004999)", 5),
+    ("key = X'6B31'", 5),
+    ("key in (X'6B31', X'6B33')", 5),
+    ("key is null", 5),
+    ("key > X'6B32'", 5),
+    ("type = 'A'", 5),
+    ("type in ('A', 'B') and partition = 2", 1),
+    ("type != 'A'", 5),
+    ("type is null and offset < 3", 5),
+    ("type like 'A%'", 5),
+    ("value = X'33' and partition = 0", 1),
+    ("not (partition = 0)", 5),
+    ("partition = 0.5", 5),
+]
+
+
+@pytest.mark.parametrize("pushed", ["true", "false"])
+def test_filters_cut_what_is_read_and_give_what_spark_alone_gives(
+    spark: SparkSession, log: Log, make_topic: MakeTopic, read: Read, pushed: str
+) -> None:
+    topic = make_topic(partitions=5)
+    for number in range(50):
+        log.produce(
+            topic,
+            str(number),
+            None if number % 7 == 0 else f"k{number % 4}",
+            partition=number % 5,
+            headers=[("__grt__", [b"A", b"B", b"AB"][number % 3])] if number % 8 else [],
+            timestamp=1_700_000_000_000 + number // 5 + (number % 2) * 3,
+        )
+    log.flush()
+    whole = spark.createDataFrame(read(topic).collect(), read(topic).schema).cache()
+    differ = []
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushed)
+    try:
+        for condition, ranges in FILTERS:
+            found = read(topic).where(condition)
+            ours, theirs = (
+                sorted(df.select("partition", "offset").collect()) for df in (found, whole.where(condition))
+            )
+            if ours != theirs or (pushed == "true" and found.rdd.getNumPartitions() > max(1, ranges)):
+                differ.append((condition, ours, theirs, found.rdd.getNumPartitions()))
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    assert differ == []

@@ -2,7 +2,7 @@
 
 The reading tasks are Python anyway, and hold the bytes: decoding them there costs a fraction of what it costs to hand
 them to the JVM and to parse them again. In return the workers must be able to import the class. ``read_events``
-chooses this with ``decode="python"``; verdicts and texts of errors are the event source's own.
+chooses this with ``decode="python"``, or ``"auto"``; verdicts and texts of errors are the event source's own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as t
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from streams.errors import ConfigError, DecodeError
 from streams.events import EventType
-from streams.spark.python_codec import EventReference, arrow_type, nullable, plain
-from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import BatchReader
-from streams.spark.shapes import Scalar, Structure, column_type, shape_of
+from streams.spark.reading.read_options import ReadOptions, read_options
+from streams.spark.reading.reader import BatchReader
+from streams.spark.reading.record_batches import read_schema
+from streams.spark.reading.stream_source import ReaderOfTasks, RefusedStream, StreamReader
+from streams.spark.typed.python_codec import EventReference, arrow_type, nullable, plain
+from streams.spark.typed.shapes import Scalar, Structure, column_type, shape_of
 
 NAME: Final = "grt-events"
 EVENT: Final = "event"
@@ -38,7 +40,7 @@ _WRONG: Final = (DecodeError, pa.ArrowInvalid, pa.ArrowTypeError, OverflowError,
 
 
 class EventsDataSource(DataSource):
-    """Options: ``event``, and those of ``format("grt")``. Batch only."""
+    """Options: ``event``, and those of ``format("grt")``. Batch and stream."""
 
     @classmethod
     def name(cls) -> str:
@@ -48,11 +50,19 @@ class EventsDataSource(DataSource):
         return typed_schema(shape_of(self._reference().load().cls))
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
+        return _EventsReader(self._read_options(stream=False), self._reference())
+
+    def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802
+        try:
+            return _EventsStream(self._read_options(stream=True), self._reference())
+        except ConfigError as error:
+            return RefusedStream(error)
+
+    def _read_options(self, *, stream: bool) -> ReadOptions:
         plain_options = {name.lower(): self.options[name] for name in self.options if name.lower() != EVENT}
-        reference = self._reference()
         # Not by the option `types`, in which a name with a comma would be two.
-        options = replace(read_options(plain_options), types=frozenset({reference.event_name}))
-        return _EventsReader(options, reference)
+        types = frozenset({self._reference().event_name})
+        return replace(read_options(plain_options, stream=stream), types=types)
 
     def _reference(self) -> EventReference:
         path = self.options.get(EVENT)
@@ -61,7 +71,27 @@ class EventsDataSource(DataSource):
         return EventReference.parse(path)
 
 
+class _EventsStream(StreamReader):
+    def __init__(self, options: ReadOptions, reference: EventReference) -> None:
+        super().__init__(options, read_schema(include_headers=options.include_headers))
+        self._reference = reference
+
+    def __reduce__(self) -> Any:
+        return _EventsOfTasks, (self._options, self._reference)
+
+
+class _EventsOfTasks(ReaderOfTasks):
+    def __init__(self, options: ReadOptions, reference: EventReference) -> None:
+        super().__init__(options)
+        self._reference = reference
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return map(EventBatches(self._reference.load()).of, super().read(partition))
+
+
 class _EventsReader(BatchReader):
+    inside = ("_meta",)
+
     def __init__(self, options: ReadOptions, reference: EventReference) -> None:
         super().__init__(options)
         self._reference = reference

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.batch_encoding import compression
 from streams.spark.options import checked, kafka_settings, whole
+from streams.spark.writing.batch_encoding import compression
+from streams.spark.writing.folders import checked_folder
 
 _COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold")
 _WRITE: Final = ("writeId", "runId")
@@ -119,15 +119,6 @@ def _name(option: str, plain: Mapping[str, str], why: str) -> str:
     return name
 
 
-def _folder(option: str, text: str | None) -> str | None:
-    if text and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
-        raise ConfigError(
-            f"option {option} must be a path of a file system that driver and executors have mounted, like "
-            f"/shared/staging, not the address {text}"
-        )
-    return text or None
-
-
 def _kafka(plain: Mapping[str, str]) -> dict[str, str]:
     """Raises ``ConfigError`` for settings that a write does not know, or could not honour."""
     found = kafka_settings(plain)
@@ -161,6 +152,6 @@ def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
         "topic": topic,
         "marker_topic": marker_topic,
         "marker_log": plain.get("markerlog") or None,
-        "staging_dir": _folder("stagingDir", plain.get("stagingdir")),
+        "staging_dir": checked_folder(plain.get("stagingdir")),
         "staging_threshold": whole("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0),
     }

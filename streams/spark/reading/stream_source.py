@@ -26,11 +26,11 @@ from pyspark.sql.streaming.datasource import (
 
 from streams.errors import ConfigError, OffsetError
 from streams.records import TopicPartition
-from streams.spark.planning import Advance, Logs, Positions, advance, between, share, still_there
-from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import Range, batches, ranges
-from streams.spark.record_batches import check_schema
-from streams.spark.topic_logs import LogView, require
+from streams.spark.reading.planning import Advance, Logs, Positions, advance, between, share, still_there
+from streams.spark.reading.read_options import ReadOptions, read_options
+from streams.spark.reading.reader import Range, batches, ranges
+from streams.spark.reading.record_batches import check_schema
+from streams.spark.reading.topic_logs import LogView, require
 
 _BELIEVE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 0.3
@@ -54,7 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told: Mapping[TopicPartition, int] | None = None  # committed for lag tools
 
     def __reduce__(self) -> Any:
-        return _ReaderOfTasks, (self._options,)
+        return ReaderOfTasks, (self._options,)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         logs = self._ends or self._view.logs()
@@ -193,7 +193,7 @@ def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourc
         return RefusedStream(error)
 
 
-class _ReaderOfTasks(DataSourceStreamReader):
+class ReaderOfTasks(DataSourceStreamReader):
     """The part of the reader that tasks get: enough to read a range."""
 
     def __init__(self, options: ReadOptions) -> None:

@@ -19,16 +19,18 @@ from typing import Any, Final
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from streams.clients.permissions import on_topic
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
 from streams.spark.kafka import client, translated
-from streams.spark.planning import Advance, split
-from streams.spark.read_options import ReadOptions
-from streams.spark.record_batches import batch_of, collector_off
-from streams.spark.topic_logs import LogView, require
+from streams.spark.reading.consumers import KeptConsumer, fetch_settings, keep, take
+from streams.spark.reading.planning import Advance, split
+from streams.spark.reading.pushed import Pushed
+from streams.spark.reading.read_options import Edge, ReadOptions
+from streams.spark.reading.record_batches import batch_of, collector_off
+from streams.spark.reading.topic_logs import LogView, require
 
 _CHUNK: Final = 5000
 _POLL_SECONDS: Final = 0.5
@@ -70,8 +72,20 @@ def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> li
 class BatchReader(DataSourceReader):
     """``spark.read.format("grt")``: a bounded read, whose ranges are fixed once, when Spark plans the query."""
 
+    inside: tuple[str, ...] = ()
+    """The column of structs that the columns of a read are in."""
+
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._pushed = Pushed()
+        # Not a method: Spark refuses a reader that has one of its own where the session has push-down off, which a
+        # read does without. Where it is on, Spark calls what it finds.
+        self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
+
+    def take_over(self, filters: list[Filter]) -> list[Filter]:
+        """Spark's ``pushFilters``: all are left to Spark, too."""
+        self._pushed = self._pushed.of(filters, self.inside)
+        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """Ask the cluster. Raises ``TopicError``, ``BrokerUnavailable``, and ``OffsetError`` when the log does not hold
@@ -80,16 +94,39 @@ class BatchReader(DataSourceReader):
         logs = view.logs()
         require(logs, self._options)
         start, end = (view.resolve(edge, logs) for edge in (self._options.starting, self._options.ending))
-        return ranges(Advance(dict(sorted(start.at.items())), dict(end.at)), start.ids, self._options)
+        begin, stop = dict(start.at), dict(end.at)
+        if (since := self._pushed.since_ms()) is not None:
+            # As an ending: a time that no record has is the end of the log, and no error.
+            earliest = view.resolve(Edge("endingTimestamp", since, is_time=True), logs).at
+            begin = {place: max(at, earliest[place]) for place, at in begin.items()}
+        planned = Advance()
+        for place in sorted(begin):
+            if self._pushed.reads(place):
+                planned.begin[place], planned.end[place] = self._pushed.clipped(begin[place], stop[place])
+        return ranges(planned, start.ids, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Range):  # Spark's way of saying that there is nothing to read
             return iter(())
-        return batches(partition, self._options)
+        found = map(self._pushed.kept, batches(partition, self._options))
+        return (batch for batch in found if batch.num_rows)
+
+
+class _PushFilters:
+    """What Spark finds as ``pushFilters`` of a reader: to its look the inherited method, which takes none over."""
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        return self._reader.take_over(filters)
 
 
 def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The range as ``pyarrow.RecordBatch``es in offset order, with an own consumer that is closed at the end.
+    """The range as ``pyarrow.RecordBatch``es in offset order. The consumer is kept for the next range, and closed when
+    this one was not read up to its end.
 
     Raises ``OffsetError`` when records of the range are gone, or the topic is another one than was planned (with
     ``failOnDataLoss``; otherwise goes on with the next ones there are, and logs), ``BrokerUnavailable`` when nothing
@@ -112,6 +149,7 @@ def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
                 begun, reader.unproven = True, not asked
                 yield batch
             if reader.ended:
+                reader.give_back()
                 return
 
 
@@ -126,69 +164,102 @@ class _RangeReader:
         self._options = options
         self._last_error = ""
         self._log_end: int | None = None  # where the broker says that the partition ends, below the range's end
+        fetching = fetch_settings(span.end - span.start)
+        self._key = (
+            frozenset(options.kafka.items()), options.committed_only, span.topic, span.topic_id, span.partition,
+            *fetching.values(),
+        )  # fmt: skip
+        kept = take(self._key)
+        self._kept = kept or KeptConsumer(self._made(fetching), fetching["queued.min.messages"] > 1000)
+        self._consumer = self._kept.consumer
+        if kept is not None:
+            self._consumer.resume(self._consumer.assignment())  # first: an assignment leaves a paused partition paused
+        if kept is None or kept.position != span.start:
+            self._begin_at(span.start, found=kept is not None)
+        self._progress = time.monotonic()
+        self._looked = 0.0  # when the topic was last looked at, while nothing came
+        self._gone = False  # the topic that was planned
+        self._sound = True  # nothing but records has come, so the next range may go on
+        self._returned = False
+
+    def _made(self, fetching: Mapping[str, int]) -> Consumer:
         settings: dict[str, Any] = {
-            "queued.max.messages.kbytes": 32768,
+            **fetching,
             "fetch.queue.backoff.ms": 5,  # with the default, 1 s, reading halts each time that the queue was full
             "reconnect.backoff.max.ms": 1000,
-            **options.kafka,
+            **self._options.kafka,
             "group.id": "kes-spark",  # required by the client; nothing is ever committed under it
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
-            "isolation.level": "read_committed" if options.committed_only else "read_uncommitted",
+            "isolation.level": "read_committed" if self._options.committed_only else "read_uncommitted",
         }
-        self._consumer: Consumer = client(Consumer, settings)
-        self._begin_at(span.start)
-        self._progress = time.monotonic()
-        self._looked = 0.0  # when the topic was last looked at, while nothing came
-        self._gone = False  # the topic that was planned
+        consumer: Consumer = client(Consumer, settings)
+        return consumer
+
+    def give_back(self) -> None:
+        """Leave the consumer to the next range, at the end of this one."""
+        if self._sound and not self._gone:
+            self._kept.position, self._returned = self._span.end, True
+            keep(self._key, self._kept)
 
     def close(self) -> None:
-        self._consumer.close()
+        """Close the consumer, unless it was given back."""
+        if not self._returned:
+            self._consumer.close()
 
     def next(self) -> list[Message]:
         """The next messages of the range; none when something else has happened, or nothing for half a second."""
-        # `consume(n, timeout)` waits the whole timeout when fewer than n are there: wait for one, then take the rest.
-        first = self._consumer.poll(_POLL_SECONDS)
-        if first is None:
-            self._check_stall()
-            return []
-        found = [first, *self._consumer.consume(_CHUNK - 1, 0)]
+        found, self._kept.ahead = self._kept.ahead, []
+        if not found:
+            # `consume(n, timeout)` waits the whole timeout when fewer than n are there: wait for one, take the rest.
+            first = self._consumer.poll(_POLL_SECONDS)
+            if first is None:
+                self._check_stall()
+                return []
+            found = [first]
+            # No more than the range may have: the client fetches nothing before its queue is empty.
+            if first.error() is None and (left := min(_CHUNK, self._span.end - _offset(first)) - 1) > 0:
+                found += self._consumer.consume(left, 0)
         if any(error is not None for error in map(Message.error, found)) or _offset(found[-1]) >= self._span.end - 1:
             found = self._until_end(found)
         if found:
             self._progress = time.monotonic()
         return found
 
-    def _begin_at(self, offset: int) -> None:
+    def _begin_at(self, offset: int, *, found: bool = False) -> None:
+        """Begin there; ``found``: this client has found the partition before."""
+        self._kept.ahead = []
         self._consumer.assign([TopicPartition(self._span.topic, self._span.partition, offset)])
+        if found:
+            return
         # The partition's leader would be looked for by a timer of up to a second; asking finds it now.
         with contextlib.suppress(KafkaException):
             self._consumer.list_topics(self._span.topic, timeout=min(_ASK_SECONDS, self._options.stall_seconds))
 
     def _until_end(self, messages: list[Message]) -> list[Message]:
         wanted: list[Message] = []
-        for message in messages:
+        for at, message in enumerate(messages, 1):
             error = message.error()
-            if error is None:
-                offset = _offset(message)
-                if offset >= self._span.end:
-                    self.ended = True
-                    break
-                wanted.append(message)
-                self.ended = offset == self._span.end - 1
-            elif error.code() == KafkaError._PARTITION_EOF:
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
                 self._log_end = _offset(message)
                 self.ended = self._log_end >= self._span.end
-            else:
+                at -= self._log_end > self._span.end  # the next range may end there, too, and it is not said again
+            elif error is not None:
                 self._take_error(error)
-            if self.ended:
+            elif (offset := _offset(message)) < self._span.end:
+                wanted.append(message)
+                self.ended = offset == self._span.end - 1
+            else:
+                self.ended, at = True, at - 1
+            if self.ended:  # what came with the last records of this range begins the next one
+                self._kept.ahead = messages[at:]
                 break
         return wanted
 
     def _take_error(self, error: KafkaError) -> None:
         """Raises errors that do not pass by themselves. The others are reported when nothing comes any more."""
-        span, code = self._span, error.code()
+        span, code, self._sound = self._span, error.code(), False
         if code in BAD_OFFSET:
             self._skip_what_is_gone()
         elif code in NO_SUCH_TOPIC:

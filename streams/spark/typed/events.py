@@ -11,12 +11,12 @@ from pyspark.sql import functions as f
 from streams.codecs import JsonCodec, PydanticCodec
 from streams.errors import ConfigError
 from streams.events import EventType, event_type_of
-from streams.spark import event_format, json_decoding, python_codec
 from streams.spark.columns import check_records, described
-from streams.spark.event_format import EventsDataSource
 from streams.spark.options import addressed, agreed
-from streams.spark.python_codec import EventReference
-from streams.spark.shapes import shape_of
+from streams.spark.typed import event_format, json_decoding, python_codec
+from streams.spark.typed.event_format import EventsDataSource
+from streams.spark.typed.python_codec import EventReference
+from streams.spark.typed.shapes import shape_of
 
 ERROR, META = "_error", "_meta"
 OnError = Literal["null", "fail", "deadletter"]
@@ -104,24 +104,27 @@ def read_events(
     servers: str | None = None,
     options: Mapping[str, str] | None = None,
     on_error: OnError = "null",
-    decode: Literal["jvm", "python"] = "jvm",
+    decode: Literal["jvm", "python", "auto"] = "jvm",
+    stream: bool = False,
 ) -> DataFrame:
-    """The committed events in a topic, as ``events`` gives them. For one class, other types are skipped where they are
-    read.
+    """The committed events in a topic, as ``events`` gives them; with ``stream`` as a streaming DataFrame. For one
+    class, other types are skipped where they are read.
 
     ``decode="python"`` decodes them there, too, by the class's own codec, which is faster and takes exactly what the
-    event source takes; for one class, which workers must be able to import.
+    event source takes; for one class, which workers must be able to import. ``"auto"``: that for one class of a module
+    (on a cluster it must be on the workers, too), else ``"jvm"``.
 
     ``servers``: ``host:port,...``, default ``KES_BOOTSTRAP_SERVERS``. ``options`` are those of ``format("grt")``.
     Each action on the DataFrame reads up to the end as it is then; give ``endingOffsets`` as JSON (or ``cache()``)
     for two actions that must agree. Raises ``ConfigError``.
     """
-    if decode not in ("jvm", "python"):
-        raise ConfigError(f"decode must be jvm or python, not {decode!r}")
+    if decode not in ("jvm", "python", "auto"):
+        raise ConfigError(f"decode must be jvm, python or auto, not {decode!r}")
     _check_policy(on_error)
     given = agreed(options or {}, {"subscribe": topic, "types": _types_option(classes)})
-    reader = spark.read.format("grt").option("includeHeaders", "false").options(**addressed(given, servers))
-    if decode == "jvm":
+    reader: Any = spark.readStream if stream else spark.read
+    reader = reader.format("grt").option("includeHeaders", "false").options(**addressed(given, servers))
+    if decode == "jvm" or (decode == "auto" and not _can_be_imported(classes)):
         return events(reader.load(), classes, on_error=on_error)
     if not isinstance(classes, type):
         raise ConfigError("decode='python' is for one class; read several with decode='jvm'")
@@ -129,6 +132,16 @@ def read_events(
     spark.dataSource.register(EventsDataSource)
     reference = EventReference.of(event_type_of(classes), "events decoded where they are read")
     return _judged(reader.format(event_format.NAME).option(event_format.EVENT, str(reference)).load(), on_error)
+
+
+def _can_be_imported(classes: type | Iterable[type]) -> bool:
+    if not isinstance(classes, type):
+        return False
+    try:
+        EventReference.of(event_type_of(classes), "events decoded where they are read")
+    except ConfigError:
+        return False
+    return True
 
 
 def _types_option(classes: type | Iterable[type]) -> str | None:

@@ -12,7 +12,6 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
@@ -20,14 +19,15 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from streams.errors import ConfigError, StreamsError
-from streams.spark.batch_encoding import BatchEncoder
 from streams.spark.columns import check_columns
-from streams.spark.marker_log import MarkerLog
-from streams.spark.markers import BatchRequest, WriteRequest, written_by
-from streams.spark.placing import topic_shapes
-from streams.spark.staging import Staged, remove, remove_files, stage, staged_batches, staging_folder
-from streams.spark.transaction import WriteTarget, look, settle, write_once
-from streams.spark.write_options import SinkOptions, StreamWriteOptions, WriteOptions
+from streams.spark.writing.batch_encoding import BatchEncoder
+from streams.spark.writing.folders import staging_folder
+from streams.spark.writing.marker_log import MarkerLog
+from streams.spark.writing.markers import BatchRequest, WriteRequest, written_by
+from streams.spark.writing.placing import topic_shapes
+from streams.spark.writing.staging import Staged, remove_files, stage, staged_batches
+from streams.spark.writing.transaction import WriteTarget, look, settle, write_once
+from streams.spark.writing.write_options import SinkOptions, StreamWriteOptions, WriteOptions
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of one task. Writes nothing to a broker."""
         if self._done:
-            return Staged(0, 0, None, None)
+            return Staged(0, 0, None)
         folder = None if self._folder is None else self._folder / self._run
         encoder = _encoder(self._options, f"write {self._options.write_id!r}")
         return stage(iterator, encoder, threshold=self._options.staging_threshold, folder=folder)
@@ -117,8 +117,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _clean(self, *, only_this_run: bool) -> None:
         if self._folder is not None:
-            folder = self._folder / self._run if only_this_run else self._folder
-            remove(folder, up_to=_root_of(self._folder))
+            (self._folder / self._run if only_this_run else self._folder).remove()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -180,17 +179,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Remove the files of this batch, and what killed attempts of earlier ones have left."""
         if self._folder is None:
             return
-        for folder in _batches_in(self._folder / query, up_to=batch):
-            remove(folder, up_to=_root_of(self._folder))
+        for folder in (self._folder / query).children():
+            if folder.names[-1].isdecimal() and int(folder.names[-1]) <= batch:
+                folder.remove()
 
 
 def _encoder(options: SinkOptions, doing: str) -> BatchEncoder:
     return BatchEncoder(options.topic, options.kafka, doing, topic_shapes(options.kafka))
-
-
-def _root_of(folder: Path) -> Path:
-    """The folder that was there before anything was staged."""
-    return folder.parent.parent
 
 
 def _all_staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -232,10 +227,3 @@ def _query_of(staged: list[Staged], batch: int) -> str:
     if query is None or of_tasks != batch:
         raise StreamsError(f"batch {batch}: its tasks are of batch {of_tasks} of query {query}")
     return query
-
-
-def _batches_in(folder: Path, *, up_to: int) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if path.name.isdecimal() and int(path.name) <= up_to]
-    except OSError:
-        return []
