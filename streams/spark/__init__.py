@@ -27,12 +27,14 @@ from streams.spark.typed import dead_letters, events, read_events, split
 if TYPE_CHECKING:
     from streams.spark.bootstrapping import Bootstrapped, bootstrap
     from streams.spark.comparison import Comparison, compare
+    from streams.spark.pipeline import Pipeline
     from streams.spark.replays import Replay, State, changelog_state, replay
 
 __all__ = [
     "Bootstrapped",
     "Comparison",
     "GrtDataSource",
+    "Pipeline",
     "Replay",
     "State",
     "WriteResult",
@@ -59,10 +61,11 @@ __all__ = [
 _ENGINE = {
     "bootstrapping": ("Bootstrapped", "bootstrap"),
     "comparison": ("Comparison", "compare"),
+    "pipeline": ("Pipeline",),
     "replays": ("Replay", "State", "changelog_state", "replay"),
 }
-"""Modules that need the engine, and their names: imported when a name is first used, so that tasks that only read or
-write do not pay for it."""
+"""Modules that tasks do not need, most of them with the engine, and their names: imported when a name is first used, so
+that tasks that only read or write do not pay for it."""
 
 
 def __getattr__(name: str) -> Any:

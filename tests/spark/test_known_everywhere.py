@@ -158,8 +158,7 @@ def test_a_declarative_pipeline(servers: str, log: Log, make_topic: MakeTopic, t
         _PIPELINE.format(servers=servers, source=source, target=target)
     )
     (tmp_path / "spark-pipeline.yml").write_text(
-        f"name: flights\nstorage: file://{tmp_path}/storage\n"
-        "libraries:\n  - glob:\n      include: transformations/**\n"
+        f"name: flights\nstorage: file://{tmp_path}/storage\nlibraries:\n  - glob:\n      include: transformations/**\n"
     )
     began = time.time()
     command = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
