@@ -11,7 +11,7 @@ from streams.cli.source_name import checked_name
 from streams.errors import ConfigError
 from streams.loading import load
 from streams.sak.restarts import RestartPolicy
-from streams.spark.pipeline import Pipeline
+from streams.spark.running.pipeline import Pipeline
 
 app = typer.Typer(no_args_is_help=True)
 

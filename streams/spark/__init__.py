@@ -15,20 +15,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from streams.spark.frames import encode, ordered, write
+from streams.spark.reading.topic_logs import end_offsets
 from streams.spark.session import local_session, register
-from streams.spark.shapes import schema_of
-from streams.spark.sink import WriteResult
 from streams.spark.source import GrtDataSource
-from streams.spark.tables import as_of, sequence, table
-from streams.spark.topic_logs import end_offsets
-from streams.spark.typed import dead_letters, events, read_events, split
+from streams.spark.typed.events import dead_letters, events, read_events, split
+from streams.spark.typed.frames import encode, ordered, write
+from streams.spark.typed.shapes import schema_of
+from streams.spark.typed.tables import as_of, sequence, table
+from streams.spark.writing.sink import WriteResult
 
 if TYPE_CHECKING:
-    from streams.spark.bootstrapping import Bootstrapped, bootstrap
-    from streams.spark.comparison import Comparison, compare
-    from streams.spark.pipeline import Pipeline
-    from streams.spark.replays import Replay, State, changelog_state, replay
+    from streams.spark.replaying.bootstrapping import Bootstrapped, bootstrap
+    from streams.spark.replaying.comparison import Comparison, compare
+    from streams.spark.replaying.replays import Replay, State, changelog_state, replay
+    from streams.spark.running.pipeline import Pipeline
 
 __all__ = [
     "Bootstrapped",
@@ -61,8 +61,8 @@ __all__ = [
 _ENGINE = {
     "bootstrapping": ("Bootstrapped", "bootstrap"),
     "comparison": ("Comparison", "compare"),
-    "pipeline": ("Pipeline",),
     "replays": ("Replay", "State", "changelog_state", "replay"),
+    "running.pipeline": ("Pipeline",),
 }
 """Modules that tasks do not need, most of them with the engine, and their names: imported when a name is first used, so
 that tasks that only read or write do not pay for it."""
@@ -71,6 +71,6 @@ that tasks that only read or write do not pay for it."""
 def __getattr__(name: str) -> Any:
     for module, names in _ENGINE.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(f"streams.spark.{module}"), name)
+            value = globals()[name] = getattr(import_module(f"streams.spark.replaying.{module}"), name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,12 +19,12 @@ from pyspark.sql.datasource import (
 
 from streams.errors import ConfigError
 from streams.spark.options import flag
-from streams.spark.read_options import read_options
-from streams.spark.reader import BatchReader
-from streams.spark.record_batches import check_schema, read_schema
-from streams.spark.sink import BatchWriter, StreamWriter
-from streams.spark.stream_source import stream_reader
-from streams.spark.write_options import stream_write_options, write_options
+from streams.spark.reading.read_options import read_options
+from streams.spark.reading.reader import BatchReader
+from streams.spark.reading.record_batches import check_schema, read_schema
+from streams.spark.reading.stream_source import stream_reader
+from streams.spark.writing.sink import BatchWriter, StreamWriter
+from streams.spark.writing.write_options import stream_write_options, write_options
 
 
 class GrtDataSource(DataSource):

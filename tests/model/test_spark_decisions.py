@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from streams.errors import StreamsError
-from streams.spark.markers import BatchRequest, Stored
+from streams.spark.writing.markers import BatchRequest, Stored
 
 from .spark_driver import Verdict, decide, marker_of
 from .spark_rules import Config, Model

@@ -30,8 +30,8 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from streams.clients.producing import forwarding
-from streams.spark import transaction
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
+from streams.spark.writing import transaction
 
 POINTS: Final = (
     "stage.half", "stage.after", "init.before", "init.after", "marker.after", "patch.after", "begin.after",

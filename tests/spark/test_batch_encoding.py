@@ -16,9 +16,11 @@ import pytest
 from streams.clients.producing.made_batch import MadeBatch
 from streams.errors import ConfigError, RecordRefused
 from streams.sak.murmur2 import murmur2, partition_of
-from streams.spark import batch_encoding, record_batches, replay_task
-from streams.spark.batch_encoding import BatchEncoder, compression, flat
-from streams.spark.placing import TopicShape, key_hashes
+from streams.spark.reading import record_batches
+from streams.spark.replaying import replay_task
+from streams.spark.writing import batch_encoding
+from streams.spark.writing.batch_encoding import BatchEncoder, compression, flat
+from streams.spark.writing.placing import TopicShape, key_hashes
 from tests.spark.log_kit import seed
 
 with warnings.catch_warnings():

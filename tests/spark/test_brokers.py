@@ -13,8 +13,8 @@ import pytest
 from streams.broker import KafkaBroker, KafkaCluster
 from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, StreamsError
-from streams.spark.transaction import write_once
-from streams.spark.write_options import stream_write_options
+from streams.spark.writing.transaction import write_once
+from streams.spark.writing.write_options import stream_write_options
 from streams.topics import TopicSpec
 from tests.broker.test_wire_security import secure
 from tests.broker.wire_kit import create, set_transaction_version

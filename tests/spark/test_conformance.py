@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 import streams.spark as kes_spark
 from streams.errors import DecodeError
 from streams.events import event_type_of
-from streams.spark.event_format import EventBatches
+from streams.spark.typed.event_format import EventBatches
 from tests.spark import log_kit
 from tests.spark.conformance_corpus import DIFFERENT, EVERYTHING, EXACTLY, FINE, MUCH, ODD_NAME, SAME, WIDE, Kinds
 from tests.spark.conformance_values import FLOAT, FRACTION, HEX, PLACES, TABLE, UTC

@@ -18,7 +18,8 @@ from examples import bank, bank_feed
 from examples.topics import create_topics
 from streams import EventSource
 from streams.broker import KafkaBroker
-from streams.spark import read_options, write_options
+from streams.spark.reading import read_options
+from streams.spark.writing import write_options
 from tests.broker.engine_kit import Running
 
 ROOT = Path(__file__).resolve().parents[2]

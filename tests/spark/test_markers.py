@@ -7,7 +7,15 @@ import dataclasses
 import pytest
 
 from streams.errors import ConfigError, StreamsError
-from streams.spark.markers import BatchRequest, Stored, WriteRequest, Written, inherited, left_behind, written_by
+from streams.spark.writing.markers import (
+    BatchRequest,
+    Stored,
+    WriteRequest,
+    Written,
+    inherited,
+    left_behind,
+    written_by,
+)
 
 pytestmark = pytest.mark.spark
 QUERY, OTHER = "q-1", "q-2"

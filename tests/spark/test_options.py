@@ -10,8 +10,8 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.spark.options import addressed, agreed, checked, kafka_settings
-from streams.spark.read_options import Edge, ReadOptions, TopicChoice, read_options
-from streams.spark.write_options import stream_write_options, write_options
+from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
+from streams.spark.writing.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
 READ = {"kafka.bootstrap.servers": "b:1", "subscribe": "a, b"}

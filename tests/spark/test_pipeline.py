@@ -22,8 +22,8 @@ import pytest
 from streams.errors import ConfigError, StreamsError
 from streams.sak.restarts import RestartPolicy
 from streams.spark import Pipeline
-from streams.spark.pipeline import lag_of
-from streams.spark.pipeline_metrics import PipelineMetrics
+from streams.spark.running.pipeline import lag_of
+from streams.spark.running.pipeline_metrics import PipelineMetrics
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log, until
 
@@ -112,7 +112,7 @@ def test_a_failed_query_is_started_again_until_it_finishes(caplog: pytest.LogCap
     runs = Runs(ended(RuntimeError("broker away\nand a plan of Spark's")), RuntimeError("no such file"), ended())
     assert runs.to_the_end() == 0
     assert runs.started == 3
-    assert [record.getMessage() for record in caplog.records if record.name == "streams.spark.pipeline"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "streams.spark.running.pipeline"] == [
         "board: failed, and is started again in 0.01 s: RuntimeError: broker away",
         "board: failed, and is started again in 0.02 s: RuntimeError: no such file",
     ]

@@ -9,11 +9,11 @@ import re
 import pytest
 
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError
-from streams.spark import reader
-from streams.spark.planning import Bounds
-from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import Range, batches
-from streams.spark.topic_logs import LogView
+from streams.spark.reading import reader
+from streams.spark.reading.planning import Bounds
+from streams.spark.reading.read_options import ReadOptions, read_options
+from streams.spark.reading.reader import Range, batches
+from streams.spark.reading.topic_logs import LogView
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from streams.errors import OffsetError
 from streams.records import TopicPartition
-from streams.spark.planning import Bounds, Positions, TopicLog, advance, share, split
-from streams.spark.stream_source import from_json, to_json
+from streams.spark.reading.planning import Bounds, Positions, TopicLog, advance, share, split
+from streams.spark.reading.stream_source import from_json, to_json
 
 pytestmark = pytest.mark.spark
 

@@ -25,15 +25,16 @@ from streams.errors import (
 )
 from streams.events import event_type
 from streams.records import TopicPartition
-from streams.spark import reader, topic_logs, transaction
 from streams.spark.kafka import client, translated
-from streams.spark.planning import Bounds, TopicLog
-from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import Range
-from streams.spark.sink import StreamWriter, target_of
-from streams.spark.topic_logs import LogView
-from streams.spark.typed import _types_option
-from streams.spark.write_options import stream_write_options, write_options
+from streams.spark.reading import reader, topic_logs
+from streams.spark.reading.planning import Bounds, TopicLog
+from streams.spark.reading.read_options import ReadOptions, read_options
+from streams.spark.reading.reader import Range
+from streams.spark.reading.topic_logs import LogView
+from streams.spark.typed.events import _types_option
+from streams.spark.writing import transaction
+from streams.spark.writing.sink import StreamWriter, target_of
+from streams.spark.writing.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
 P0 = TopicPartition("t", 0)

@@ -21,7 +21,7 @@ from streams import (
     Table,
 )
 from streams.errors import ConfigError, EventFailure, StreamsError
-from streams.spark import replay_task
+from streams.spark.replaying import replay_task
 from tests.spark.replay_kit import encoded
 from tests.spark.replay_sources import PARTITIONS, Failing, Moved, bank, named
 

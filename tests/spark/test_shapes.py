@@ -20,10 +20,10 @@ from msgspec import UNSET, UnsetType
 import streams.spark as kes_spark
 from streams.errors import ConfigError
 from streams.events import EventType, event_type, event_type_of
-from streams.spark import json_decoding
-from streams.spark.event_format import EventBatches, EventsDataSource, _EventsReader
-from streams.spark.python_codec import EventReference
-from streams.spark.shapes import Scalar, shape_of
+from streams.spark.typed import json_decoding
+from streams.spark.typed.event_format import EventBatches, EventsDataSource, _EventsReader
+from streams.spark.typed.python_codec import EventReference
+from streams.spark.typed.shapes import Scalar, shape_of
 from tests.spark.typed_kit import read_batch
 
 pytestmark = pytest.mark.spark

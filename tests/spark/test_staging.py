@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from streams.errors import ConfigError, StagingError
-from streams.spark import staging
-from streams.spark.batch_encoding import BatchEncoder
-from streams.spark.placing import TopicShape
-from streams.spark.staging import Staged, remove, remove_files, staged_batches, staging_folder
+from streams.spark.writing import staging
+from streams.spark.writing.batch_encoding import BatchEncoder
+from streams.spark.writing.placing import TopicShape
+from streams.spark.writing.staging import Staged, remove, remove_files, staged_batches, staging_folder
 from tests.spark.test_batch_encoding import decoded
 
 pytestmark = pytest.mark.spark

@@ -13,12 +13,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from streams.errors import ConfigError, OffsetError, TopicError
 from streams.records import TopicPartition
-from streams.spark import stream_source
-from streams.spark.planning import Bounds, Logs, Positions, TopicLog
-from streams.spark.read_options import Edge, read_options
-from streams.spark.reader import Range
-from streams.spark.record_batches import READ_SCHEMA
-from streams.spark.stream_source import StreamReader, stream_reader, to_json
+from streams.spark.reading import stream_source
+from streams.spark.reading.planning import Bounds, Logs, Positions, TopicLog
+from streams.spark.reading.read_options import Edge, read_options
+from streams.spark.reading.reader import Range
+from streams.spark.reading.record_batches import READ_SCHEMA
+from streams.spark.reading.stream_source import StreamReader, stream_reader, to_json
 
 pytestmark = pytest.mark.spark
 

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from streams.spark import source
-from streams.spark.markers import BatchRequest
-from streams.spark.sink import StreamWriter, target_of
-from streams.spark.transaction import look, settle
-from streams.spark.write_options import stream_write_options
+from streams.spark.writing.markers import BatchRequest
+from streams.spark.writing.sink import StreamWriter, target_of
+from streams.spark.writing.transaction import look, settle
+from streams.spark.writing.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic, Read
 from tests.spark.log_kit import Log, until
 

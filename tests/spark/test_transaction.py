@@ -19,12 +19,12 @@ from streams.clients.producing.forwarding import BatchForwarder
 from streams.clients.producing.made_batch import MadeBatch
 from streams.errors import ConfigError, RecordRefused, StreamsError, TopicError, TransactionFailed
 from streams.sak.murmur2 import partition_of
-from streams.spark.batch_encoding import BatchEncoder
-from streams.spark.markers import BatchRequest
-from streams.spark.placing import topic_shapes
-from streams.spark.sink import target_of
-from streams.spark.transaction import WriteTarget, look, settle, write_once
-from streams.spark.write_options import stream_write_options
+from streams.spark.writing.batch_encoding import BatchEncoder
+from streams.spark.writing.markers import BatchRequest
+from streams.spark.writing.placing import topic_shapes
+from streams.spark.writing.sink import target_of
+from streams.spark.writing.transaction import WriteTarget, look, settle, write_once
+from streams.spark.writing.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log, seed
 from tests.spark.test_batch_encoding import SHAPES, any_table, expected, place_of

@@ -22,7 +22,7 @@ from streams.errors import ConfigError, DecodeError
 from streams.events import event_type, event_type_of, upcaster
 from streams.records import Headers, IncomingRecord
 from streams.runtime.partition.dead_letters import dead_letter
-from streams.spark.event_format import EventsDataSource
+from streams.spark.typed.event_format import EventsDataSource
 from tests.spark.typed_events import Deposited, Level, Opened, Packed, Point, Reversed, Withdrawn
 from tests.spark.typed_kit import records
 

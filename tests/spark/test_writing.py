@@ -16,8 +16,8 @@ from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from streams.errors import StreamsError
-from streams.spark.sink import BatchWriter, find_write, target_of
-from streams.spark.write_options import write_options
+from streams.spark.writing.sink import BatchWriter, find_write, target_of
+from streams.spark.writing.write_options import write_options
 from tests.spark.conftest import MakeTopic, Read
 from tests.spark.log_kit import Log
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.batch_encoding import compression
 from streams.spark.options import checked, kafka_settings, whole
+from streams.spark.writing.batch_encoding import compression
 
 _COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold")
 _WRITE: Final = ("writeId", "runId")

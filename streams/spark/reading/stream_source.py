@@ -26,11 +26,11 @@ from pyspark.sql.streaming.datasource import (
 
 from streams.errors import ConfigError, OffsetError
 from streams.records import TopicPartition
-from streams.spark.planning import Advance, Logs, Positions, advance, between, share, still_there
-from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import Range, batches, ranges
-from streams.spark.record_batches import check_schema
-from streams.spark.topic_logs import LogView, require
+from streams.spark.reading.planning import Advance, Logs, Positions, advance, between, share, still_there
+from streams.spark.reading.read_options import ReadOptions, read_options
+from streams.spark.reading.reader import Range, batches, ranges
+from streams.spark.reading.record_batches import check_schema
+from streams.spark.reading.topic_logs import LogView, require
 
 _BELIEVE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 0.3

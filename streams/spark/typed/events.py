@@ -11,12 +11,12 @@ from pyspark.sql import functions as f
 from streams.codecs import JsonCodec, PydanticCodec
 from streams.errors import ConfigError
 from streams.events import EventType, event_type_of
-from streams.spark import event_format, json_decoding, python_codec
 from streams.spark.columns import check_records, described
-from streams.spark.event_format import EventsDataSource
 from streams.spark.options import addressed, agreed
-from streams.spark.python_codec import EventReference
-from streams.spark.shapes import shape_of
+from streams.spark.typed import event_format, json_decoding, python_codec
+from streams.spark.typed.event_format import EventsDataSource
+from streams.spark.typed.python_codec import EventReference
+from streams.spark.typed.shapes import shape_of
 
 ERROR, META = "_error", "_meta"
 OnError = Literal["null", "fail", "deadletter"]

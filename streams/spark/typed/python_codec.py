@@ -26,7 +26,7 @@ from streams.codecs import is_pydantic, reason
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.events import EventType, event_type_of
 from streams.protocols import Codec
-from streams.spark.shapes import DECIMAL, Mapping, Scalar, Sequence, Shape, Structure, column_type
+from streams.spark.typed.shapes import DECIMAL, Mapping, Scalar, Sequence, Shape, Structure, column_type
 
 _ARROW: Final = {
     "str": pa.string(), "uuid": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(),

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from streams.errors import ConfigError
 from streams.records import TYPE_HEADER, VERSION_HEADER
-from streams.spark.read_options import ReadOptions
+from streams.spark.reading.read_options import ReadOptions
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _TIME: Final = pa.timestamp("us", "UTC")

@@ -27,9 +27,9 @@ from streams.codecs import (
 )
 from streams.errors import ConfigError
 from streams.protocols import Codec
-from streams.spark import json_decoding, python_codec
 from streams.spark.columns import check_records
-from streams.spark.shapes import value_shape
+from streams.spark.typed import json_decoding, python_codec
+from streams.spark.typed.shapes import value_shape
 
 ERROR, META = "_error", "_meta"
 MovedKeys = Literal["fail", "newest"]

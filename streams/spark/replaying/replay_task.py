@@ -31,8 +31,8 @@ from streams.event_source import EventSource
 from streams.loading import described, load
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, Output
 from streams.runtime.replay import PartitionReplay, Program
-from streams.spark.header_columns import type_headers
-from streams.spark.record_batches import HEADERS, header_column
+from streams.spark.reading.record_batches import HEADERS, header_column
+from streams.spark.writing.header_columns import type_headers
 
 POSITION, STATE, RECORD, END = range(4)
 """What a row is that a task gets; sorted so within a partition."""

@@ -20,14 +20,14 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from streams.errors import ConfigError, StreamsError
-from streams.spark.batch_encoding import BatchEncoder
 from streams.spark.columns import check_columns
-from streams.spark.marker_log import MarkerLog
-from streams.spark.markers import BatchRequest, WriteRequest, written_by
-from streams.spark.placing import topic_shapes
-from streams.spark.staging import Staged, remove, remove_files, stage, staged_batches, staging_folder
-from streams.spark.transaction import WriteTarget, look, settle, write_once
-from streams.spark.write_options import SinkOptions, StreamWriteOptions, WriteOptions
+from streams.spark.writing.batch_encoding import BatchEncoder
+from streams.spark.writing.marker_log import MarkerLog
+from streams.spark.writing.markers import BatchRequest, WriteRequest, written_by
+from streams.spark.writing.placing import topic_shapes
+from streams.spark.writing.staging import Staged, remove, remove_files, stage, staged_batches, staging_folder
+from streams.spark.writing.transaction import WriteTarget, look, settle, write_once
+from streams.spark.writing.write_options import SinkOptions, StreamWriteOptions, WriteOptions
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as _compute
 from streams.clients.producing.record_batch import encode_headers
 from streams.errors import RecordRefused
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
-from streams.spark.placing import Numbers
+from streams.spark.writing.placing import Numbers
 
 pc: Any = _compute  # its functions are made at run time
 _Pairs = tuple[tuple[str, bytes | None], ...]

@@ -20,7 +20,7 @@ from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.clients.producing.rows import Rows
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 from streams.spark.kafka import TIMEOUT_SECONDS, client, topic_admin, translated
-from streams.spark.markers import Stored
+from streams.spark.writing.markers import Stored
 
 if TYPE_CHECKING:
     from streams.clients.producing.forwarding import BatchForwarder

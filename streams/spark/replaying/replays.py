@@ -29,8 +29,8 @@ from streams.protocols import Codec
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
-from streams.spark.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer, travelling
-from streams.spark.tables import ERROR, ValueColumns, decoded, is_reserved
+from streams.spark.replaying.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer, travelling
+from streams.spark.typed.tables import ERROR, ValueColumns, decoded, is_reserved
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
 

@@ -26,8 +26,8 @@ from pyspark.sql import SparkSession
 from streams.errors import ConfigError, OffsetError, StreamsError
 from streams.sak.cache import cache_folder
 from streams.sak.restarts import RestartPolicy, Restarts
+from streams.spark.reading.stream_source import from_json
 from streams.spark.session import local_session, register
-from streams.spark.stream_source import from_json
 
 EXIT_DONE, EXIT_PROBLEM, EXIT_GAVE_UP = 0, 1, 70
 LOOK_SECONDS: Final = 0.2
@@ -184,7 +184,7 @@ class Pipeline:
 
     def _served(self, address: str) -> Any:
         try:
-            from streams.spark.pipeline_metrics import PipelineMetrics
+            from streams.spark.running.pipeline_metrics import PipelineMetrics
         except ModuleNotFoundError as error:
             if error.name != "prometheus_client":
                 raise

@@ -39,13 +39,13 @@ from streams.records import TopicPartition as Partition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.replay import Program
-from streams.spark.batch_encoding import BatchEncoder
-from streams.spark.markers import Stored, Written, read_metadata
-from streams.spark.placing import topic_shapes
-from streams.spark.replay_task import loaded
-from streams.spark.replays import State
-from streams.spark.tables import is_reserved
-from streams.spark.transaction import WriteTarget, look, settle, write_once
+from streams.spark.replaying.replay_task import loaded
+from streams.spark.replaying.replays import State
+from streams.spark.typed.tables import is_reserved
+from streams.spark.writing.batch_encoding import BatchEncoder
+from streams.spark.writing.markers import Stored, Written, read_metadata
+from streams.spark.writing.placing import topic_shapes
+from streams.spark.writing.transaction import WriteTarget, look, settle, write_once
 
 _WRITER: Final = "bootstrap"
 _ROWS: Final = 10_000

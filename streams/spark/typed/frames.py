@@ -16,13 +16,13 @@ from pyspark.sql import types as t
 from streams.codecs import JsonCodec, PydanticCodec
 from streams.errors import ConfigError, TransactionFailed
 from streams.events import EventType, event_type_of
-from streams.spark import json_encoding, python_codec
 from streams.spark.columns import SINK_COLUMNS
 from streams.spark.options import addressed, agreed
 from streams.spark.session import activate
-from streams.spark.shapes import Structure, shape_of
-from streams.spark.sink import WriteResult, find_write
-from streams.spark.write_options import write_options
+from streams.spark.typed import json_encoding, python_codec
+from streams.spark.typed.shapes import Structure, shape_of
+from streams.spark.writing.sink import WriteResult, find_write
+from streams.spark.writing.write_options import write_options
 
 pc: Any = _compute  # its functions are made at run time
 

@@ -28,8 +28,8 @@ from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicErr
 from streams.records import TopicPartition
 from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, no_such_topic, translated
 from streams.spark.options import agreed
-from streams.spark.planning import Bounds, Logs, Positions, TopicLog
-from streams.spark.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions, read_options
+from streams.spark.reading.planning import Bounds, Logs, Positions, TopicLog
+from streams.spark.reading.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions, read_options
 
 _AGAIN_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 5.0

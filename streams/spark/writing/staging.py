@@ -24,7 +24,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.errors import ConfigError, StagingError
-from streams.spark.batch_encoding import BatchEncoder
+from streams.spark.writing.batch_encoding import BatchEncoder
 
 _LARGEST_MESSAGE: Final = 256 << 20
 _FOLDER_ATTEMPTS: Final = 10

@@ -24,10 +24,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
 from streams.spark.kafka import client, translated
-from streams.spark.planning import Advance, split
-from streams.spark.read_options import ReadOptions
-from streams.spark.record_batches import batch_of, collector_off
-from streams.spark.topic_logs import LogView, require
+from streams.spark.reading.planning import Advance, split
+from streams.spark.reading.read_options import ReadOptions
+from streams.spark.reading.record_batches import batch_of, collector_off
+from streams.spark.reading.topic_logs import LogView, require
 
 _CHUNK: Final = 5000
 _POLL_SECONDS: Final = 0.5

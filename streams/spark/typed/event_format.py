@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from streams.errors import ConfigError, DecodeError
 from streams.events import EventType
-from streams.spark.python_codec import EventReference, arrow_type, nullable, plain
-from streams.spark.read_options import ReadOptions, read_options
-from streams.spark.reader import BatchReader
-from streams.spark.shapes import Scalar, Structure, column_type, shape_of
+from streams.spark.reading.read_options import ReadOptions, read_options
+from streams.spark.reading.reader import BatchReader
+from streams.spark.typed.python_codec import EventReference, arrow_type, nullable, plain
+from streams.spark.typed.shapes import Scalar, Structure, column_type, shape_of
 
 NAME: Final = "grt-events"
 EVENT: Final = "event"

@@ -13,7 +13,7 @@ from streams.observability.health import Verdict
 from streams.observability.http_server import metrics_application
 
 if TYPE_CHECKING:
-    from streams.spark.pipeline import Pipeline
+    from streams.spark.running.pipeline import Pipeline
 
 SILENT_SECONDS: Final = 120.0
 """A pipeline whose look at its queries takes longer is not live: Spark does not answer."""

@@ -21,7 +21,17 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from streams.spark.shapes import DECIMAL, Field, Mapping, Scalar, Sequence, Shape, Structure, column_type, wire_type
+from streams.spark.typed.shapes import (
+    DECIMAL,
+    Field,
+    Mapping,
+    Scalar,
+    Sequence,
+    Shape,
+    Structure,
+    column_type,
+    wire_type,
+)
 
 CORRUPT: Final = "__corrupt__"
 """Where ``from_json`` puts the text of what it cannot read. Never seen by users."""

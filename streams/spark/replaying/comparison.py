@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from streams.errors import ConfigError
-from streams.spark.replays import Kept
+from streams.spark.replaying.replays import Kept
 
 _ORDER: Final = ("cause.partition", "cause.offset", "cause.number"), ("partition", "offset")
 """What gives the order of the rows of a key: for replayed outputs, for records that were read."""

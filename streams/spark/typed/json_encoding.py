@@ -15,8 +15,8 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from streams.errors import ConfigError
-from streams.spark.json_decoding import first, inside
-from streams.spark.shapes import Mapping, Scalar, Sequence, Shape, Structure, column_type
+from streams.spark.typed.json_decoding import first, inside
+from streams.spark.typed.shapes import Mapping, Scalar, Sequence, Shape, Structure, column_type
 
 _WRITE: Final = {
     "ignoreNullFields": "false",

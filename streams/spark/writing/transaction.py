@@ -25,9 +25,9 @@ from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
 from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
-from streams.spark.marker_log import MarkerLog
-from streams.spark.markers import Request, Stored, Written, inherited, left_behind
-from streams.spark.write_options import SinkOptions
+from streams.spark.writing.marker_log import MarkerLog
+from streams.spark.writing.markers import Request, Stored, Written, inherited, left_behind
+from streams.spark.writing.write_options import SinkOptions
 
 if TYPE_CHECKING:
     from streams.clients.producing.forwarding import BatchForwarder

@@ -24,8 +24,8 @@ from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.errors import RecordRefused
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, shown_key
 from streams.spark.columns import SINK_COLUMNS
-from streams.spark.header_columns import HeaderColumn, headers_of
-from streams.spark.placing import MOST_BATCH_BYTES, Numbers, TopicShape, key_hashes, partitions_of
+from streams.spark.writing.header_columns import HeaderColumn, headers_of
+from streams.spark.writing.placing import MOST_BATCH_BYTES, Numbers, TopicShape, key_hashes, partitions_of
 
 pc: Any = _compute  # its functions are made at run time
 

@@ -1,0 +1,1 @@
+"""Rows as events: columns of event classes, decoded and encoded."""
