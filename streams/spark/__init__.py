@@ -59,9 +59,9 @@ __all__ = [
 ]
 
 _ENGINE = {
-    "bootstrapping": ("Bootstrapped", "bootstrap"),
-    "comparison": ("Comparison", "compare"),
-    "replays": ("Replay", "State", "changelog_state", "replay"),
+    "replaying.bootstrapping": ("Bootstrapped", "bootstrap"),
+    "replaying.comparison": ("Comparison", "compare"),
+    "replaying.replays": ("Replay", "State", "changelog_state", "replay"),
     "running.pipeline": ("Pipeline",),
 }
 """Modules that tasks do not need, most of them with the engine, and their names: imported when a name is first used, so
@@ -71,6 +71,6 @@ that tasks that only read or write do not pay for it."""
 def __getattr__(name: str) -> Any:
     for module, names in _ENGINE.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(f"streams.spark.replaying.{module}"), name)
+            value = globals()[name] = getattr(import_module(f"streams.spark.{module}"), name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
