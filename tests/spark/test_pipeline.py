@@ -131,9 +131,7 @@ def test_a_query_that_fails_too_often_ends_the_others() -> None:
 
 def test_a_query_that_has_to_be_changed_is_not_started_again() -> None:
     """The sink's own words, in the middle of what Spark makes of them."""
-    text = (
-        "[PYTHON_DATA_SOURCE_ERROR] Traceback\nstreams.errors.ConfigError: sink 'x', batch 3: the marker\n at"
-    )
+    text = "[PYTHON_DATA_SOURCE_ERROR] Traceback\nstreams.errors.ConfigError: sink 'x', batch 3: the marker\n at"
     runs = Runs(ended(RuntimeError(text)))
     assert runs.to_the_end() == 1
     (board,) = runs.pipeline.statistics()
