@@ -27,7 +27,7 @@ from examples.topics import create_topics
 from streams import event_type
 
 SOURCE, LARGE, SMALL, REFUSED = "bank-events", "bank-large", "bank-small", "bank-refused"
-SINK = "bank-sorted"
+SINK, BATCH_SINK = "bank-sorted", "bank-sorted-by-batch"
 
 
 @event_type("LargeDeposit")
@@ -54,7 +54,9 @@ def write_batch(batch: DataFrame, number: int, *, servers: str) -> None:
     """Called by Spark, in the driver, with the rows of one batch."""
     batch.persist()
     try:
-        kes_spark.write_batch(sorted_out(batch), number, sink=SINK, servers=servers, options={"markerTopic": REFUSED})
+        kes_spark.write_batch(
+            sorted_out(batch), number, sink=BATCH_SINK, servers=servers, options={"markerTopic": REFUSED}
+        )
     finally:
         batch.unpersist()
 

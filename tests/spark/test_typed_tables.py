@@ -134,16 +134,15 @@ def test_changes_of_a_changelog_one_by_one(spark: SparkSession, tmp_path: Any) -
         ("a", 1, False, None, 0),
         ("a", None, True, None, 6),
         ("b", None, False, "value: corrupt", 12),
-    ]  # and more in words
+    ]
     changelog(spark, rows).write.parquet(str(tmp_path / "log"))
     stream = spark.readStream.schema(COLUMNS).parquet(str(tmp_path / "log"))
     found = kes_spark.changes(stream, key=str, value=Balance)
     query = found.writeStream.format("memory").queryName("changes").trigger(availableNow=True).start()
     query.awaitTermination()
     for each in (kes_spark.changes(changelog(spark, rows), key=str, value=Balance), spark.table("changes")):
-        shown = each.orderBy("_meta.offset").select(
-            "key", "value.cents", "deleted", f.left("_error", f.lit(14)), "_meta.offset"
-        )
+        error = f.left("_error", f.lit(len("value: corrupt")))
+        shown = each.orderBy("_meta.offset").select("key", "value.cents", "deleted", error, "_meta.offset")
         assert [tuple(row) for row in shown.collect()] == expected
 
 

@@ -230,9 +230,9 @@ class _Kept:
         self._progress = self._query.lastProgress or self._progress
         if self._query.isActive:
             return
-        error = self._query.exception()
-        if error is not None:
-            self._failed(error, now)
+        failure = self._query.exception()
+        if failure is not None:
+            self._failed(failure, now)
         else:
             self.state = "finished"
             _log.info("%s: finished", self.name)
@@ -322,7 +322,8 @@ def _sentence(error: BaseException) -> tuple[str, str]:
     """Return kind and text of the error in one line: the toolkit's own, where Spark's exception has one in it."""
     if isinstance(error, StreamsError):
         return type(error).__name__, str(error)
-    if found := _OURS.findall(str(error)):
+    found: list[tuple[str, str]] = _OURS.findall(str(error))
+    if found:
         return found[-1]
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     return type(error).__name__, f"{type(error).__name__}: {lines[0]}"[:_LONGEST]
