@@ -43,8 +43,8 @@ def sorted_out(records: DataFrame) -> DataFrame:
     deposits = kes_spark.events(records, [Deposited], on_error="deadletter").select("Deposited.*")
     sorted_deposits = kes_spark.encode_each(
         deposits,
-        kes_spark.Output(LargeDeposit, where="cents >= 5000", key="account", topic=LARGE),
-        kes_spark.Output(Deposited, where="cents < 5000", key="account", topic=SMALL),
+        kes_spark.Encoding(LargeDeposit, where="cents >= 5000", key="account", topic=LARGE),
+        kes_spark.Encoding(Deposited, where="cents < 5000", key="account", topic=SMALL),
     )
     refused = kes_spark.dead_letters(records, [Deposited], topic=REFUSED)
     return sorted_deposits.unionByName(refused, allowMissingColumns=True)

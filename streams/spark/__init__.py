@@ -19,7 +19,7 @@ from streams.spark.reading.topic_logs import end_offsets
 from streams.spark.session import local_session, register
 from streams.spark.source import GrtDataSource
 from streams.spark.typed.events import dead_letters, events, read_events, split
-from streams.spark.typed.frames import Output, encode, encode_each, ordered, write, write_batch
+from streams.spark.typed.frames import Encoding, encode, encode_each, ordered, write, write_batch
 from streams.spark.typed.shapes import schema_of
 from streams.spark.typed.tables import as_of, changes, sequence, table
 from streams.spark.writing.sink import WriteResult
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Bootstrapped",
     "Comparison",
+    "Encoding",
     "GrtDataSource",
-    "Output",
     "Pipeline",
     "Replay",
     "State",

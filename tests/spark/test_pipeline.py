@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -45,10 +44,16 @@ class Query:
 
     def __init__(self) -> None:
         self.isActive = True
-        self.status = {"isTriggerActive": False, "isDataAvailable": False}
+        self.is_at_work, self.asked = False, 0
         self.lastProgress: dict[str, Any] | None = None
         self.error: Exception | None = None
         self.stops = 0
+
+    @property
+    def status(self) -> dict[str, bool]:
+        """A pipeline looks at it to stop the query."""
+        self.asked += 1
+        return {"isTriggerActive": self.is_at_work, "isDataAvailable": self.is_at_work}
 
     def exception(self) -> Exception | None:
         return self.error
@@ -167,12 +172,12 @@ def test_names_of_queries() -> None:
 def test_a_signal_stops_after_the_batch_a_second_one_at_once(signals: int) -> None:
     query = Query()
     query.has_done(4)
-    query.status = {"isTriggerActive": True, "isDataAvailable": True}
+    query.is_at_work = True
 
     def send() -> None:
         until(lambda: pipeline.statistics()[0].batch == 4, "it runs", 30)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)
+        until(lambda: query.asked > 2, "it is looked at in its batch", 30)
         seen.append(query.stops)
         if signals == 2:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -193,7 +198,7 @@ def test_a_signal_stops_after_the_batch_a_second_one_at_once(signals: int) -> No
 
 def test_the_patience_with_a_batch_has_an_end() -> None:
     query, bad = Query(), ended(RuntimeError("no"))
-    query.status = {"isTriggerActive": True, "isDataAvailable": True}
+    query.is_at_work = True
     pipeline = Pipeline("flights", _named("a", lambda _: query), _named("b", lambda _: bad))
     assert pipeline.run(NO_SPARK, policy=AT_ONCE, drain_seconds=0.2) == 70
     assert query.stops == 1

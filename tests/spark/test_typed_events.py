@@ -408,8 +408,8 @@ def test_several_classes_are_encoded_in_one_pass(spark: SparkSession, tmp_path: 
     df = spark.createDataFrame(rows, "name string, count int, text string").coalesce(1)
     df.write.parquet(str(tmp_path / "rows"))
     outputs = [
-        kes_spark.Output(Small, key="name", where="count > 0", topic="small"),
-        kes_spark.Output(Other, key=None, where=f.col("text") != "-", topic=f.concat(f.lit("other-"), "text")),
+        kes_spark.Encoding(Small, key="name", where="count > 0", topic="small"),
+        kes_spark.Encoding(Other, key=None, where=f.col("text") != "-", topic=f.concat(f.lit("other-"), "text")),
     ]
 
     def written(of: DataFrame, *keep: str) -> DataFrame:
@@ -429,9 +429,9 @@ def test_several_classes_are_encoded_in_one_pass(spark: SparkSession, tmp_path: 
     query.awaitTermination()
     assert [tuple(row) for row in spark.table("encoded").collect()] == [row[:-1] for row in found]
     for wrong, says in (
-        ([], "needs an Output"),
-        ([outputs[0], kes_spark.Output(Other, key=None)], "give topic= for all outputs"),
-        ([kes_spark.Output(Small, key="nobody")], "nobody"),
+        ([], "needs an Encoding"),
+        ([outputs[0], kes_spark.Encoding(Other, key=None)], "give topic= for all outputs"),
+        ([kes_spark.Encoding(Small, key="nobody")], "nobody"),
     ):
         with pytest.raises(ConfigError, match=says):
             kes_spark.encode_each(df, *wrong)

@@ -1,3 +1,1 @@
 """Pipelines that stay up: restarts, the stop between two batches, metrics and probes."""
-
-from __future__ import annotations

@@ -56,12 +56,12 @@ def encode(
     Order and partitions of the rows stay as they are; nothing passes through Python. Raises ``ConfigError`` for missing
     columns and wrong types; rows that the class could not read back fail the job.
     """
-    columns = _event_columns(df, Output(event_class, key=key, topic=topic, timestamp=timestamp))
+    columns = _event_columns(df, Encoding(event_class, key=key, topic=topic, timestamp=timestamp))
     return df.select(*(column.alias(name) for name, column in columns.items()), *keep)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class Encoding:
     """One of the events that ``encode_each`` makes of a row: of ``event_class``, where the condition ``where`` holds
     (of every row without one). The rest is as for ``encode``."""
 
@@ -72,7 +72,7 @@ class Output:
     timestamp: str | Column | None = None
 
 
-def encode_each(df: DataFrame, *outputs: Output, keep: Iterable[str] = ()) -> DataFrame:
+def encode_each(df: DataFrame, *outputs: Encoding, keep: Iterable[str] = ()) -> DataFrame:
     """Encode several events of each row in one pass: a row of ``df`` becomes one row for each of the ``outputs`` whose
     condition holds, in their order, with the columns that ``encode`` gives.
 
@@ -80,7 +80,7 @@ def encode_each(df: DataFrame, *outputs: Output, keep: Iterable[str] = ()) -> Da
     ``df``. For batch and streaming DataFrames. Raises ``ConfigError`` as ``encode`` does.
     """
     if not outputs:
-        raise ConfigError("encode_each needs an Output")
+        raise ConfigError("encode_each needs an Encoding")
     if taken := {_OUTPUT} & {*df.columns, *keep}:
         raise ConfigError(f"encode_each: the column {', '.join(taken)} is in the way: rename it")
     columns = [_event_columns(df, output) for output in outputs]
@@ -207,7 +207,7 @@ def _run_of_query(spark: SparkSession) -> str | None:
     return context.getLocalProperty("spark.jobGroup.id")
 
 
-def _event_columns(df: DataFrame, output: Output) -> dict[str, Column]:
+def _event_columns(df: DataFrame, output: Encoding) -> dict[str, Column]:
     event: EventType[Any] = event_type_of(output.event_class)
     columns = {
         "key": _bytes_of(df, output.key, "key"),

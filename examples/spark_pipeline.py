@@ -1,6 +1,6 @@
 """A pipeline of one query that stays up: the bank's deposits, copied into another topic.
 
-kes spark run examples.spark.copy_pipeline:pipeline --metrics 9100
+kes spark run examples.spark_pipeline:pipeline --metrics 9100
 """
 
 from __future__ import annotations
