@@ -22,6 +22,7 @@ from streams.spark.typed.events import dead_letters, events, read_events, split
 from streams.spark.typed.frames import Encoding, encode, encode_each, ordered, write, write_batch
 from streams.spark.typed.shapes import schema_of
 from streams.spark.typed.tables import as_of, changes, sequence, table
+from streams.spark.typed.upserting import upsert
 from streams.spark.writing.sink import WriteResult
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "sequence",
     "split",
     "table",
+    "upsert",
     "write",
     "write_batch",
 ]

@@ -150,6 +150,23 @@ def test_what_no_restart_helps_is_raised(error: Exception) -> None:
     assert str(error) in str(found)
 
 
+def test_spark_that_is_gone() -> None:
+    """Nothing that is asked of the query then hides the reason."""
+
+    class Gone(Query):
+        @property
+        def lastProgress(self) -> Any:  # noqa: N802
+            raise ConnectionRefusedError("no Java")
+
+        @lastProgress.setter
+        def lastProgress(self, progress: Any) -> None:  # noqa: N802
+            pass
+
+    found = Runs(Gone()).to_the_end()
+    assert isinstance(found, StreamsError)
+    assert str(found) == "pipeline 'flights': Spark's process is gone (no Java)"
+
+
 def test_two_pipelines_of_one_name() -> None:
     query = Query()
     runs = Runs(query)

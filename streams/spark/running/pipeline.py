@@ -7,6 +7,7 @@ doubled then is the business of the query's sink, not of this module.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -137,7 +138,7 @@ class Pipeline:
                 stack.enter_context(self._served(metrics))
             if spark is None:
                 spark = self._session()
-                stack.callback(spark.stop)
+                stack.callback(_end, spark)
             self._looked_at = time.monotonic()
             signals = stack.enter_context(_signals())
             for query in self._queries:
@@ -241,7 +242,8 @@ class _Kept:
         """Note the batch that is under way; ``False`` when nothing runs."""
         if self.state != "running" or self._query is None:
             return False
-        self._at_stop = _batch_of(self._query.lastProgress)
+        with contextlib.suppress(Exception):  # Spark may be gone: seen when the query is stopped
+            self._at_stop = _batch_of(self._query.lastProgress)
         return True
 
     def stopped(self, *, hurry: bool) -> bool:
@@ -327,6 +329,13 @@ def _sentence(error: BaseException) -> tuple[str, str]:
         return found[-1]
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     return type(error).__name__, f"{type(error).__name__}: {lines[0]}"[:_LONGEST]
+
+
+def _end(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except Exception as error:  # it is gone already, and the reason is on its way up
+        _log.debug("the session cannot be stopped: %s", error)
 
 
 def _is_gone(error: Exception) -> bool:
