@@ -6,9 +6,9 @@
 Deposits of 50.00 and more go to one topic, smaller ones to another, and what is no deposit goes to the dead letters:
 each row names its topic. A reader of committed records sees all of a batch, or nothing of it, in all three.
 
-``foreachBatch`` is for batches that are read more than once (here three times), or that do something else besides. The
-name of a write is made of the query's id and the number of the batch: a batch that Spark repeats, after a crash, has
-the same name and writes nothing.
+``foreachBatch`` is for batches that are read more than once (here twice: for the deposits, which are sorted in one
+pass, and for what is none), or that do something else besides. A batch that Spark repeats, after a crash, finds the
+marker of its sink and writes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from examples.topics import create_topics
 from streams import event_type
 
 SOURCE, LARGE, SMALL, REFUSED = "bank-events", "bank-large", "bank-small", "bank-refused"
-SINK = "bank-sorted"
+SINK, BATCH_SINK = "bank-sorted", "bank-sorted-by-batch"
 
 
 @event_type("LargeDeposit")
@@ -41,19 +41,21 @@ class LargeDeposit(msgspec.Struct, frozen=True):
 def sorted_out(records: DataFrame) -> DataFrame:
     """Rows for all three topics, each naming its own."""
     deposits = kes_spark.events(records, [Deposited], on_error="deadletter").select("Deposited.*")
-    large = kes_spark.encode(deposits.where("cents >= 5000"), LargeDeposit, key="account", topic=LARGE)
-    small = kes_spark.encode(deposits.where("cents < 5000"), Deposited, key="account", topic=SMALL)
+    sorted_deposits = kes_spark.encode_each(
+        deposits,
+        kes_spark.Encoding(LargeDeposit, where="cents >= 5000", key="account", topic=LARGE),
+        kes_spark.Encoding(Deposited, where="cents < 5000", key="account", topic=SMALL),
+    )
     refused = kes_spark.dead_letters(records, [Deposited], topic=REFUSED)
-    return large.unionByName(small).unionByName(refused, allowMissingColumns=True)
+    return sorted_deposits.unionByName(refused, allowMissingColumns=True)
 
 
 def write_batch(batch: DataFrame, number: int, *, servers: str) -> None:
     """Called by Spark, in the driver, with the rows of one batch."""
-    query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     batch.persist()
     try:
-        kes_spark.write(
-            sorted_out(batch), write_id=f"{SINK}-{query}-{number}", servers=servers, options={"markerTopic": REFUSED}
+        kes_spark.write_batch(
+            sorted_out(batch), number, sink=BATCH_SINK, servers=servers, options={"markerTopic": REFUSED}
         )
     finally:
         batch.unpersist()

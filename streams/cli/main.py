@@ -42,6 +42,7 @@ COMMANDS = {
     "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
     "new": Command("streams.cli.new", "A small project to begin with: event source, test, producer."),
     "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
+    "spark": Command("streams.cli.spark", "Pipelines of Spark: run, and keep alive.", "spark"),
     "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply, grow."),
     "offsets": Command("streams.cli.offsets", "Offsets of a group that are ahead of its changelog: accept."),

@@ -17,10 +17,11 @@ from rich.text import Text
 from streams.cli.console import as_json, notices
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.source_name import checked_name
-from streams.cli.supervisor import RestartPolicy, Status, Supervisor, worker_command, worker_names
+from streams.cli.supervisor import Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.config import host_name
 from streams.errors import ConfigError
+from streams.sak.restarts import RestartPolicy
 
 _log = logging.getLogger("streams.cli.run")
 

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -30,6 +29,7 @@ import msgspec
 from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed, Serving
 from streams.cli.worker import EXIT_BAD_RECORD, WorkerOptions
 from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
+from streams.sak.restarts import RestartPolicy, Restarts
 
 EXIT_DONE = 0
 EXIT_PROBLEM = 1
@@ -45,34 +45,6 @@ _REMEMBERED = 100
 """Dead members that are to be removed; more are not remembered."""
 
 Status = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartPolicy:
-    """Restarts of dead workers: after a pause that grows, a limited number of times."""
-
-    first_delay_seconds: float = 0.5
-    max_delay_seconds: float = 30.0
-    max_crashes: int = 5
-    window_seconds: float = 60.0
-
-
-class Restarts:
-    """The crashes of one worker, and what follows from them. Pure: time is an argument."""
-
-    def __init__(self, policy: RestartPolicy) -> None:
-        self._policy = policy
-        self._crashes: deque[float] = deque()
-
-    def crashed(self, now: float) -> float | None:
-        """Note a crash; return the seconds until the next start, or None when it crashed too often in the window."""
-        self._crashes.append(now)
-        while self._crashes[0] < now - self._policy.window_seconds:
-            self._crashes.popleft()
-        if len(self._crashes) > self._policy.max_crashes:
-            return None
-        delay = self._policy.first_delay_seconds * 2.0 ** (len(self._crashes) - 1)
-        return min(delay, self._policy.max_delay_seconds)
 
 
 @dataclass

@@ -54,6 +54,11 @@ def bootstrap_servers(given: str | None = None) -> str:
     return servers
 
 
+def names_brokers(options: Mapping[str, str]) -> bool:
+    """Check whether the options have the brokers' address."""
+    return any(name.lower() in _BOOTSTRAP for name in options)
+
+
 def addressed(options: Mapping[str, str], servers: str | None) -> dict[str, str]:
     """The options with the brokers' address: ``servers``, else the options' own, else the environment's.
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
 import streams
@@ -88,9 +87,11 @@ def local_session(
 def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("grt")`` and ``df.write.format("grt")`` known to a session. Repeating it is harmless.
 
-    On a cluster the package must be installed on the workers too. A session on one machine stages large writes in that
-    machine's temporary folder; a cluster needs the option ``stagingDir`` for them. Filters are pushed down to Python
-    sources from now on (``spark.sql.python.filterPushdown.enabled``), which Spark does not do by itself.
+    Only needed where Spark does not find it by itself (through ``pyspark_grt``, which is installed with this package),
+    and on one machine: after it a session there stages large writes in that machine's temporary folder. A cluster needs
+    the package on its workers, and the option ``stagingDir`` for large writes.
+    Filters are pushed down to Python sources from now on (``spark.sql.python.filterPushdown.enabled``), which Spark does
+    not do by itself.
     """
     one_machine = str(spark.conf.get("spark.master", "")).startswith("local")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")  # sources without push-down do not notice it
@@ -110,6 +111,8 @@ def activate(spark: SparkSession) -> None:
 def _no_java_left_behind() -> Iterator[None]:
     """Kill the Java that the block has started when it fails or is interrupted: no other process would end it, and it
     would stay as long as this process does."""
+    from pyspark import SparkContext, java_gateway  # not there in pyspark-client, which starts no Java
+
     started: list[subprocess.Popen[Any]] = []
     module: Any = java_gateway
     original = module.Popen

@@ -23,12 +23,17 @@ from streams.spark.reading.read_options import read_options
 from streams.spark.reading.reader import BatchReader
 from streams.spark.reading.record_batches import check_schema, read_schema
 from streams.spark.reading.stream_source import stream_reader
-from streams.spark.writing.sink import BatchWriter, StreamWriter
-from streams.spark.writing.write_options import stream_write_options, write_options
+from streams.spark.writing.sink import BatchWriter, MicroBatchWriter, StreamWriter
+from streams.spark.writing.write_options import (
+    MICRO_BATCH,
+    micro_batch_options,
+    stream_write_options,
+    write_options,
+)
 
 
 class GrtDataSource(DataSource):
-    """The data source as Spark knows it; ``streams.spark.register`` makes it known to a session."""
+    """The data source as Spark knows it: through ``pyspark_grt``, or ``streams.spark.register``."""
 
     one_machine = False
     """Whether driver and tasks share a temporary folder."""
@@ -48,7 +53,10 @@ class GrtDataSource(DataSource):
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise ConfigError("format('grt') cannot overwrite: a topic is only ever appended to; use mode('append')")
-        return BatchWriter(write_options(_plain(self.options)), schema, one_machine=self.one_machine)
+        plain = _plain(self.options)
+        if MICRO_BATCH.lower() in plain:
+            return MicroBatchWriter(*micro_batch_options(plain), schema, one_machine=self.one_machine)
+        return BatchWriter(write_options(plain), schema, one_machine=self.one_machine)
 
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:  # noqa: N802
         return stream_reader(_plain(self.options), schema)

@@ -55,13 +55,15 @@ def test_outputs_are_the_same_bytes_in_the_same_order(production: Production, re
             assert (row.type, row.version, row.cause.number) == ("Stood", 3, 0)
 
 
-def test_stores_and_positions_are_those_of_the_source(production: Production, replayed: kes_spark.Replay) -> None:
+def test_stores_and_positions_are_those_of_the_source(
+    production: Production, replayed: kes_spark.Replay, spark: SparkSession, servers: str
+) -> None:
     assert (replayed.records, replayed.offsets) == (EVENTS, production.ends)
     assert {row.partition: row.offset for row in replayed.positions.collect()} == production.ends
     production.must_have_stored(replayed.stores)
     stores = replayed.stores.collect()
     assert {row.partition for row in stores} == set(range(PARTITIONS))
-    with kes_spark.changelog_state(production.read(production.changelog)) as state:
+    with kes_spark.read_state(spark, bank(production.prefix), servers=servers) as state:
         assert {row.partition: row.offset for row in state.positions.collect()} == production.ends
         assert kes_spark.compare(state.stores, replayed.stores).is_equal
     rows = replayed.table(key=str, value=Account).collect()

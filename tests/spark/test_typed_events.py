@@ -402,6 +402,41 @@ def test_what_cannot_be_written_is_named(
         kes_spark.encode(spark.sql(f"select {columns}"), cls, key=None).collect()
 
 
+def test_several_classes_are_encoded_in_one_pass(spark: SparkSession, tmp_path: Path) -> None:
+    """The rows that one encode for each class gives, in the order of the input, as a batch and as a stream."""
+    rows = [("a", 1, "x"), ("b", 2, "y"), ("c", None, "z"), ("d", 0, "-")]
+    df = spark.createDataFrame(rows, "name string, count int, text string").coalesce(1)
+    df.write.parquet(str(tmp_path / "rows"))
+    outputs = [
+        kes_spark.Encoding(Small, key="name", where="count > 0", topic="small"),
+        kes_spark.Encoding(Other, key=None, where=f.col("text") != "-", topic=f.concat(f.lit("other-"), "text")),
+    ]
+
+    def written(of: DataFrame, *keep: str) -> DataFrame:
+        return kes_spark.encode_each(of, *outputs, keep=keep)
+
+    found = [tuple(row) for row in written(df, "text").collect()]
+    alone = [
+        {row.text: row for row in kes_spark.encode(df.where(where), cls, key=key, topic="t", keep=["text"]).collect()}
+        for cls, key, where in ((Small, "name", "count > 0"), (Other, None, "text != '-'"))
+    ]
+    places = [("small", 0, "x"), ("other-x", 1, "x"), ("small", 0, "y"), ("other-y", 1, "y"), ("other-z", 1, "z")]
+    assert found == [(topic, *alone[number][text][1:]) for topic, number, text in places]
+    plan = written(df)._jdf.queryExecution().toString()
+    assert plan.count("LogicalRDD") == 3, "the input is read once: it is in each of the three logical plans once"
+    stream = written(spark.readStream.schema(df.schema).parquet(str(tmp_path / "rows")))
+    query = stream.writeStream.format("memory").queryName("encoded").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert [tuple(row) for row in spark.table("encoded").collect()] == [row[:-1] for row in found]
+    for wrong, says in (
+        ([], "needs an Encoding"),
+        ([outputs[0], kes_spark.Encoding(Other, key=None)], "give topic= for all outputs"),
+        ([kes_spark.Encoding(Small, key="nobody")], "nobody"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            kes_spark.encode_each(df, *wrong)
+
+
 def test_keys_must_be_columns_of_text_or_bytes(spark: SparkSession) -> None:
     df = spark.sql("select 'é漢' name, 1 count, 7 number, X'00ff' raw")
     assert kes_spark.encode(df, Small, key="name").collect()[0].key == "é漢".encode()

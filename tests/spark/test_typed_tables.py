@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from streams.codecs import MsgpackCodec, TupleCodec, codec_for, int32_codec, int64_codec
@@ -114,6 +115,35 @@ def test_a_simple_store_and_a_pydantic_value(spark: SparkSession) -> None:
     rows = records([(change.key, change.value) for change in journal])
     found = kes_spark.table(changelog(spark, rows), key=str, value=Profile).select("key", "value.*").collect()
     assert [tuple(row) for row in found] == [("bob", "bob", dt.date(2021, 1, 1))]
+
+
+def test_changes_of_a_changelog_one_by_one(spark: SparkSession, tmp_path: Any) -> None:
+    """As a batch and as a stream: tombstones are changes, the toolkit's own records are none."""
+    key, value = codec_for(str), codec_for(Balance)
+    rows = records(
+        [
+            (key.encode("a"), value.encode(Balance(1, None))),
+            (OFFSET_KEY, b'{"offset": 3}'),
+            (key.encode("a"), None),
+            (RELEASE_KEY, b"x"),
+            (key.encode("b"), b"no json"),
+            (None, b"no key"),
+        ]
+    )
+    expected = [
+        ("a", 1, False, None, 0),
+        ("a", None, True, None, 6),
+        ("b", None, False, "value: corrupt", 12),
+    ]
+    changelog(spark, rows).write.parquet(str(tmp_path / "log"))
+    stream = spark.readStream.schema(COLUMNS).parquet(str(tmp_path / "log"))
+    found = kes_spark.changes(stream, key=str, value=Balance)
+    query = found.writeStream.format("memory").queryName("changes").trigger(availableNow=True).start()
+    query.awaitTermination()
+    for each in (kes_spark.changes(changelog(spark, rows), key=str, value=Balance), spark.table("changes")):
+        error = f.left("_error", f.lit(len("value: corrupt")))
+        shown = each.orderBy("_meta.offset").select("key", "value.cents", "deleted", error, "_meta.offset")
+        assert [tuple(row) for row in shown.collect()] == expected
 
 
 def test_bytes_of_other_types_have_an_error(spark: SparkSession) -> None:

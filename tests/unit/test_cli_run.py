@@ -17,8 +17,8 @@ import pytest
 
 from streams.cli import worker
 from streams.cli.run import sentence
-from streams.cli.supervisor import RestartPolicy, Restarts
 from streams.errors import ConfigError
+from streams.sak.restarts import RestartPolicy, Restarts
 from tests.unit.cli_run_kit import DEADLINE_SECONDS, ROOT, Kes, kes
 
 __all__ = ["kes"]  # the fixture

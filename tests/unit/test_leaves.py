@@ -202,6 +202,7 @@ def test_wheels_with_and_without_compiled_leaves(mini: Mini, tmp_path: Path, com
     assert ended.returncode == 0, ended.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
     assert f"-{tag}" in wheel.name
+    assert "pyspark_grt/__init__.py" in zipfile.ZipFile(wheel).namelist()  # what Spark finds by itself
     mini.folder = tmp_path / "installed" / "streams"
     zipfile.ZipFile(wheel).extractall(mini.folder.parent)
     (version,) = mini.run("-m", "streams", "--version")

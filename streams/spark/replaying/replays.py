@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -29,7 +29,8 @@ from streams.protocols import Codec
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.replay import Program
 from streams.spark.columns import HEADERS_TYPE
-from streams.spark.replaying.replay_task import END, POSITION, RECORD, RESULT, STATE, replayer, travelling
+from streams.spark.options import addressed, agreed, names_brokers
+from streams.spark.replaying.replay_task import END, POSITION, RECORD, RESULT, STATE, loaded, replayer, travelling
 from streams.spark.typed.tables import ERROR, ValueColumns, decoded, is_reserved
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
@@ -117,6 +118,26 @@ def changelog_state(df: DataFrame) -> State:
     offset = f.get_json_object(f.col("value").cast("string"), "$.offset").cast("long")
     positions = last.where(f.col("key") == f.lit(OFFSET_KEY)).select("partition", offset.alias("offset"))
     return State(last.where(~is_reserved(f.col("key"))), positions, last)
+
+
+def read_state(
+    spark: SparkSession,
+    source: EventSource[Any] | str,
+    *,
+    servers: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> State:
+    """The state of an event source, or of one named ``"module:source"``, as its changelog has it now:
+    ``changelog_state`` of the topic that its settings name.
+
+    Without ``servers`` (or an option that names them), the brokers are those of its settings. ``options`` are more of
+    ``format("grt")``: credentials, say, which are not taken from its settings. The source may run meanwhile. Raises
+    ``ConfigError``.
+    """
+    config = (loaded(source) if isinstance(source, str) else source).config
+    given = agreed(options or {}, {"subscribe": config.changelog})
+    given = addressed(given, servers or (None if names_brokers(given) else config.bootstrap_servers))
+    return changelog_state(spark.read.format("grt").options(**given).load())
 
 
 class Replay(State):

@@ -70,6 +70,31 @@ def table(
     return decoded(latest, keys, values).select("key", "value", ERROR, META)
 
 
+def changes(
+    df: DataFrame,
+    *,
+    key: Any,
+    value: Any,
+    key_codec: Codec[Any] | None = None,
+    value_codec: Codec[Any] | None = None,
+) -> DataFrame:
+    """Every change of a changelog, or any compacted topic, in a row: columns ``key``, ``value``, ``deleted``,
+    ``_error``, ``_meta``. For batch and streaming DataFrames: this is ``table`` before only the latest is left.
+
+    Types and codecs are as for ``table``. ``deleted``: a tombstone, whose ``value`` is null. What the toolkit itself
+    writes into a changelog is left out. The changes of a key come in the order of ``_meta.offset``, as long as its
+    topic has not got more partitions. Raises ``ConfigError``.
+    """
+    check_records(df)
+    keys = ValueColumns(key, key_codec, "key")
+    values = ValueColumns(value, value_codec, "value")
+    records = df.where(f.col("key").isNotNull() & ~is_reserved(f.col("key")))
+    rows = records.select(
+        "key", "value", f.col("value").isNull().alias("deleted"), f.struct(*_META_COLUMNS).alias(META)
+    )
+    return decoded(rows, keys, values).select("key", "value", "deleted", ERROR, META)
+
+
 def as_of(
     df: DataFrame,
     *,
@@ -237,11 +262,15 @@ class ValueColumns:
 
 
 def decoded(rows: DataFrame, keys: ValueColumns, values: ValueColumns) -> DataFrame:
-    """``rows`` with ``key`` and ``value`` read, null where their bytes cannot be, and ``_error``, which says why."""
+    """``rows`` with ``key`` and ``value`` read, null where their bytes cannot be, and ``_error``, which says why. Null
+    bytes are a null value, and no error."""
     pair = (("key", keys), ("value", values))
     rows = rows.select("*", *keys.converted(), *values.converted())
     rows = rows.select("*", *keys.parsed(), *values.parsed())
-    wrong = [f.when(part.problem().isNotNull(), f.concat(f.lit(f"{name}: "), part.problem())) for name, part in pair]
+    wrong = [
+        f.when(f.col(name).isNotNull() & part.problem().isNotNull(), f.concat(f.lit(f"{name}: "), part.problem()))
+        for name, part in pair
+    ]
     read = {name: f.when(part.problem().isNull(), part.value()) for name, part in pair}
     return rows.withColumns(read | {ERROR: f.coalesce(*wrong)})
 

@@ -184,6 +184,27 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 folder.remove()
 
 
+class MicroBatchWriter(DataSourceArrowWriter):
+    """One micro-batch, written inside of ``foreachBatch``: by the transaction, the marker and the guards of
+    ``StreamWriter``. Its tasks know their query and batch, as those of a streaming sink do."""
+
+    def __init__(self, options: StreamWriteOptions, batch: int, schema: t.StructType, *, one_machine: bool) -> None:
+        self._writer = StreamWriter(options, schema, one_machine=one_machine)
+        self._batch = batch
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Stage the rows of one task. Writes nothing to a broker."""
+        return self._writer.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All rows and the marker in one transaction. Called once, in the driver, when every task has succeeded."""
+        self._writer.commit(messages, self._batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete the staged files: nothing of the batch is anywhere else."""
+        self._writer.abort(messages, self._batch)
+
+
 def _encoder(options: SinkOptions, doing: str) -> BatchEncoder:
     return BatchEncoder(options.topic, options.kafka, doing, topic_shapes(options.kafka))
 

@@ -14,6 +14,8 @@ from streams.spark.writing.folders import checked_folder
 
 _COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold")
 _WRITE: Final = ("writeId", "runId")
+MICRO_BATCH: Final = "batchId"
+"""Makes of ``df.write`` the write of a micro-batch. ``write_batch`` gives it."""
 _STREAM: Final = ("sink", "replaceQuery", "lastWrittenBatch")
 _OF_SPARK: Final = (
     "path",
@@ -96,6 +98,14 @@ def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
         replace_query=plain.get("replacequery") or None,
         last_written_batch=_last_written(plain.get("lastwrittenbatch")),
     )
+
+
+def micro_batch_options(options: Mapping[str, str]) -> tuple[StreamWriteOptions, int]:
+    """The options of a sink, and the number of the micro-batch that ``write_batch`` writes to it. Raises
+    ``ConfigError`` that names the option at fault."""
+    rest = {name: value for name, value in options.items() if name.lower() != MICRO_BATCH.lower()}
+    (batch,) = (value for name, value in options.items() if name.lower() == MICRO_BATCH.lower())
+    return stream_write_options(rest), whole(MICRO_BATCH, batch, minimum=0)
 
 
 def _last_written(text: str | None) -> tuple[str, int] | None:

@@ -1,0 +1,1 @@
+"""Pipelines that stay up: restarts, the stop between two batches, metrics and probes."""
