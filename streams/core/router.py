@@ -130,9 +130,10 @@ class Router:
         """Register a type. Raises ``RegistrationError`` for a second handler of the same name, or after the start."""
         self._refuse_if_frozen(f"the handler of {route.name}")
         if route.name.encode() in self.routes:
-            first = self.routes[route.name.encode()]
+            first = place_of(self.routes[route.name.encode()].handler)
             raise RegistrationError(
-                f"the event type {route.name!r} has a handler already{place_of(first.handler)}; one type, one handler"
+                f"the event type {route.name!r} has a handler already; one type, one handler"
+                + (f" (the first is{first})" if first else "")
             )
         self.routes[route.name.encode()] = route
 
