@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from streams import STOP, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, SourceState
@@ -324,7 +325,7 @@ async def test_in_a_running_loop_it_goes_as_outside_and_leaves_the_loop_as_it_wa
         assert passed == []  # it stood still
         assert asyncio.get_running_loop() is loop
         assert asyncio.current_task() is task
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         assert passed == ["soon"]
     await _scopes_are_anyios_own()
     assert asyncio.current_task() is task
