@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 from streams.cli.interrupts import ends_at_once
@@ -10,7 +11,12 @@ from streams.cli.interrupts import ends_at_once
 def run() -> NoReturn:
     """Entry point of the script ``kes``."""
     with ends_at_once():
-        from streams.cli import main
+        try:
+            from streams.cli import main
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "streams":
+                raise
+            sys.exit(f"kes: the package {error.name!r} is not installed: pip install 'kafka-event-source[cli]'")
     main.run()
 
 

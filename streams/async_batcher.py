@@ -72,7 +72,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
     ) -> None:
         self.name = name or getattr(execute, "__qualname__", None) or repr(execute)
         check_settings(f"the batcher {self.name}", config, BatcherConfig)
-        check_ends(f"the batcher {self.name}", finalizer=finalizer, on_failure=on_failure)
+        check_ends(f"the batcher {self.name}", "ctx", "items", finalizer=finalizer, on_failure=on_failure)
         self._source: EventSource[StoreT] = source
         self._definition: BatchDefinition = BatchDefinition(
             name=self.name,

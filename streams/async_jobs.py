@@ -94,7 +94,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         self.name = name or getattr(job, "__qualname__", None) or repr(job)
         kind = kind_of(f"the jobs {self.name}", job, kind)
         check_settings(f"the jobs {self.name}", config, SchedulerConfig)
-        check_ends(f"the jobs {self.name}", finalizer=finalizer, on_failure=on_failure)
+        check_ends(f"the jobs {self.name}", "ctx", "item", "result", finalizer=finalizer, on_failure=on_failure)
         if kind == "process":
             _check_importable(self.name, job)
         if source._router.is_frozen:

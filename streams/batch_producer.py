@@ -72,7 +72,7 @@ class BatchProducer(Generic[StoreT]):
             raise ConfigError(
                 f"delivery_timeout_seconds is {seconds!r}; it must be a millisecond or more, and less than a day"
             )
-        check_ends(f"the producer {name}", finalizer=finalizer, on_failure=on_failure)
+        check_ends(f"the producer {name}", "ctx", "deliveries", finalizer=finalizer, on_failure=on_failure)
         self.name = name
         self._source: EventSource[StoreT] = source
         self._definition: ProducerDefinition = ProducerDefinition(

@@ -24,7 +24,7 @@ from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dea
 BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
 """Environment variable with the brokers' addresses, used when the settings name none."""
 INSTANCE_VARIABLE = "KES_INSTANCE_ID"
-"""Environment variable with this process's stable name, used when the settings name none (``kes run`` sets it)."""
+"""Environment variable with this process's stable name, if the settings have none (``kes run`` sets it)."""
 
 DELIVERY_SHARE = 0.8
 """Share of a transaction's time in which its records must be acknowledged: they fail before the broker aborts it."""

@@ -77,6 +77,7 @@ class EventSource(Handlers[StoreT]):
         if store is not None:
             check_callable("the store, which is to be a factory such as Table.factory(...),", store, "topic_partition")
         self._lifespan = lifespan
+        self._is_stateless = store is None
         self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
         self._state = SourceState.CREATED
         self._engine: Engine | None = None

@@ -25,6 +25,7 @@ from streams.codecs import Shortcut, bare_decoder, codec_for, is_plain_dataclass
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
+from streams.sak.users_code import place_of
 
 T = TypeVar("T")
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
@@ -268,8 +269,9 @@ def to_record(
 def _prepare(cls: type[T]) -> EventType[T]:
     if not isinstance(cls, type):
         raise RegistrationError(
-            f"{getattr(cls, '__qualname__', repr(cls))} is no class, as an event type must be. A decorator that "
-            "registers a handler names the class: @source.register_event_type(Deposited)"
+            f"{getattr(cls, '__qualname__', repr(cls))}{place_of(cls)} is no class, as an event type must be. A "
+            "decorator that registers a handler names the class: @source.register_event_type(Deposited), or takes it "
+            "from the handler's annotation: @source.on"
         )
     declaration = _declared.get(cls)
     if declaration is None:

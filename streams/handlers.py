@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, overload
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router, check_callable
@@ -21,6 +21,7 @@ from streams.runtime.async_work.invoke import check_planner
 from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.sak.numbers import is_number
+from streams.sak.users_code import parameter_types, place_of
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
@@ -37,6 +38,7 @@ class Handlers(Generic[StoreT]):
     def __init__(self, config: EventSourceConfig) -> None:
         self.config = config
         self._router = Router()
+        self._is_stateless = False
         self._schedules: list[tuple[Schedule, Route]] = []
 
     @overload
@@ -102,7 +104,7 @@ class Handlers(Generic[StoreT]):
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             policy, name = on_error or self.config.error_policy, event_type.name
-            check_callable(f"the handler of {name}", function, "ctx", "events" if batch else "event")
+            self._check(f"the handler of {name}", function, "ctx", "events" if batch else "event")
             if batch and settings is not None:
                 raise RegistrationError(
                     f"the handler of {name} has batch=True and a concurrency: its events have their turn already; for "
@@ -118,6 +120,53 @@ class Handlers(Generic[StoreT]):
             register(handler)
         return register
 
+    @overload
+    def on(self, handler: Handler[StoreT, E], /) -> Handler[StoreT, E]: ...
+
+    @overload
+    def on(
+        self,
+        /,
+        *,
+        on_error: ErrorPolicy | None = None,
+        blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
+        batch: Literal[False] = False,
+    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]: ...
+
+    @overload
+    def on(
+        self, /, *, on_error: ErrorPolicy | None = None, batch: Literal[True]
+    ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
+
+    def on(self, handler: Callable[..., Any] | None = None, /, **options: Any) -> Callable[..., Any]:
+        """Register the handler of the event type that its second parameter is annotated with: ``@source.on``, or with
+        options ``@source.on(on_error=DEAD_LETTER)``.
+
+        The short form of ``register_event_type``, whose options it takes; with ``batch=True`` the annotation is
+        ``list[Deposited]``. Raises ``RegistrationError`` for a handler whose annotation names no class.
+        """
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            check_callable("the handler", function, "ctx", "event")
+            event_class = _annotated_class(function, batch=bool(options.get("batch")))
+            self.register_event_type(event_class, function, **options)
+            return function
+
+        return register if handler is None else register(handler)
+
+    def _check(self, what: str, function: Callable[..., Any], *arguments: str) -> None:
+        """Refuse a function that cannot be called so, or that wants a store of a source without one."""
+        check_callable(what, function, *arguments)
+        ctx = next(iter(parameter_types(function)), None) if self._is_stateless else None
+        store = next(iter(get_args(ctx)), None)
+        is_context = issubclass(get_origin(ctx) or object, EventContext)
+        if is_context and store not in (None, type(None), Any) and not isinstance(store, TypeVar):
+            raise RegistrationError(
+                f"{what}{place_of(function)} has the annotation {ctx}, but the event source has no store; give it one: "
+                "EventSource(config, store=Table.factory(key=..., value=...))"
+            )
+
     def register_default_handler(
         self,
         handler: Handler[StoreT, bytes | None] | None = None,
@@ -129,7 +178,7 @@ class Handlers(Generic[StoreT]):
         """Register the handler of records whose type has no handler; it gets the value's bytes as they came."""
 
         def register(function: Handler[StoreT, bytes | None]) -> Handler[StoreT, bytes | None]:
-            check_callable("the default handler", function, "ctx", "value")
+            self._check("the default handler", function, "ctx", "value")
             policy = on_error or self.config.error_policy
             self._router.set_default(Route("(default)", None, function, blocking=blocking, policy=policy))
             return function
@@ -163,7 +212,7 @@ class Handlers(Generic[StoreT]):
                 raise RegistrationError(
                     "schedule_interjection comes too late: register before the event source is started"
                 )
-            check_callable("the interjection", function, "ctx")
+            self._check("the interjection", function, "ctx")
             policy = on_error or self.config.error_policy
             route = Route(name_of(function), None, function, blocking=blocking, policy=policy)
             self._schedules.append((schedule, route))
@@ -206,6 +255,19 @@ class Handlers(Generic[StoreT]):
             check_callable(f"{stage.name}: the key of {name}", key)
             register(cast(Any, lambda _, event: (key(event), event)))
         return register
+
+
+def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
+    annotated = next(iter(parameter_types(function)[1:2]), None)
+    if batch and annotated is not None:
+        annotated = next(iter(get_args(annotated)), None)
+    if isinstance(annotated, type):
+        return annotated
+    wanted = "events: list[Deposited]" if batch else "event: Deposited"
+    raise RegistrationError(
+        f"the handler {name_of(function)}{place_of(function)} has no class as the annotation of its second parameter; "
+        f"write {wanted}, or name the class: @source.register_event_type(Deposited)"
+    )
 
 
 def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:

@@ -198,7 +198,24 @@ class TakesOutsideSettings(msgspec.StructMeta):
                     settings[name] = msgspec.structs.replace(group, **changes)
                 except ConfigError as error:  # names the settings as they were given
                     raise ConfigError(str(error).replace(f"{type(group).__name__}.", "")) from None
-            return super().__call__(*args, **settings)
+            try:
+                return super().__call__(*args, **settings)
+            except TypeError as error:
+                raise _wrong_settings(cls, args, settings) or error from None
+
+
+def _wrong_settings(cls: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> ConfigError | None:
+    """Make the error of settings that do not exist or are missing; ``None`` if that is not the mistake."""
+    known = [*cls.__struct_fields__, *cls._flat_names]
+    if args:
+        return ConfigError(f"{cls.__name__} takes its settings by name: {cls.__name__}({known[0]}=..., ...)")
+    for name in [name for name in settings if name not in known]:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.__struct_fields__)}"
+        return ConfigError(f"{cls.__name__} has no setting {name!r}; {hint}")
+    required = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
+    missing = [name for name in cls.__struct_fields__[:required] if name not in settings]
+    return ConfigError(f"{cls.__name__} needs {' and '.join(missing)}") if missing else None
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:

@@ -270,7 +270,7 @@ class Settler:
         return Output(self._topic, value, MARK_KEY, None, partition, 0, partition, -1)
 
     def _commit(self, outputs: list[Output]) -> None:
-        with transaction(self._slot):
+        with transaction(self._slot, "`kes dlq list` shows the letters that are not settled; to run it again is safe"):
             self._slot.send(outputs)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, brokers, named_source
-from streams.cli.console import complain, emit, notices
+from streams.cli.console import complain, emit, notices, print_whole
 from streams.clients.group_checks import GroupChecks
 from streams.config import EventSourceConfig
 from streams.errors import OffsetError
@@ -88,7 +88,7 @@ def accept(
         standings, adopted = look = _look(config, checks, numbers, restored=restored)
         ahead = [standing for standing in standings if standing.state == AHEAD]
         if (ahead or adopted) and not yes:
-            notices().print(_table(standings))
+            print_whole(notices(), _table(standings))
             for standing in ahead:
                 notices().print(Text(_warning(config, standing)), soft_wrap=True)
             if adopted:

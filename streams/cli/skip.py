@@ -111,7 +111,7 @@ def skip(
         moved = OffsetRecord(place.offset + 1, _WRITER, 0, 0, checks.source_id(), checks.changelog_id())
         outputs.append(_offset_record(config, place.partition, moved))
         try:
-            with transaction(slot):
+            with transaction(slot, "Run it again: it passes the record, or says that it is handled already"):
                 checks.hold(slot, {place.partition: place.offset + 1})
                 if _position(config, checks, place.partition, committed) != position:
                     raise OffsetError(f"a member of group {config.group_id} has handled records meanwhile; look again")

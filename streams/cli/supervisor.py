@@ -40,6 +40,8 @@ DRAINS_ALL = {
 }
 """Exit codes of workers after which all of them are drained, and why."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FIRST_PROCESS = 1
+"""Process id in a container: whatever loses its parent becomes a child of this one."""
 
 _REMEMBERED = 100
 """Dead members that are to be removed; more are not remembered."""
@@ -176,6 +178,18 @@ class Supervisor:
                 self._stop_all(EXIT_PROBLEM)
             elif code != 0:
                 self._crashed(worker, now)
+        if os.getpid() == FIRST_PROCESS:
+            self._reap_adopted()
+
+    def _reap_adopted(self) -> None:
+        """Reap what dead workers left behind: orphans become children of a container's first process. A worker's own
+        end is only looked at here; the next ``_reap``, for which its SIGCHLD wakes the loop, takes it."""
+        own = {worker.process.pid for worker in self._workers if worker.process is not None}
+        with contextlib.suppress(ChildProcessError):  # there is no child
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in own:
+                    return
+                os.waitpid(ended.si_pid, 0)
 
     def _receive(self) -> None:
         for worker in self._workers:

@@ -23,7 +23,7 @@ from streams.cli.cluster import (
     source_admin_of,
     topic_option,
 )
-from streams.cli.console import complain, emit, notices
+from streams.cli.console import complain, emit, notices, print_whole
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin, differences
 from streams.clients.group_view import GroupQuestions
@@ -128,7 +128,8 @@ def grow(
         by_topic = {spec.name: source_admin if spec.name == config.topic else admin for spec in found.specs()}
         growth = _planned(by_topic, config, partitions or 0, timeout)
         if growth.steps and not yes:
-            notices().print(_growth_table(growth), Text(KEYS_MOVE))
+            print_whole(notices(), _growth_table(growth))
+            notices().print(Text(KEYS_MOVE))
             typer.confirm("Add the partitions?", abort=True, err=True)
             _refuse_members(addresses, config, timeout)  # one may have started while the question stood
         for name, before in growth.steps.items():

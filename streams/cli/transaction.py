@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from streams.cli.console import complain
 from streams.clients.producing.blocking import BlockingSlot
 
 IN_DOUBT: Final = ("unknown", "fenced")
@@ -13,13 +14,18 @@ IN_DOUBT: Final = ("unknown", "fenced")
 
 
 @contextlib.contextmanager
-def transaction(slot: BlockingSlot) -> Iterator[None]:
+def transaction(slot: BlockingSlot, to_find_out: str) -> Iterator[None]:
     """Commit what the block has sent. If the block raises, or Ctrl-C comes, it is aborted at once: an open transaction
-    would hold up the readers of its topics. Raises what was raised, and ``TransactionFailed``."""
+    would hold up the readers of its topics. Ctrl-C during the commit leaves the outcome in doubt, which is written to
+    stderr together with ``to_find_out``. Raises what was raised, and ``TransactionFailed``."""
+    committing = False
     try:
         yield
+        committing = True
         slot.commit()
-    except BaseException:
+    except BaseException as error:
+        if committing and not isinstance(error, Exception):
+            complain(f"interrupted during the commit, so whether it took place is not known. {to_find_out}")
         with contextlib.suppress(Exception):  # then its time ends it, or the next run does
             slot.abort()
         raise

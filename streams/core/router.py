@@ -11,6 +11,7 @@ from streams.errors import RegistrationError
 from streams.events import EventType
 from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
+from streams.sak.users_code import calling_place, place_of
 
 
 def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, bytes | None]:
@@ -27,7 +28,7 @@ def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, byt
 def check_callable(what: str, function: object, *arguments: str) -> None:
     """Check that a function can be called, with ``arguments`` if any are named; else ``RegistrationError``."""
     if not callable(function):
-        raise RegistrationError(f"{what} is {function!r}, which cannot be called")
+        raise RegistrationError(f"{what} is {function!r}, which cannot be called{calling_place()}")
     if not arguments:
         return
     try:
@@ -39,7 +40,10 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
         signature.bind(*arguments)
     except TypeError:
         name = getattr(function, "__qualname__", None) or repr(function)
-        raise RegistrationError(f"{what} is {name}{signature}; it is called with ({', '.join(arguments)})") from None
+        where = place_of(function) or calling_place()
+        raise RegistrationError(
+            f"{what} is {name}{signature}{where}; it is called with ({', '.join(arguments)})"
+        ) from None
 
 
 class Route:
@@ -126,7 +130,11 @@ class Router:
         """Register a type. Raises ``RegistrationError`` for a second handler of the same name, or after the start."""
         self._refuse_if_frozen(f"the handler of {route.name}")
         if route.name.encode() in self.routes:
-            raise RegistrationError(f"the event type {route.name!r} has a handler already; one type, one handler")
+            first = place_of(self.routes[route.name.encode()].handler)
+            raise RegistrationError(
+                f"the event type {route.name!r} has a handler already; one type, one handler"
+                + (f" (the first is{first})" if first else "")
+            )
         self.routes[route.name.encode()] = route
 
     def set_default(self, route: Route) -> None:

@@ -41,6 +41,7 @@ class SourceHealth:
         self._now = now
         self._lock = threading.Lock()
         self._looking: concurrent.futures.Future[SourceStatistics] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of that look: one that was closed before never answers
         self._since = 0.0
 
     def look(self, patience_seconds: float = PROBE_SECONDS) -> SourceStatistics | None:
@@ -49,12 +50,13 @@ class SourceHealth:
             return self._source.statistics()
         with self._lock:
             looking = self._looking
-            if looking is None or looking.done():
+            loop = self._source._loop
+            if looking is None or looking.done() or self._loop is not loop:
                 try:
                     looking = self._source.statistics_threadsafe()
                 except Stopped:
                     return self._source.statistics()  # no partition is there yet, or any more
-                self._looking, self._since = looking, self._now()
+                self._looking, self._loop, self._since = looking, loop, self._now()
         try:
             return looking.result(patience_seconds)
         except (TimeoutError, concurrent.futures.CancelledError):

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from streams.errors import OffsetError, StoreError
 from streams.records import Change, TopicPartition
+from streams.sak.users_code import calling_place
 
 
 class NoStore(StoreError, AttributeError):
@@ -23,8 +24,8 @@ class Stateless:
         if name.startswith("_"):
             raise AttributeError(name)
         raise NoStore(
-            f"{self._where}: ctx.store.{name} was used, but the event source has no store; give it one: "
-            "EventSource(config, store=Table.factory(key=..., value=...))"
+            f"{self._where}: ctx.store.{name} was used{calling_place()}, but the event source has no store; "
+            "give it one: EventSource(config, store=Table.factory(key=..., value=...))"
         )
 
     def receive_change(self, change: Change, /) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from streams.errors import ConfigError, NotOwned
 from streams.event_source import EventSource
-from streams.events import event_type_of
+from streams.events import to_record
 from streams.records import IncomingRecord, Record
 from streams.runtime.partition.event_context import EventContext
 from streams.statistics import SourceStatistics
@@ -42,7 +42,8 @@ class TestDriver(Driving, Generic[StoreT]):
     of things; ``patience`` for how many simulated seconds a call waits until everything is done. ``start=False``
     leaves it to ``start``, to set traps before.
 
-    Use it from one thread, outside of event loops, as a context manager: ``close`` ends everything. What makes a
+    Use it from one thread, as a context manager: ``close`` ends everything. In a running event loop (an async test, a
+    notebook) it is used in the same way, without ``await``: that loop stands still during a call. What makes a
     member stop with an error is raised by the call during which it happens. Raises ``ConfigError`` for arguments that
     cannot be, ``Stopped`` when it is closed.
     """
@@ -103,10 +104,7 @@ class TestDriver(Driving, Generic[StoreT]):
         leaves the running to the next call. Returns early when no member is running (any more). Raises ``Unsettled``
         when something is left to do at the end of the patience, and what makes a member stop.
         """
-        described = event_type_of(type(event))
-        data = key.encode() if isinstance(key, str) else key
-        topic = self._world.config.topic
-        record = Record(topic, described.encode(event), data, described.headers + list(headers), partition)
+        record = to_record(self._world.config.topic, event, key=key, headers=headers, partition=partition)
         return self.send_record(record, wait=wait)
 
     def send_record(self, record: Record, *, wait: bool = True) -> IncomingRecord:

@@ -71,7 +71,7 @@ class Driving:
             raise
         self._stepping = True
         try:
-            with self._own_chance():
+            with self._own_chance(), other_loop_set_aside():
                 result = self._world.loop.run_main(main)
         except BaseException:
             self._raise_failures()
@@ -138,10 +138,9 @@ class Driving:
         self._closed = True
         loop = self._world.loop
         try:
-            if asyncio._get_running_loop() is None:
-                with self._own_chance():
-                    loop.run_main(self._world.end())
-                    loop.run_main(loop.shutdown_asyncgens())
+            with self._own_chance(), other_loop_set_aside():
+                loop.run_main(self._world.end())
+                loop.run_main(loop.shutdown_asyncgens())
         finally:
             self._world.fibers.close()
             loop.close()
@@ -151,10 +150,6 @@ class Driving:
     def _check_open(self) -> None:
         if self._closed:
             raise Stopped("this TestDriver is closed")
-        if not self._stepping and asyncio._get_running_loop() is not None:
-            raise ConfigError(
-                "a TestDriver has an event loop of its own: use it in a plain test function, not in an async one"
-            )
 
     def _partitions(self) -> range:
         return range(self._world.config.num_partitions)
@@ -202,6 +197,28 @@ class Driving:
         found = self._member(member)
         self._world.note(f"the next {call} of member {found.number}: {strike.name}")
         found.process.forced.setdefault(kind, deque()).append(strike)
+
+
+@contextlib.contextmanager
+def other_loop_set_aside() -> Iterator[None]:
+    """Let another loop run on this thread: in an async test or a notebook one is running, and stands still meanwhile.
+
+    asyncio keeps one running loop and one task of it for each thread; both are put back afterwards.
+    """
+    outside = asyncio._get_running_loop()
+    if outside is None:
+        yield
+        return
+    task = asyncio.current_task(outside)
+    if task is not None:
+        asyncio.tasks._leave_task(outside, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outside)
+        if task is not None:
+            asyncio.tasks._enter_task(outside, task)
 
 
 def _failure(member: DrivenMember) -> BaseException | None:

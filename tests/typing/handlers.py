@@ -142,6 +142,39 @@ def batches(source: EventSource[Store]) -> None:
     source.register_event_type(Ordered, add)
 
 
+def short_form(source: EventSource[Store]) -> None:
+    source.on(add)
+
+    @source.on
+    def plain(ctx: EventContext[Store], event: Ordered) -> None:
+        assert_type(ctx.store, Store)
+
+    @source.on(concurrency=64)
+    async def ahead(ctx: EventContext[Store], event: Ordered) -> ExecutionState | None:
+        return ctx.fail(ValueError("no"))
+
+    @source.on(batch=True)
+    def batch(ctx: BatchContext[Store], events: list[Ordered]) -> None: ...
+
+
+def mistakes_in_the_short_form(source: EventSource[Store]) -> None:
+    def of_another_store(ctx: EventContext[Table[int, int]], event: Ordered) -> None: ...
+
+    def answers(ctx: EventContext[Store], event: Ordered) -> int:
+        return 1
+
+    def without_event(ctx: EventContext[Store]) -> None: ...
+
+    def of_lists(ctx: BatchContext[Store], events: list[Ordered]) -> None: ...
+
+    source.on(of_another_store)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.on(answers)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.on(without_event)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.on(of_lists)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    source.on(batch=True)(add)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    source.on(batch=True, blocking=True)(of_lists)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
 def mistakes_in_batches(source: EventSource[Store]) -> None:
     def of_others(ctx: BatchContext[Store], events: list[Other]) -> None: ...
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from streams.cli import dlq
 from streams.cli.letter_tables import described, summary_of, whole
 from streams.cli.letters import Letter, Mark, Settled, resent
 from streams.cli.records import Decoder, checked_place, harmless, one_line, plain, plain_bytes
+from streams.cli.transaction import transaction
 from streams.errors import OffsetError
 from streams.records import Headers, IncomingRecord
 from tests.unit.cli_kit import Kes, preset, source_of
@@ -166,3 +169,30 @@ def test_a_source_on_another_cluster_is_refused(kes: Kes, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "far", module)
     monkeypatch.setattr(dlq, "await_listener", lambda servers, timeout: None)
     assert "no transaction spans both" in kes("dlq", "replay", "far:source", "--all", code=1).words
+
+
+class SlotThatIsInterrupted:
+    """Ctrl-C comes in one of its calls."""
+
+    def __init__(self, during: str) -> None:
+        self.during, self.calls = during, list[str]()
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        def call() -> None:
+            self.calls.append(name)
+            if name == self.during:
+                raise KeyboardInterrupt
+
+        return call
+
+
+@pytest.mark.parametrize(("during", "in_doubt"), [("commit", True), ("send", False)])
+def test_ctrl_c_during_the_commit_says_that_the_outcome_is_in_doubt(
+    during: str, in_doubt: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slot: Any = SlotThatIsInterrupted(during)
+    with pytest.raises(KeyboardInterrupt), transaction(slot, "look there"):
+        slot.send()
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == ("kes: interrupted during the commit, so whether it took place is not known. look there" * in_doubt)
+    assert slot.calls[-1] == "abort"

@@ -83,6 +83,13 @@ def test_a_missing_optional_package_is_named_with_its_extra(
     assert "pip install 'kafka-event-source[demo]'" in kes("try", code=1).err
 
 
+def test_without_the_packages_of_the_command_line_their_extra_is_named() -> None:
+    script = "import sys; sys.modules['typer'] = None; from streams.__main__ import run; run()"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "kes: the package 'typer' is not installed: pip install 'kafka-event-source[cli]'\n"
+
+
 INTERRUPTED = """
 import os, signal, sys
 

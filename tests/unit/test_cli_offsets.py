@@ -101,8 +101,10 @@ def test_topics_that_were_restored_are_taken_for_those_of_the_state(accept: Kes)
 def test_it_says_what_will_happen_and_asks(
     accept: Kes, answer: str, code: int, done: dict[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     said = accept("--partition", "0", "--partition", "1", code=code).err
+    assert "records 3 to 4 are handled again\n" in said.replace(" \n", "\n"), "the table is whole"
     assert FakeChecks.done == done
     assert "flights[0]: records 3 to 4 are handled again" in said
     assert "appear a second time" in said

@@ -64,7 +64,7 @@ def test_flat_names_are_taken_and_read() -> None:
 def test_a_flat_name_replaces_one_setting_of_the_group_beside_it() -> None:
     both = config(group=GroupConfig(num_standbys=2, max_moves=3), max_moves=4)
     assert both == config(num_standbys=2, max_moves=4)
-    with pytest.raises(TypeError, match="max_movez"):
+    with pytest.raises(ConfigError, match="no setting 'max_movez'; did you mean max_moves"):
         config(max_movez=4)
 
 
@@ -129,3 +129,20 @@ def test_what_follows_from_settings() -> None:
     assert (elsewhere.offsets_topic, elsewhere.source_is_elsewhere) == ("g.t.commit-log", True)
     assert config().strategies == ("incremental",)
     assert config(strategy=("range", "incremental")).strategies == ("range", "incremental")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: config(num_partition=1),
+            "no setting 'num_partition'; did you mean num_partitions",
+        ),
+        (lambda: config(xyzzy=1), "no setting 'xyzzy'; its settings are group_id, topic, num_p"),
+        (lambda: EventSourceConfig(topic="t"), "EventSourceConfig needs group_id and num_partitions"),  # type: ignore[call-arg]
+        (lambda: EventSourceConfig("g", "t", 1), "takes its settings by name: EventSourceConfig(group_id=..., ...)"),  # type: ignore[call-arg,misc]
+    ],
+)
+def test_settings_that_do_not_exist_or_are_missing_are_named(make: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        make()

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from streams import AsyncJobScheduler, EventSource, EventSourceConfig, SimpleStore, Table
+from streams import (
+    SKIP,
+    AsyncJobScheduler,
+    BatchContext,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    SimpleStore,
+    Table,
+)
 from streams.core.router import Route, Router, check_callable
 from streams.errors import RegistrationError, StoreError
 from streams.events import event_type, event_type_of, upcaster
@@ -111,6 +120,15 @@ class Source(EventSource[Any]):
 def one(ctx: object) -> None: ...
 
 
+def keeps(ctx: EventContext[Table[str, int]], event: First) -> None: ...
+
+
+def of_one(ctx: EventContext[Any], event: First) -> None: ...
+
+
+def of_nobody(ctx: EventContext[Any], event: OnlyForCheckers) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
 @pytest.mark.parametrize(
     ("register", "said"),
     [
@@ -126,17 +144,57 @@ def one(ctx: object) -> None: ...
         (lambda: Source().register_default_handler(one), r"the default handler is one\(ctx.*\(ctx, value\)"),
         (lambda: Source().schedule_interjection(plain, every=1.0), r"the interjection is plain\(ctx.*\(ctx\)"),
         (
-            lambda: AsyncJobScheduler(Source(), one, plain).register_event_type(First, one),
+            lambda: AsyncJobScheduler(Source(), one).register_event_type(First, one),
             r"plans the work of First is one\(ctx.*\(record, event\)",
         ),
-        (lambda: Source().register_event_type(plain), r"plain is no class.*@source\.register_event_type\(Deposited\)"),
+        (
+            lambda: Source().register_event_type(plain),
+            r"plain at .* is no class.*@source\.register_event_type\(Deposited\)",
+        ),
         (lambda: Source(Table), r"a factory such as Table\.factory\(\.\.\.\), is Table\("),
         (lambda: Source(object()), "which cannot be called"),
+        (
+            lambda: AsyncJobScheduler(Source(), one, plain),
+            r"finalizer of the jobs one is plain\(.*\(ctx, item, result\)",
+        ),
+        (lambda: Source().register_event_type(First, keeps), r" at .*Table\[str, int\].* has no store; give it one"),
+        (lambda: Source().on(one), r"the handler is one\(ctx.*\(ctx, event\)"),
+        (lambda: Source().on(lambda ctx, event: None), r"the handler <lambda>.* at .* has no class as the annotation"),
+        (lambda: Source().on(batch=True)(of_one), r"the handler of_one at .* write events: list\[Deposited\]"),
+        (lambda: Source().on(of_nobody), "has no class as the annotation"),
+        (lambda: [source.on(of_one) for source in [Source()] * 2], r"has a handler already; .* \(the first is at .*\)"),
     ],
 )
-def test_mistakes_are_told_at_registration(register: Any, said: str) -> None:
-    with pytest.raises(RegistrationError, match=said):
+def test_mistakes_are_told_at_registration_with_their_place(register: Any, said: str) -> None:
+    with pytest.raises(RegistrationError, match=said) as refused:
         register()
+    if "is one(" in str(refused.value) or "of_one" in said:
+        written = one if "is one(" in str(refused.value) else of_one
+        assert f" at {__file__}:{written.__code__.co_firstlineno}" in str(refused.value)
+
+
+class WithStore:
+    def __call__(self, ctx: EventContext[Any], event: Second) -> None: ...
+
+
+def test_the_short_form_takes_the_type_from_the_annotation() -> None:
+    @dataclass
+    class Inner:
+        text: str
+
+    source, handlers = Source(), list[Any]()
+
+    @source.on
+    def local(ctx: EventContext[Any], event: Inner) -> None: ...
+
+    @source.on(batch=True, on_error=SKIP)
+    def batch(ctx: BatchContext[Any], events: list[First]) -> None: ...
+
+    handlers = [local, batch, source.on(WithStore())]
+    routes = [source._router.routes[name] for name in (b"Inner", b"core.router.first", b"core.router.second")]
+    assert [route.handler for route in routes] == handlers
+    assert [route.policy for route in routes] == [STOP, SKIP, STOP]
+    assert routes[1].kind is BATCH
 
 
 def test_a_function_whose_parameters_nobody_knows_is_taken() -> None:
@@ -160,7 +218,7 @@ def test_a_decorator_may_change_the_arguments() -> None:
 
 def test_the_store_that_was_forgotten() -> None:
     store: Any = Stateless(TopicPartition("t", 3))
-    with pytest.raises(StoreError, match=r"t\[3\]: ctx\.store\.put was used, but .* store=Table\.factory"):
+    with pytest.raises(StoreError, match=rf"t\[3\]: ctx\.store\.put was used at {__file__}:\d+, but .* store=Table"):
         store.put("a", 1)
     assert not hasattr(store, "get")
     assert not hasattr(store, "_journal")

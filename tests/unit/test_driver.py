@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from streams import STOP, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, SourceState
-from streams.errors import ConfigError, DecodeError, EventFailure, NotOwned, RegistrationError, Stopped
+from streams.errors import ConfigError, DecodeError, EncodeError, EventFailure, NotOwned, RegistrationError, Stopped
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver, Unsettled
 from streams.testing.world import Exited
@@ -240,6 +242,14 @@ def test_fatally_exit_ends_the_member_and_not_the_tests() -> None:
         made.send(Fatal("it hurts"))
 
 
+@pytest.mark.parametrize(("key", "value", "wrong"), [(5, b"x", "key"), (b"x", 5, "value")])
+def test_a_ready_record_of_other_than_bytes_is_named(key: Any, value: Any, wrong: str) -> None:
+    source = build()
+    source.register_event_type(Unknown, lambda ctx, event: ctx.forward(Record(OUT, value, key)))
+    with TestDriver(source) as made, pytest.raises(EventFailure, match=f"the {wrong} of the record for {OUT} is int"):
+        made.send(Unknown())
+
+
 def test_what_never_ends_is_told(driver: Driver) -> None:
     with pytest.raises(Unsettled) as raised:
         driver.send(Slow("ann", 1e6), partition=2)
@@ -269,6 +279,7 @@ def test_bad_use_is_told() -> None:
         (ConfigError, other_topic, lambda: made.send_record(Record("other", b""))),
         (ConfigError, "time cannot go back", lambda: made.advance(-1.0)),
         (RegistrationError, "str", lambda: made.send("text")),
+        (EncodeError, "the key for added is a int; use str", lambda: made.send(Added("ann"), key=5)),  # type: ignore[arg-type]
     ]
     crashed: list[Wrong] = [
         (ConfigError, "member 0 is down", lambda: made.freeze(0)),
@@ -302,9 +313,39 @@ def test_handlers_cannot_let_time_pass() -> None:
             made.send(Unknown())
 
 
-async def test_in_an_event_loop_it_says_so() -> None:
-    with pytest.raises(ConfigError, match="plain test function"):
-        TestDriver(build())
+async def test_in_a_running_loop_it_goes_as_outside_and_leaves_the_loop_as_it_was() -> None:
+    loop, task, passed = asyncio.get_running_loop(), asyncio.current_task(), list[str]()
+    asyncio.get_running_loop().call_soon(passed.append, "soon")
+    with TestDriver(build(), members=2) as made, anyio.CancelScope():
+        made.send(Slow("ann", 30.0))
+        made.crash(0)
+        with pytest.raises(EventFailure, match="it hurts"):
+            made.send(Fatal("it hurts"), partition=1)
+        assert made.outputs(OUT, Total) == [Total("ann", 1)]
+        assert passed == []  # it stood still
+        assert asyncio.get_running_loop() is loop
+        assert asyncio.current_task() is task
+        await anyio.lowlevel.checkpoint()
+        assert passed == ["soon"]
+    await _scopes_are_anyios_own()
+    assert asyncio.current_task() is task
+
+
+async def test_in_a_callback_of_a_loop_there_is_no_task() -> None:
+    done: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    def cell() -> None:
+        with TestDriver(build()) as made:
+            made.send(Added("ann"))
+            done.set_result(made.outputs(OUT, Total))
+
+    asyncio.get_running_loop().call_soon(cell)
+    assert await done == [Total("ann", 1)]
+
+
+async def test_a_driver_of_a_plain_fixture_serves_an_async_test(driver: Driver) -> None:
+    driver.send(Added("ann"))
+    assert driver.outputs(OUT, Total) == [Total("ann", 1)]
 
 
 def test_no_thread_and_no_task_is_left_behind() -> None:

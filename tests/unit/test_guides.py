@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import pickle
@@ -179,7 +180,9 @@ def test_the_examples_of_the_guide_about_testing_run(
     for module in modules:
         for name, test in vars(module).items():
             if name.startswith("test_") and callable(test):
-                test(**{given: request.getfixturevalue(given) for given in inspect.signature(test).parameters})
+                result = test(**{given: request.getfixturevalue(given) for given in inspect.signature(test).parameters})
+                if inspect.iscoroutine(result):
+                    asyncio.run(result)
                 ran.append(name)
     assert len(ran) >= 7
 

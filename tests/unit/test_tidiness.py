@@ -63,6 +63,19 @@ MODULES = {
     "opentelemetry-sdk": "opentelemetry",
 }
 PLUGINS = {"pytest-asyncio", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist"}  # found by pytest itself
+COMMANDS = {
+    "basedpyright",
+    "coverage",
+    "cython",
+    "furo",
+    "import-linter",
+    "mypy",
+    "myst-parser",
+    "ruff",
+    "sphinx",
+    "uv",
+}
+COMMANDS |= {"sortedcontainers-stubs", "types-protobuf", "types-psutil"}  # and what these read
 NO_EXTRAS_OF_USERS = {"demo", "examples", "test", "dev"}
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
@@ -300,8 +313,7 @@ def test_everything_that_is_installed_is_used() -> None:
     for extra, wanted in {"": project["dependencies"], **project["optional-dependencies"]}.items():
         packages = {re.split(r"[\[<>=~! ]", each, maxsplit=1)[0] for each in wanted} - {project["name"], *PLUGINS}
         found = by_all if extra in NO_EXTRAS_OF_USERS else by_library
-        if extra != "dev":  # commands
-            unused += [name for name in packages if MODULES.get(name, name.replace("-", "_")) not in found]
+        unused += [name for name in packages - COMMANDS if MODULES.get(name, name.replace("-", "_")) not in found]
         assert wanted, f"the extra {extra} installs nothing"
     assert unused == []
 

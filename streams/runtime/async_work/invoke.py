@@ -36,11 +36,12 @@ def kind_of(what: str, function: Callable[..., Any], kind: str | None) -> str:
     return kind
 
 
-def check_ends(what: str, *, finalizer: object, on_failure: object) -> None:
-    """Check the functions that are called at an event's turn, if they are given. Raises ``RegistrationError``."""
+def check_ends(what: str, *arguments: str, finalizer: object, on_failure: object) -> None:
+    """Check the functions that are called with these arguments at an event's turn, if they are given. Raises
+    ``RegistrationError``."""
     for part, function in (("finalizer", finalizer), ("on_failure", on_failure)):
         if function is not None:
-            check_callable(f"{part} of {what}", function)
+            check_callable(f"{part} of {what}", function, *arguments)
 
 
 def check_planner(what: str, function: Callable[..., Any]) -> None:

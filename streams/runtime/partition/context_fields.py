@@ -8,7 +8,7 @@ import msgspec
 
 from streams.core.origin import INTERJECTION, Origin
 from streams.core.timers import Timer
-from streams.errors import RecordRefused, StoreError
+from streams.errors import EncodeError, RecordRefused, StoreError
 from streams.records import Change, IncomingRecord, Output, Record, TopicPartition, as_bytes
 from streams.runtime.partition.timers import PartitionTimers
 
@@ -57,7 +57,10 @@ class ContextFields(msgspec.Struct, eq=False):
             value = as_bytes(value)
         if type(key) is not bytes:
             key = as_bytes(key)
-        size = len(value or b"") + len(key or b"")
+        try:
+            size = len(value or b"") + len(key or b"")
+        except TypeError:
+            raise not_bytes(record) from None
         if size > self._limit:
             raise too_large(record.topic, size, self._limit)
         self._outputs.append(
@@ -78,6 +81,15 @@ def outlived(method: str, ctx: ContextFields) -> StoreError:
     """Make the error of a call after the handler has ended."""
     return StoreError(
         f"{method} was called after the handler of {ctx.where} had ended; what it would do could not be exactly-once"
+    )
+
+
+def not_bytes(record: Record) -> EncodeError:
+    """Make the error of a ready record whose key or value has no length."""
+    parts: list[tuple[str, object]] = [("key", record.key), ("value", record.value)]
+    name, found = next((name, found) for name, found in parts if not isinstance(found, bytes | None))
+    return EncodeError(
+        f"the {name} of the record for {record.topic} is {type(found).__name__}; a ready Record takes bytes or None"
     )
 
 
