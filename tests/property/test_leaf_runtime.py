@@ -43,7 +43,12 @@ events = st.one_of(
     st.sampled_from([Sum("x" * 200), Sum(1 << 80), Sum(object())]),  # type: ignore[arg-type]
     weird,
 )
-topics = st.sampled_from(["t", "t", "t", None, 7, Record("t", b"v"), Record("t", b"x" * 101)])
+RECORDS: list[Any] = [
+    Record("t", b"v"),
+    Record("t", b"x" * 101),
+    Record("t", bytearray(b"v"), memoryview(b"k")),
+    Record("t", "text", 7),  # type: ignore[arg-type]
+]
 named = st.fixed_dictionaries(
     {},
     optional={
@@ -74,9 +79,7 @@ def similar(one: str, other: str) -> bool:
     return one == other or (one.startswith("((<class 'TypeError'>") and other.startswith("((<class 'TypeError'>"))
 
 
-@given(
-    st.sampled_from(["t", "t", "t", None, 7, Record("t", b"v"), Record("t", b"x" * 101)]), events, named, st.booleans()
-)
+@given(st.sampled_from(["t", "t", "t", None, 7, *RECORDS]), events, named, st.booleans())
 @example("t", Sum(1), {"key": "k"}, False)
 @example("t", Sum(1, float("nan")), {}, False)
 def test_events_are_forwarded_alike(topic: Any, sent: Any, how: dict[str, Any], closed: bool) -> None:

@@ -43,7 +43,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "anything": {"key": bytes, "value": Any},
     "own codecs": {"key": str, "value": int, "key_codec": Textual(), "value_codec": Textual()},
 }
-weird = st.sampled_from([None, 7, 1.5, "text", "\ud800", b"bytes", RESERVED_KEY_PREFIX + b"k", [], {}, float("nan")])
+buffers: list[Any] = [bytearray(b"array"), memoryview(b"view")]
+weird = st.sampled_from(
+    [None, 7, 1.5, "text", "\ud800", b"bytes", RESERVED_KEY_PREFIX + b"k", [], {}, float("nan"), *buffers]
+)
 keys = st.one_of(st.text(max_size=2), st.binary(max_size=2), st.integers(), weird)
 values = st.one_of(
     st.builds(Account, st.integers(), st.one_of(st.none(), st.floats())),
