@@ -259,6 +259,7 @@ class BatchForwarder:
 
     async def _send_offsets(self, group_id: str, topic: str, offsets: Mapping[int, int], metadata: str) -> None:
         pauses = Pauses()
+        needed = permissions.on_group("Read", group_id), permissions.on_topic("Read", topic)
         while True:
             self._open()
             connection = await self._connections.get(self._coordinator)
@@ -267,7 +268,6 @@ class BatchForwarder:
             )
             if not code:
                 break
-            needed = permissions.on_group("Read", group_id), permissions.on_topic("Read", topic)
             await self._again_or_raise(code, answers.ENLIST, pauses, f"group {group_id}", needed)
         while True:
             connection = await self._connections.get(await self._cluster.coordinator(GROUP, group_id))

@@ -117,6 +117,6 @@ def _condition(one: Filter, inside: tuple[str, ...]) -> Condition | None:
         return None
     if operation in _ORDERS and kind in (bytes, str):
         return None
-    if kind is datetime and any(each.tzinfo is None for each in values):
+    if kind is datetime and any(getattr(each, "tzinfo", None) is None for each in values):
         return None
     return Condition(path[-1].lower(), operation, tuple(values) if operation is In else value)
