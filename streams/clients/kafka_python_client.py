@@ -335,7 +335,7 @@ class KafkaPythonClient:
                 f"{where}: the broker refuses the credentials; check sasl.mechanism, sasl.username, sasl.password"
             )
         if isinstance(error, kafka_errors.AuthorizationError):
-            return ConfigError(f"{where}: {denied(getattr(error, "message", "not authorized"), needed)}")
+            return ConfigError(f"{where}: {denied(getattr(error, 'message', ''), needed)}")
         if isinstance(error, kafka_errors.UnsupportedVersionError):
             return ConfigError(f"{where}: the broker is too old, Kafka 3.0 or newer is needed ({error})")
         if isinstance(error, kafka_errors.UnknownTopicOrPartitionError | kafka_errors.InvalidTopicError):
