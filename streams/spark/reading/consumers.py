@@ -55,7 +55,7 @@ _of_the_parent: list[KeptConsumer] = []  # a client has threads, which a fork do
 
 
 def take(key: Hashable) -> KeptConsumer | None:
-    """Return the consumer that was kept under ``key``, which is the caller's now. Closes those that nobody needs."""
+    """Return the consumer that was kept under ``key``, the caller's now. Closes those that were idle for long."""
     found = _kept.pop(key, None)
     _close(time.monotonic() - IDLE_SECONDS)
     return found

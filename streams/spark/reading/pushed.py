@@ -111,7 +111,7 @@ def _condition(one: Filter, inside: tuple[str, ...]) -> Condition | None:
     if operation not in _OPERATIONS or not path or path[:-1] != inside:
         return None
     kind = _COLUMNS.get(path[-1].lower())
-    values = value if operation is In and isinstance(value, tuple | list) else (value,)
+    values: tuple[Any, ...] = tuple(value) if operation is In and isinstance(value, tuple | list) else (value,)
     # An In over nothing, or with a null, and bytes as an order, are Spark's to judge.
     if kind is None or not values or any(type(each) is not kind for each in values):
         return None
@@ -119,4 +119,4 @@ def _condition(one: Filter, inside: tuple[str, ...]) -> Condition | None:
         return None
     if kind is datetime and any(getattr(each, "tzinfo", None) is None for each in values):
         return None
-    return Condition(path[-1].lower(), operation, tuple(values) if operation is In else value)
+    return Condition(path[-1].lower(), operation, values if operation is In else value)

@@ -113,7 +113,7 @@ class BatchReader(DataSourceReader):
 
 
 class _PushFilters:
-    """What Spark finds as ``pushFilters`` of a reader: to its look the inherited method, which takes none over."""
+    """A stand-in for ``pushFilters`` of a reader, which looks like the inherited method, and takes filters over."""
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 

@@ -148,7 +148,7 @@ def shown(root: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What a store says of an error."""
+    """The text of a store's error."""
     return getattr(error, "strerror", None) or str(error)
 
 
