@@ -14,6 +14,7 @@ import pytest
 
 from streams.core.checkpoints import FolderMark
 from streams.records import IncomingRecord
+from streams.runtime.changelog import decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.entries import Damaged
@@ -127,6 +128,27 @@ async def cut_and_written_anew(kept: Kept, monkeypatch: Any) -> None:
     assert kept.contents() == kept.from_log()
 
 
+async def log_of_a_member_that_had_less(kept: Kept, monkeypatch: Any) -> None:
+    """K4: written anew and compacted, so that nothing is at the mark any more; its input offset goes back."""
+    bench = kept.bench
+    kept.make()
+    await bench.over("a", "b", "c")
+    await bench.stop()
+    other_log(kept, ["x"])
+    bench.make(count, store=STORES["table"])
+    await bench.over()
+    bench.broker.send("y")
+    await bench.committed()
+    await bench.stop()
+    last = bench.broker.logs[CHANGELOG, 0][-1]
+    bench.broker.append(CHANGELOG, 0, last.key, last.value, None)
+    compact(kept, lambda record: record.key == last.key and record.offset < 4)
+    assert bench.broker.logs[CHANGELOG, 0][kept.marked].key is None
+    kept.make()
+    await bench.start()
+    assert kept.contents() == kept.from_log() == {"x": 1, "y": 1}
+
+
 async def another_topic(kept: Kept, monkeypatch: Any) -> None:
     """K4: made again, and all that its records could be told apart by is compacted away."""
     bench = kept.bench
@@ -197,6 +219,12 @@ RULES: dict[str, tuple[Any, str, Any, Any]] = {
         "examine",
         lambda self, *_: setattr(self, "witness", None),
         cut_and_written_anew,
+    ),
+    "K4, the offset record": (
+        Replica,
+        "_receive_offset",
+        lambda self, record: setattr(self, "offset_record", decode_offset(record)),
+        log_of_a_member_that_had_less,
     ),
     "K7, bounded": (StateKeeper, "_bound", nothing, stays_full),
     "K8, the loop does not write": (StateKeeper, "look", write_at_once, no_writes_on_the_loop),

@@ -353,7 +353,7 @@ def check_private(path: Path) -> None:
 
 def prepare_root(folder: str, group_id: str, topic: str) -> Path:
     """Make the parent of the partitions' folders, and check that it can be used. Raises ``ConfigError``."""
-    root = Path(folder)
+    root = Path(folder).absolute()  # the program may change its working directory
     parent = root / f"group-{group_id}" / f"topic-{topic}"  # a group may be called ".."
     try:
         import fcntl  # noqa: F401  # not on Windows

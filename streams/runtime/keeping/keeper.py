@@ -301,7 +301,7 @@ class StateKeeper:
         """Leave the folder behind that has most to write, if there is too much."""
         most = self.config.state.unwritten_bytes
         while (unwritten := self._unwritten()) > most:
-            largest = max(self.open_ones, key=lambda kept: kept.size)
+            largest = max(list(self.open_ones), key=lambda kept: kept.size)
             largest.give_up(f"{unwritten} bytes wait to be written, StateConfig.unwritten_bytes is {most}")
 
     def _unwritten(self) -> int:

@@ -18,10 +18,7 @@ from streams.errors import BrokerUnavailable, RegistrationError, StreamsError
 from streams.protocols import StateStore
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Inlet
-from streams.runtime.changelog import (
-    OffsetRecord,
-    TopicIds,
-)
+from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.keeping.keeper import HalfLoaded, KeptPartition, layout_of
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
@@ -258,11 +255,13 @@ class Replicas:
         except Exception as error:
             failure = error
         with self._lock:
-            copy.busy = copy.awaited = False
+            copy.awaited = False
+            copy.busy = failure is not None and not copy.is_discarded  # its store is not to be taken as it is
             self._lock.notify_all()
         self._loads.put((copy, failure))
 
     def _has_loaded(self, copy: Replica, failure: Exception | None) -> None:
+        copy.busy = copy.busy and failure is None  # it may be the tail's already
         if self._copies.get(copy.partition) is not copy:
             self._revoke_orphans()
         elif isinstance(failure, HalfLoaded):  # the folder is set aside, and its like is in the store
