@@ -33,8 +33,8 @@ _POLL_SECONDS = 0.05
 class DetachedBroker:
     """A broker that runs on its own: ``pid`` is Java's process, ``keeper_pid`` the one that ends it on SIGTERM.
 
-    ``throw_away``: ``data_dir`` is removed at the end. ``started`` is in seconds since 1970. ``plain_port``: where it
-    is asked whether it answers (0: at ``port``). ``security_dir``: folder of the CA and the users' settings, if any.
+    ``throw_away``: ``data_dir`` is removed at the end. ``started`` is in seconds since 1970. ``plain_port``: where a
+    request shows whether it answers (0: ``port``). ``security_dir``: folder of the CA and the users' settings, if any.
     """
 
     name: str

@@ -119,7 +119,7 @@ class KafkaBroker:
 
     @property
     def plain_bootstrap_servers(self) -> str:
-        """``host:port`` of the listener that asks nobody for anything, as ``bootstrap_servers``: the same one without
+        """``host:port`` of the listener without TLS and login, as ``bootstrap_servers``: the same one without
         ``tls`` and ``sasl``, else one for administration by this process, at another port after each ``restart()``."""
         return f"{HOST}:{self._plain_port}" if self._plain_port is not None else self.bootstrap_servers
 
@@ -127,7 +127,7 @@ class KafkaBroker:
     def security_dir(self) -> Path | None:
         """The folder with ``ca.pem`` and a ``NAME.properties`` for each user (settings by librdkafka's names), from
         ``start()`` to ``stop()``; ``None`` without ``tls`` and ``sasl``."""
-        return self._folder / "security" if self._folder is not None and self._security.is_asked_for else None
+        return self._folder / "security" if self._folder is not None and self._security.is_on else None
 
     def client_settings(self, user: str = ADMIN, mechanism: str = "") -> dict[str, Any]:
         """Return the ``client_settings`` of a user, with his password; from ``start()`` to ``stop()``. ``mechanism``:
@@ -299,7 +299,7 @@ class KafkaBroker:
         kept, folder = self._started(), self._folder
         assert folder is not None
         require_space(folder, _LEAST_SPACE, "a broker's data")
-        plain_port = free_port(frozenset((port,))) if self._security.is_asked_for else port
+        plain_port = free_port(frozenset((port,))) if self._security.is_on else port
         controller_port = self._seat.controller_port or free_port(frozenset((port, plain_port)))
         with errors_named(str(folder)):
             write_privately(
@@ -327,7 +327,7 @@ class KafkaBroker:
 
     def _settings_file(self, folder: Path, port: int, plain_port: int, controller_port: int) -> str:
         guarded = None
-        if self._security.is_asked_for:
+        if self._security.is_on:
             properties = self._security.properties(folder / "security")
             guarded = GuardedListener(LISTENER, port, self._security.protocol, properties)
         return server_settings(folder / "data", plain_port, controller_port, self._properties, self._seat, guarded)

@@ -61,7 +61,7 @@ class UnsecuredToken:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What the broker asks of its clients. ``passwords``: by user, always with ``admin``; ``repr`` shows none."""
+    """The demands of the broker on its clients. ``passwords``: by user, always with ``admin``; ``repr`` shows none."""
 
     tls: Tls
     sasl: tuple[str, ...]
@@ -89,7 +89,7 @@ class Security:
         return cls(tls, mechanisms, acl, passwords)
 
     @property
-    def is_asked_for(self) -> bool:
+    def is_on(self) -> bool:
         """Check whether clients have a listener of their own."""
         return bool(self.tls or self.sasl)
 
@@ -123,7 +123,7 @@ class Security:
             found[f"{prefix}{name.lower()}.sasl.jaas.config"] = f"{_LOGIN}{MECHANISMS[name]} required{options};"
         if self.acl:
             found["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-            # The nodes themselves come to the plain listeners, as nobody.
+            # The nodes themselves come to the plain listeners, anonymously.
             found["super.users"] = f"User:ANONYMOUS;User:{ADMIN}"
         return found
 

@@ -164,7 +164,9 @@ class ClusterQuestions(Questions):
             return found
         if right.kind == permissions.GROUP:
             node = await self._client.coordinator(GROUP, right.name, deadline)
-            asked = DescribeGroupsRequest(groups=[right.name], include_authorized_operations=True, min_version=3)
+            asked = DescribeGroupsRequest(
+                groups=[right.name], include_authorized_operations=True, min_version=3, max_version=5
+            )
             group = (await self._client.send(asked, node, deadline)).groups[0]
             raise_for(group.error_code)
             found = group.authorized_operations

@@ -1,6 +1,6 @@
 """The table of least rights: what each feature takes, and how a test uses it with these rights and no others.
 
-``docs/guides/security.md`` shows the same table (``tests/unit/test_security_page.py`` compares them).
+``docs/guides/security.md`` shows the same table: ``rows()``, which a test of ``test_permissions.py`` compares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from streams import DEAD_LETTER, EventContext, EventProducer, EventSource, GlobalChangeLog
+from streams import DEAD_LETTER, AsyncJobScheduler, EventContext, EventProducer, EventSource, GlobalChangeLog
 from streams.broker import KafkaBroker
 from streams.clients.group_checks import GroupChecks
 from streams.clients.kafka_python_client import KafkaPythonClient
@@ -250,15 +250,15 @@ async def making_topics(office: Office, kes: Kes) -> None:
 async def timers_and_jobs(office: Office, kes: Kes) -> None:
     source = office.lab.source(**office.user)
 
-    async def ask(name: str) -> str:
-        await asyncio.sleep(0)
-        return name
+    async def job(event: Added) -> str:
+        return event.name
 
-    def work(ctx: EventContext[Totals], event: Added) -> None:
-        ctx.schedule_in(timedelta(milliseconds=1), Ring(event.name), name="t")
+    def done(ctx: EventContext[Totals], event: Added, name: str) -> None:
+        ctx.schedule_in(timedelta(milliseconds=1), Ring(name), name="t")
 
     rung: list[str] = []
-    source.register_event_type(Added, work)
+    jobs = AsyncJobScheduler(source, job, done)
+    jobs.register_event_type(Added, key=lambda event: event.name)
     source.register_event_type(Ring, lambda ctx, event: rung.append(event.name))
     await office.lab.add("a")
     async with Running(source) as running:
@@ -330,7 +330,7 @@ def command(
 ) -> None:
     """A row for a command."""
 
-    shown = " ".join(word for word in words if word[0] not in "-0O" and not word.isdecimal())
+    shown = " ".join(word for word in words if word.islower() and word[0] != "-")
 
     @feature(f"`kes {shown}`", *rights, prepare=prepare, also=also)
     async def use(office: Office, kes: Kes) -> None:
@@ -406,3 +406,24 @@ command(
     also=["Describe transactional-id *"],
     prepare=hangs,
 )
+
+
+def rows() -> list[str]:
+    """The table as the page of the documentation has it."""
+    first, *_ = FEATURES.values()
+    lines = []
+    for name, row in FEATURES.items():
+        is_source = row is not first and set(SOURCE) <= set(row.rights)
+        rights = [right for right in row.rights if not (is_source and right in first.rights)]
+        cells = ["as the first row"] * is_source + [*map(_shown, rights)]
+        cells += [f"{_shown(right)}: what is hidden looks as if no coordinator had it" for right in row.also]
+        lines.append(f"| {name} | {'; '.join(cells)} |")
+    return lines
+
+
+def _shown(text: str) -> str:
+    operation, kind, *name = text.split()
+    plural = " with the prefix" if name and name[0].endswith(".*") else ""
+    words = f"{operation} on {kind.replace('-', ' ')}{'s' if plural else ''}{plural}"
+    named = "".join(name).removesuffix(".*") + ("." if plural else "")
+    return f"{words} `{named}`" if name else words.replace("on cluster", "on the cluster")

@@ -98,7 +98,7 @@ async def failure(broker: KafkaBroker, **settings: Any) -> StreamsError:
     return error
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", pytest.param("SCRAM-SHA-256", marks=pytest.mark.nightly)])
 async def test_a_wrong_password(sasl: KafkaBroker, mechanism: str) -> None:
     settings = {**sasl.client_settings("alice", mechanism), "sasl.password": "a-wrong-one"}
     error = await failure(sasl, **settings)
@@ -128,11 +128,13 @@ async def waits(source: EventSource[Any], caplog: pytest.LogCaptureFixture) -> N
         await asyncio.wait([task], timeout=PATIENCE)
 
 
+@pytest.mark.nightly
 async def test_tls_to_a_listener_that_speaks_plain(tls: KafkaBroker, caplog: pytest.LogCaptureFixture) -> None:
     source = lab_at(tls).source(client_settings=tls.client_settings())  # at the plain listener
     await waits(source, caplog)
 
 
+@pytest.mark.nightly
 async def test_plain_to_a_listener_that_speaks_tls(tls: KafkaBroker, caplog: pytest.LogCaptureFixture) -> None:
     await waits(lab_at(tls).source(bootstrap_servers=tls.bootstrap_servers), caplog)
 

@@ -210,9 +210,9 @@ NAMED = [
     # request, code, in the message
     ("Produce", 999, r"id: t\[0\]: the broker answers with error 999"),
     ("Produce", 45, r"id: t\[0\]: .*out of order"),
-    ("Produce", 29, r"id: t\[0\]: .*grant the principal the right to write"),
+    ("Produce", 29, r"id: t\[0\]: .*needs Write on topic t: kafka-acls"),
     ("Produce", 19, r"no success within 0\.3 seconds: t\[3\]: .*Not enough in-sync replicas"),
-    ("AddPartitions", 29, r"id: t\[0\]: .*grant the principal"),
+    ("AddPartitions", 29, r"id: t\[0\]: .*needs Write on topic t: kafka-acls"),
     ("AddOffsets", 30, r"id: group group: .*Group authorization failed"),
     ("AddOffsets", 15, r"no success within 0\.3 seconds: group group: .*oordinator not available"),
     ("TxnOffsetCommit", 30, r"id: group group, in\[0\]: .*Group authorization failed"),
