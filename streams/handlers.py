@@ -21,6 +21,7 @@ from streams.runtime.async_work.invoke import check_planner
 from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.sak.numbers import is_number
+from streams.tracing import Tracer
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
@@ -38,6 +39,11 @@ class Handlers(Generic[StoreT]):
         self.config = config
         self._router = Router()
         self._schedules: list[tuple[Schedule, Route]] = []
+
+    def set_tracer(self, tracer: Tracer) -> None:
+        """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
+        after the start, and for a second one."""
+        self._router.set_tracer(tracer)
 
     @overload
     def register_event_type(

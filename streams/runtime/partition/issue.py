@@ -16,6 +16,7 @@ from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.state import Partition
+from streams.tracing import carried
 
 MOST_AT_ONCE: Final = 64
 """Events that enter between two looks at the loop: their jobs begin then."""
@@ -63,7 +64,9 @@ class Issuer:
 
     def drop(self) -> None:
         """Forget the event that found no room."""
-        self._next = None
+        blocked, self._next = self._next, None
+        if blocked is not None:
+            blocked.drop()
 
     def _route(self, record: IncomingRecord) -> tuple[Route | None, bytes | None]:
         """Find the route and the version header of a record, as ``Execution.read`` does."""
@@ -93,6 +96,9 @@ class Issuer:
         if known is not None and apply_error_policy(known, route.policy) is not Decision.RETRY:
             entry.fail(known.error, known.attempts)  # no use in doing its work again
             return entry
+        tracer = self._host.router.tracer
+        if tracer is not None and (parent := carried(record.headers)):
+            entry.trace = tracer.process(record, parent)
         try:
             entry.plan = route.ahead.plan(record, entry.event)
         except (Exception, asyncio.CancelledError) as error:
