@@ -20,6 +20,7 @@ from streams import (
     BatchItem,
     BatchProducer,
     ErrorPolicy,
+    ErrorResponse,
     EventSource,
     EventSourceConfig,
     Record,
@@ -27,7 +28,6 @@ from streams import (
 )
 from streams.errors import RegistrationError
 from streams.observability import OpenTelemetryTraces
-from streams.outcomes import DEAD_LETTER
 from streams.records import Headers, IncomingRecord
 from streams.testing import TestDriver
 from streams.tracing import carried, stamped
@@ -209,10 +209,8 @@ def test_a_job_has_a_span_of_its_own_and_its_finalizer_that_of_the_event(traced:
         seen.append(current())
         forward(ctx, Ordered(result))
 
-    scheduler = AsyncJobScheduler(
-        traced.source, job if kind == "async" else blocking, finalizer, name="charge"
-    )
-    scheduler.register(Ordered, lambda record, event: (event.id, event.id)) if hasattr(scheduler, "register") else None
+    scheduler = AsyncJobScheduler(traced.source, job if kind == "async" else blocking, finalizer, name="charge")
+    scheduler.register_event_type(Ordered, lambda record, event: (event.id, event.id))
     driver = traced.start()
     driver.send(Ordered("o1"), headers=SAMPLED)
     driver.send(Ordered("o2"))
@@ -224,8 +222,76 @@ def test_a_job_has_a_span_of_its_own_and_its_finalizer_that_of_the_event(traced:
     assert carried(driver.outputs(OUT)[1].headers) == ()
 
 
+def test_a_call_of_a_batcher_has_a_span_with_links_to_the_other_events(traced: Traced) -> None:
+    seen: list[str] = []
+
+    async def execute(items: list[BatchItem[str]]) -> None:
+        seen.append(current())
+
+    def finalizer(ctx: Any, items: list[BatchItem[str]]) -> None:
+        forward(ctx, Ordered(items[0].value))
+
+    batcher = AsyncBatcher(traced.source, execute, finalizer, name="insert")
+    batcher.register_event_type(Ordered, lambda record, event: (event.id, event.id))
+    driver = traced.start()
+    driver.send(Ordered("o1"), headers=SAMPLED, wait=False)
+    driver.send(Ordered("o2"), wait=False)
+    driver.send(Ordered("o3"), headers=SAMPLED)
+    (call,), spans = traced.spans("batch insert"), traced.spans("process in")
+    assert seen == [span_id(call)]
+    assert call.parent is not None
+    assert f"{call.parent.span_id:016x}" == span_id(spans[0])
+    assert [f"{link.context.span_id:016x}" for link in call.links] == [span_id(spans[1])]
+    first, between, last = driver.outputs(OUT)
+    check_carried(first, spans[0])
+    check_carried(last, spans[1])
+    assert carried(between.headers) == ()
+
+
+def test_records_of_a_batch_producer_carry_the_trace(traced: Traced) -> None:
+    producer = BatchProducer(traced.source)
+    producer.register_event_type(Ordered, lambda record, event: Record(OUT, b"{}", headers=record.headers))
+    driver = traced.start()
+    driver.send(Ordered("o1"), headers=SAMPLED)
+    check_carried(driver.outputs(OUT)[0], traced.spans("process in")[0])
+
+
+def test_a_failed_job_and_its_letter_are_in_the_trace(traced: Traced) -> None:
+    async def job(item: str) -> str:
+        raise ConnectionError("no line")
+
+    scheduler = AsyncJobScheduler(traced.source, job, None, name="charge")
+    policy = ErrorPolicy(then=ErrorResponse.DEAD_LETTER)
+    scheduler.register_event_type(Ordered, lambda record, event: (event.id, event.id), on_error=policy)
+    driver = traced.start()
+    driver.send(Ordered("o1"), headers=SAMPLED)
+    (span,), (job_span,) = traced.spans("process in"), traced.spans("job charge")
+    assert span.status.status_code is job_span.status.status_code is StatusCode.ERROR
+    check_carried(driver.dead_letters()[0], span)
+
+
+def test_an_interjection_is_in_the_trace_of_its_caller(traced: Traced) -> None:
+    register_plain(traced.source, [])
+    driver = traced.start()
+
+    def work(ctx: Any) -> None:
+        ctx.forward(OUT, Ordered(current()))
+
+    with traced.provider.get_tracer("test").start_as_current_span("request") as request:
+        driver.interject(0, work)
+    driver.interject(0, work)
+    (span,) = traced.spans(next(each.name for each in traced.exporter.get_finished_spans() if "interject" in each.name))
+    assert span.parent is not None
+    assert span.parent.span_id == request.get_span_context().span_id
+    inside, outside = driver.outputs(OUT)
+    assert msgspec.json.decode(inside.value or b"", type=Ordered).id == span_id(span)
+    (header,) = [value for name, value in inside.headers or () if name == "traceparent"]
+    assert span_id(span).encode() in (header or b"")
+    assert carried(outside.headers) == ()
+
+
 def test_retries_and_the_dead_letter_are_in_the_events_span(traced: Traced) -> None:
-    policy = ErrorPolicy(retries=1, backoff_seconds=0.1, then=DEAD_LETTER.then) if hasattr(DEAD_LETTER, "then") else DEAD_LETTER
+    policy = ErrorPolicy(retries=1, then=ErrorResponse.DEAD_LETTER)
 
     @traced.source.register_event_type(Ordered, on_error=policy)
     def fails(ctx: Any, event: Ordered) -> None:
@@ -256,7 +322,8 @@ def test_a_timer_goes_on_with_the_trace_of_the_event_that_set_it(traced: Traced)
     driver = traced.start()
     driver.send(Ordered("o1"), headers=SAMPLED)
     driver.send(Ordered("o2"))
-    driver.crash(0) if hasattr(driver, "crash") else None
+    driver.crash(0)
+    driver.restart()  # the timers are restored from the changelog
     driver.advance(120)
     setting, firing = traced.spans("process in")
     assert firing.parent is not None
@@ -313,11 +380,10 @@ def test_two_parents_are_no_trace_and_later_versions_are_one() -> None:
 
 
 def test_a_second_tracer_and_one_after_the_start_are_refused(traced: Traced) -> None:
-    register_plain(traced.source, [])
-    traced.start()
-    with pytest.raises(RegistrationError, match="comes too late"):
-        OpenTelemetryTraces(traced.source)
-    fresh: EventSource[None] = EventSource(traced.source.config)
-    OpenTelemetryTraces(fresh)
+    OpenTelemetryTraces(traced.source)
     with pytest.raises(RegistrationError, match="has a tracer already"):
-        OpenTelemetryTraces(fresh)
+        OpenTelemetryTraces(traced.source)
+    late: EventSource[None] = EventSource(traced.source.config)
+    late._router.freeze()
+    with pytest.raises(RegistrationError, match="comes too late"):
+        OpenTelemetryTraces(late)

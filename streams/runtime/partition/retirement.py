@@ -129,8 +129,8 @@ class Retirement:
         outputs, journal = unit.outputs, unit.journal
         unit.begin()
         try:
+            entry = entries[0]
             while True:
-                entry = entries[0]
                 assert entry.finish is not None
                 record, first = entry.record, unit.begin_next()
                 ctx: EventContext[Any] = EventContext(
@@ -151,9 +151,10 @@ class Retirement:
                 entry.drop()
                 entries.popleft()
                 left -= 1
-                if not self._goes_on(left) or entries[0].waiting is not None or host.now() > until:
+                if not self._goes_on(left):
                     return None, None
-                if entries[0].trace is not None:  # one by one: ``retire``
+                entry = entries[0]
+                if entry.waiting is not None or entry.trace is not None or host.now() > until:
                     return None, None
         finally:
             if is_open:
