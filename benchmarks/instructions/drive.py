@@ -173,4 +173,5 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "hand-written": by_hand,
 }
 """Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the scheduler with their metrics
-exported, the first with traces of which no event is part, both with every event sampled, and the loop written by hand."""
+exported, the first with traces of which no event is part, both with every event sampled, and the loop written by
+hand."""

@@ -140,7 +140,7 @@ class BatchKind:
             error = unit.complete(ctx, answer, batch[-1].offset + 1, len(batch))
         if span is not None:
             if error is not None:
-                span.failed(error, 1, "split" if len(batch) > 1 else "")
+                span.failed(error, 1)  # for good or not: its events are handled one by one
             span.end()
         if error is None:
             unit.end()
