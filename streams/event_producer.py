@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypedDict, Unpack
 
+import msgspec
+
 from streams import settings_sources
 from streams.clients.producing.blocking import Transactions
 from streams.clients.sending import SendQueue
@@ -27,6 +29,7 @@ from streams.events import to_record
 from streams.records import Delivery, Output, Record, as_bytes
 from streams.runtime.bridge import Worker
 from streams.runtime.signal import Broadcast
+from streams.tracing import Tracer, stamped
 
 POLL_SECONDS: Final = 0.001
 """Time between two checks for acknowledgements on an event loop, while any is missing. A check takes a microsecond; one
@@ -92,10 +95,16 @@ class EventProducer:
         self._transaction_seconds = transaction_timeout_seconds
         self._transactions()  # to refuse its settings here
         self._running: BlockingEventProducer | AsyncEventProducer | None = None
+        self._tracer: Tracer | None = None
+
+    def set_tracer(self, tracer: Tracer) -> None:
+        """Have the records of the coming blocks carry the trace that is current where they are sent
+        (``observability.OpenTelemetryTraces`` calls it)."""
+        self._tracer = tracer
 
     def __enter__(self) -> BlockingEventProducer:
         self._check_free()
-        self._running = producer = BlockingEventProducer(self._queue(), self._transactions(), self._limit)
+        self._running = producer = BlockingEventProducer(self._queue(), self._transactions(), self._limit, self._tracer)
         return producer
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -107,7 +116,7 @@ class EventProducer:
         self._check_free()
         # Building a client holds the GIL for some milliseconds, and longer with slow name look-up or TLS.
         queue = await asyncio.to_thread(self._queue)
-        self._running = producer = AsyncEventProducer(queue, self._transactions(), self._limit)
+        self._running = producer = AsyncEventProducer(queue, self._transactions(), self._limit, self._tracer)
         return producer
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -129,10 +138,11 @@ class EventProducer:
 class BlockingEventProducer:
     """A running producer, made by ``with EventProducer(...)``. Any thread may use it."""
 
-    def __init__(self, queue: SendQueue, transactions: Transactions, limit: int) -> None:
+    def __init__(self, queue: SendQueue, transactions: Transactions, limit: int, tracer: Tracer | None) -> None:
         self._queue = queue
         self._transactions = transactions
         self._limit = limit
+        self._tracer = tracer
         self._serving = threading.Lock()  # one thread takes the acknowledgements, for all
         self._committing = threading.Lock()
 
@@ -143,7 +153,7 @@ class BlockingEventProducer:
         ``EncodeError``, ``RegistrationError`` (not an event class).
         """
         outcome: list[Delivery] = []
-        self._put(_record(topic, event, options), outcome.append)
+        self._put(_record(topic, event, options, self._tracer), outcome.append)
         self._serve_until(lambda: bool(outcome))
         if outcome[0].error is not None:
             raise outcome[0].error
@@ -152,7 +162,7 @@ class BlockingEventProducer:
     def send_soon(self, topic: str | Record, event: object = None, /, **options: Unpack[RecordOptions]) -> None:
         """Send an event without waiting for it, unless ``max_queued_records`` are on their way. ``flush``, or the end
         of the block, raises its failure. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
-        self._put(_record(topic, event, options))
+        self._put(_record(topic, event, options, self._tracer))
 
     def flush(self) -> None:
         """Wait for all records on their way. Raises ``NotDelivered`` with those of ``send_soon`` that failed."""
@@ -168,7 +178,7 @@ class BlockingEventProducer:
         ``unknown`` and the call ``commit_transaction`` the records may be committed or not; with any other they are
         not.
         """
-        records = TransactionRecords(self._transactions.transactional_id, self._limit)
+        records = TransactionRecords(self._transactions.transactional_id, self._limit, self._tracer)
         yield records
         self._queue.open()
         with self._committing:
@@ -206,10 +216,11 @@ class BlockingEventProducer:
 class AsyncEventProducer:
     """A running producer, made by ``async with EventProducer(...)``. Use it on its event loop."""
 
-    def __init__(self, queue: SendQueue, transactions: Transactions, limit: int) -> None:
+    def __init__(self, queue: SendQueue, transactions: Transactions, limit: int, tracer: Tracer | None) -> None:
         self._queue = queue
         self._transactions = transactions
         self._limit = limit
+        self._tracer = tracer
         self._progress = Broadcast()
         self._timer: asyncio.TimerHandle | None = None
         self._worker: Worker | None = None
@@ -228,7 +239,7 @@ class AsyncEventProducer:
             elif delivery.error is not None:  # the caller was cancelled: ``flush`` raises it
                 self._queue.note(delivery)
 
-        await self._put(_record(topic, event, options), settle)
+        await self._put(_record(topic, event, options, self._tracer), settle)
         delivery = await future
         if delivery.error is not None:
             raise delivery.error
@@ -237,7 +248,7 @@ class AsyncEventProducer:
     async def send_soon(self, topic: str | Record, event: object = None, /, **options: Unpack[RecordOptions]) -> None:
         """Send an event without waiting for it, unless ``max_queued_records`` are on their way. ``flush``, or the end
         of the block, raises what became of it. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
-        await self._put(_record(topic, event, options))
+        await self._put(_record(topic, event, options, self._tracer))
 
     async def flush(self) -> None:
         """Wait for all records on their way. Raises ``NotDelivered`` with those of ``send_soon`` that failed."""
@@ -250,7 +261,7 @@ class AsyncEventProducer:
 
         A commit that is cancelled may still take place.
         """
-        records = TransactionRecords(self._transactions.transactional_id, self._limit)
+        records = TransactionRecords(self._transactions.transactional_id, self._limit, self._tracer)
         yield records
         self._queue.open()
         if self._worker is None:
@@ -305,11 +316,12 @@ class AsyncEventProducer:
 class TransactionRecords:
     """The records of one transaction, before its commit."""
 
-    def __init__(self, transactional_id: str, limit: int) -> None:
+    def __init__(self, transactional_id: str, limit: int, tracer: Tracer | None) -> None:
         if not transactional_id:
             raise ConfigError("a transaction needs a name: EventProducer(transactional_id=...), one per process")
         self.outputs: list[Output] = []
         self._limit = limit
+        self._tracer = tracer
 
     def send(self, topic: str | Record, event: object = None, /, **options: Unpack[RecordOptions]) -> None:
         """Add an event to the transaction. Raises ``EncodeError``, ``RegistrationError``, and ``RecordRefused`` beyond
@@ -318,16 +330,20 @@ class TransactionRecords:
             raise RecordRefused(
                 f"a transaction of more than {self._limit:,} records: make several of it, or raise max_queued_records"
             )
-        record = _record(topic, event, options)
+        record = _record(topic, event, options, self._tracer)
         partition = -1 if record.partition is None else record.partition
         headers = None if record.headers is None else [*record.headers]
         value, key = as_bytes(record.value), as_bytes(record.key)
         self.outputs.append(Output(record.topic, value, key, headers, partition, record.timestamp_ms or 0, -1, -1))
 
 
-def _record(topic: str | Record, event: object, options: RecordOptions) -> Record:
+def _record(topic: str | Record, event: object, options: RecordOptions, tracer: Tracer | None) -> Record:
     if isinstance(topic, Record):
         if event is not None or options:
             raise TypeError("a Record is complete: send it without further arguments")
-        return topic
-    return to_record(topic, event, **options)
+        record = topic
+    else:
+        record = to_record(topic, event, **options)
+    if tracer is not None and (carrier := tracer.current()):
+        record = msgspec.structs.replace(record, headers=stamped(record.headers, carrier))
+    return record

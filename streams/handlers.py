@@ -22,6 +22,7 @@ from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.sak.numbers import is_number
 from streams.sak.users_code import parameter_types, place_of
+from streams.tracing import Tracer
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
@@ -40,6 +41,11 @@ class Handlers(Generic[StoreT]):
         self._router = Router()
         self._is_stateless = False
         self._schedules: list[tuple[Schedule, Route]] = []
+
+    def set_tracer(self, tracer: Tracer) -> None:
+        """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
+        after the start, and for a second one."""
+        self._router.set_tracer(tracer)
 
     @overload
     def register_event_type(

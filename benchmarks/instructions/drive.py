@@ -7,7 +7,7 @@ once all of them are committed, so many that are: from the first poll until the 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -32,6 +32,8 @@ from streams import EventSource
 from streams.runtime.system import Environment
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 
+Trace = Sequence[tuple[str, bytes]]
+SAMPLED: Trace = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
 LIMIT_SECONDS = 3_600.0
 """Of virtual time."""
 POLL_SECONDS = 0.001
@@ -44,18 +46,20 @@ class Meter(Protocol):
     def end(self) -> None: ...
 
 
-def by_engine(made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int) -> None:
+def by_engine(made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int, trace: Trace = ()) -> None:
     """Drive ``events`` events through the event source. Raises ``RuntimeError`` if it stops."""
     loop = VirtualTimeLoop(LIMIT_SECONDS)
     try:
-        loop.run_main(_drive_engine(loop, made(JOB), meter, warm, events))
+        loop.run_main(_drive_engine(loop, made(JOB), meter, warm, events, trace))
     finally:
         loop.close()
 
 
-async def _drive_engine(loop: VirtualTimeLoop, source: EventSource[Any], meter: Meter, warm: int, events: int) -> None:
+async def _drive_engine(
+    loop: VirtualTimeLoop, source: EventSource[Any], meter: Meter, warm: int, events: int, trace: Trace
+) -> None:
     fibers = Fibers(loop)
-    feed = Feed(messages(warm + events))
+    feed = Feed(messages(warm + events, trace))
     consumer = type("Consumer", (_Measured,), {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause)})
     environment = Environment(rng=lambda: random.Random(1), wall_seconds=lambda: 1.7e9 + loop.time(), watchdog=NoWatch)
     with (
@@ -145,6 +149,17 @@ def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSour
     return source
 
 
+def with_traces(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSource[Any]:
+    """Build an event source whose sampled events have spans, which are exported to nowhere."""
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from streams.observability import OpenTelemetryTraces
+
+    source = made(job)
+    OpenTelemetryTraces(source, tracer_provider=TracerProvider())
+    return source
+
+
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
     "batch": partial(by_engine, by_batch),
@@ -152,7 +167,11 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "concurrency": partial(by_engine, by_concurrency),
     "metrics": partial(by_engine, partial(with_metrics, source_of)),
     "scheduler-metrics": partial(by_engine, partial(with_metrics, by_scheduler)),
+    "traces": partial(by_engine, partial(with_traces, source_of)),
+    "traced": partial(by_engine, partial(with_traces, source_of), trace=SAMPLED),
+    "scheduler-traced": partial(by_engine, partial(with_traces, by_scheduler), trace=SAMPLED),
     "hand-written": by_hand,
 }
 """Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the scheduler with their metrics
-exported, and the loop written by hand."""
+exported, the first with traces of which no event is part, both with every event sampled, and the loop written by
+hand."""

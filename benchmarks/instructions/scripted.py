@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
@@ -44,8 +44,9 @@ FLUSH_SECONDS, COMMIT_SECONDS, CALL_SECONDS = 0.002, 0.008, 0.001
 _SEED = 20_130_101
 
 
-def messages(count: int) -> list[Message]:
-    """Deposits as a consumer gets them: 150 bytes each, a type header, runs of each partition in turn."""
+def messages(count: int, trace: Sequence[tuple[str, bytes]] = ()) -> list[Message]:
+    """Deposits as a consumer gets them: 150 bytes each, a type header (and those of a trace), runs of each partition in
+    turn."""
     rng = random.Random(_SEED)
     note = "n" * 70
     offsets = [0] * PARTITIONS
@@ -61,7 +62,7 @@ def messages(count: int) -> list[Message]:
                 offset=offsets[partition],
                 key=account.encode(),
                 value=msgspec.json.encode(event),
-                headers=[("__grt__", b"Deposited")],
+                headers=[("__grt__", b"Deposited"), *trace],
                 timestamp=(1, 1_700_000_000_000),
             )
         )

@@ -12,6 +12,7 @@ from streams.events import EventType
 from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 from streams.sak.users_code import calling_place, place_of
+from streams.tracing import Tracer
 
 
 def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, bytes | None]:
@@ -124,6 +125,8 @@ class Router:
     def __init__(self) -> None:
         self.routes: dict[bytes, Route] = {}
         self.default: Route | None = None
+        self.tracer: Tracer | None = None
+        """What records the spans of events; ``None``: nothing does."""
         self._frozen = False
 
     def add(self, route: Route) -> None:
@@ -143,6 +146,13 @@ class Router:
         if self.default is not None:
             raise RegistrationError("there is a default handler already")
         self.default = route
+
+    def set_tracer(self, tracer: Tracer) -> None:
+        """Have the events traced. Raises ``RegistrationError`` after the start, and for a second tracer."""
+        self._refuse_if_frozen("the tracer")
+        if self.tracer is not None:
+            raise RegistrationError("the event source has a tracer already")
+        self.tracer = tracer
 
     def current(self, headers: ReceivedHeaders | None) -> Route | None:
         """Find the route of a record with these headers, if that takes their version without an upcaster."""

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from streams.core.origin import Origin, timer_origin
+from streams.tracing import Carrier
 
 _SLACK: Final = 64
 """So many outdated entries of the heap are not worth building it anew."""
@@ -21,7 +22,8 @@ _SLACK: Final = 64
 
 class Timer(msgspec.Struct, frozen=True):
     """One durable timer of a partition: at ``due_ms`` (milliseconds since the epoch) the event in ``value`` is given to
-    the handler of its ``type``. ``key`` is what an input record's key would be; ``version`` is the event type's."""
+    the handler of its ``type``. ``key`` is what an input record's key would be; ``version`` is the event type's.
+    ``trace``: of the event that has set it."""
 
     name: str
     due_ms: int
@@ -29,6 +31,7 @@ class Timer(msgspec.Struct, frozen=True):
     value: bytes
     version: int = 1
     key: bytes | None = None
+    trace: Carrier = ()
 
     @property
     def due(self) -> datetime:

@@ -1,5 +1,5 @@
-"""Metrics and health of event sources: for Prometheus and probes (extra ``prometheus``), for OpenTelemetry (extra
-``otel``). A name is imported when it is first used: each needs its own extra."""
+"""Metrics, traces and health of event sources: for Prometheus and probes (extra ``prometheus``), for OpenTelemetry
+(extra ``otel``). A name is imported when it is first used: each needs its own extra."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ if TYPE_CHECKING:
     from streams.observability.http_server import HttpServer
     from streams.observability.open_telemetry import OpenTelemetryMetrics
     from streams.observability.prometheus import PrometheusMetrics
+    from streams.observability.traces import OpenTelemetryTraces
 
-__all__ = ["HttpServer", "OpenTelemetryMetrics", "PrometheusMetrics"]
+__all__ = ["HttpServer", "OpenTelemetryMetrics", "OpenTelemetryTraces", "PrometheusMetrics"]
 
-_HOMES = {"HttpServer": "http_server", "OpenTelemetryMetrics": "open_telemetry", "PrometheusMetrics": "prometheus"}
+_HOMES = {
+    "HttpServer": "http_server",
+    "OpenTelemetryMetrics": "open_telemetry",
+    "OpenTelemetryTraces": "traces",
+    "PrometheusMetrics": "prometheus",
+}
 
 
 def __getattr__(name: str) -> Any:

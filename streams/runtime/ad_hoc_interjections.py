@@ -18,6 +18,7 @@ from streams.runtime.bridge import for_future
 from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Interjection
+from streams.tracing import Carrier, carried
 
 Handler = Callable[..., Any]
 _Future = asyncio.Future[Any] | concurrent.futures.Future[Any]
@@ -41,7 +42,7 @@ class AdHocInterjections:
             )
         self._refuse_to_wait_for_itself([partition])
         future: asyncio.Future[Any] = self._loop.create_future()
-        interjection = self._queue(partition, handler, blocking, future)
+        interjection = self._queue(partition, handler, blocking, future, self._trace())
         try:
             return await future
         finally:
@@ -68,11 +69,12 @@ class AdHocInterjections:
         self, partition: int, handler: Handler, *, blocking: bool
     ) -> concurrent.futures.Future[Any]:
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        trace = self._trace()  # this thread's
 
         def begin() -> None:
             if answer in self._elsewhere and answer.set_running_or_notify_cancel():
                 try:
-                    self._queue(partition, handler, blocking, answer)
+                    self._queue(partition, handler, blocking, answer, trace)
                 except StreamsError as error:
                     answer.set_exception(error)
 
@@ -89,7 +91,12 @@ class AdHocInterjections:
         self._is_over = True
         self._refuse_elsewhere()
 
-    def _queue(self, partition: int, handler: Handler, blocking: bool, future: _Future) -> Interjection:
+    def _trace(self) -> Carrier:
+        """Return the trace of the caller, if it is sampled."""
+        tracer = self._member.router.tracer
+        return () if tracer is None else carried([(name, text.encode()) for name, text in tracer.current()])
+
+    def _queue(self, partition: int, handler: Handler, blocking: bool, future: _Future, trace: Carrier) -> Interjection:
         """Queue an interjection that ends this future. Raises ``NotOwned``, ``Stopped``."""
         if self._is_over:
             raise Stopped("the event source is not running")
@@ -108,7 +115,8 @@ class AdHocInterjections:
                 future.set_exception(for_future(error))
 
         policy = self._member.config.error_policy
-        interjection = Interjection(Route(_name_of(handler), None, handler, blocking=blocking, policy=policy), waiter)
+        route = Route(_name_of(handler), None, handler, blocking=blocking, policy=policy)
+        interjection = Interjection(route, waiter, trace)
         worker.inbox.put(interjection)
         return interjection
 

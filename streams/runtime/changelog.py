@@ -14,6 +14,7 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import OffsetError
 from streams.records import IncomingRecord
+from streams.tracing import Carrier
 
 OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
 """Key of the one record per changelog partition and transaction that carries the input offset (protocol, section 6)."""
@@ -56,7 +57,7 @@ class ReleaseMarker(msgspec.Struct, frozen=True):
     generation: int
 
 
-class TimerRecord(msgspec.Struct, frozen=True):
+class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A timer in the changelog, as JSON (``value`` and ``key`` in base64): see ``core.timers.Timer``."""
 
     v: int
@@ -65,6 +66,7 @@ class TimerRecord(msgspec.Struct, frozen=True):
     version: int
     value: bytes
     key: bytes | None
+    trace: Carrier = ()
 
 
 T = TypeVar("T")
@@ -88,7 +90,7 @@ def timer_key(name: str) -> bytes:
 def encode_timer(timer: Timer) -> bytes:
     """Encode the value of a timer's record."""
     return msgspec.json.encode(
-        TimerRecord(TIMER_FORMAT, timer.due_ms, timer.type, timer.version, timer.value, timer.key)
+        TimerRecord(TIMER_FORMAT, timer.due_ms, timer.type, timer.version, timer.value, timer.key, timer.trace)
     )
 
 
@@ -104,7 +106,7 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     found = _decode(record, TimerRecord, "timer")
     if found.v > TIMER_FORMAT:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {TIMER_FORMAT}")
-    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key)
+    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace)
 
 
 def _decode(record: IncomingRecord, kind: type[T], name: str) -> T:

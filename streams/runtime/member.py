@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import NoReturn, Protocol
 
 from streams.config import EventSourceConfig
+from streams.core.router import Router
 from streams.group import Membership, TakeOver
 from streams.metrics import Measurement
 from streams.runtime.keeping.keeper import StateKeeper
@@ -27,6 +28,8 @@ class Member(Protocol):
 
     @property
     def config(self) -> EventSourceConfig: ...
+    @property
+    def router(self) -> Router: ...
     @property
     def connections(self) -> Connections: ...
     @property

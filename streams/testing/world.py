@@ -269,6 +269,7 @@ def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
     vars(made).update({name: value for name, value in vars(idle).items() if name in RUN_STATE})
     made._router = Router()
     made._router.routes, made._router.default = dict(source._router.routes), source._router.default
+    made._router.tracer = source._router.tracer
     made._schedules = list(source._schedules)
     return made
 

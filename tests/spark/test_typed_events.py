@@ -9,6 +9,7 @@ import enum
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec

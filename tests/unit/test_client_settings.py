@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
 from streams.clients.connection import ConnectionLog
+from streams.clients.producing.settings import ProducerSettings
 from streams.clients.settings import RESERVED, ClientSettings, build
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
@@ -128,3 +129,10 @@ def test_librdkafkas_log_never_cries_wolf(caplog: pytest.LogCaptureFixture) -> N
         log.log(said, "%s [%s] %s", facility, "rdkafka#1", text)
         last = caplog.records[-1]
         assert (last.levelno, last.getMessage()) == (level, f"slot 0: {facility} {text}")
+
+
+def test_the_settings_of_transactions_show_no_secrets() -> None:
+    login = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": "alice"}
+    settings = ProducerSettings.of("b:1", "client", {**login, "sasl.password": "correct-horse"})
+    assert "correct-horse" not in f"{settings!r} {settings} {[settings]}"
+    assert "sasl_plain_password" in repr(settings)

@@ -40,6 +40,10 @@ class ProducerSettings(NamedTuple):
     message_limit: int
     compression: Compression | None
 
+    def __repr__(self) -> str:
+        """Show the names only of the settings for security."""
+        return f"ProducerSettings({self.bootstrap_servers!r}, {self.client_id!r}, security={sorted(self.security)})"
+
     @classmethod
     def of(cls, bootstrap_servers: str, client_id: str, client_settings: Mapping[str, object]) -> ProducerSettings:
         """Read the settings of an event source. Raises ``ConfigError``."""

@@ -91,6 +91,11 @@ class TurnEntry(Entry):
         # A queue of its own: behind the partition's events it might wait for a key that waits for this turn.
         super().__init__(("turn", partition), record, None, None, ReorderBuffer(lambda: None))
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.trace = ctx._trace
+
+    def drop(self) -> None:
+        self.trace = None  # the handler's, which goes on
+        super().drop()
 
     async def wait_settled(self) -> Finish:
         """Wait for the end of the work; return the rest of it for the turn. Raises the error with which the work

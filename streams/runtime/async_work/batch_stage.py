@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,11 +12,12 @@ from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
 from streams.errors import BatchError
 from streams.job_settings import BatcherConfig
 from streams.runtime.async_work.async_stage import AtTurn, Blocked, ItemsStage, ItemsWork, TurnEntry, described
-from streams.runtime.async_work.invoke import Calls
+from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.statistics import StageStatistics
+from streams.tracing import EventSpan, under_span
 
 ValueT = TypeVar("ValueT")
 
@@ -100,6 +101,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         super().__init__(definition.finalizer, definition.on_failure)
         config = definition.config
         self._name = definition.name
+        self._host = host
         self._loop = asyncio.get_running_loop()
         self._batches: KeyedQueue[_BatchedItem] = KeyedQueue(
             config.max_concurrent_batches,
@@ -219,12 +221,19 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         self._calls_made += 1
         self._called += len(batch.parts)
         name, context = f"kes-batch-{self._name}", self._context.copy()
-        batch.task = self._loop.create_task(self._run(batch), name=name, context=context)
+        span = None if self._host.router.tracer is None else self._span_of(batch)
+        batch.task = self._loop.create_task(self._run(batch, span), name=name, context=context)
         batch.task.add_done_callback(lambda task: self._ended(batch, task))
 
-    async def _run(self, batch: _BatchCall) -> None:
+    def _span_of(self, batch: _BatchCall) -> EventSpan | None:
+        """Begin the span of a call: below that of its first event that is traced, with links to the others."""
+        traces = list(dict.fromkeys(trace for part in batch.parts if (trace := part.work.entry.trace) is not None))
+        return traces[0].child(f"batch {self._name}", traces[1:]) if traces else None
+
+    async def _run(self, batch: _BatchCall, span: EventSpan | None) -> None:
         items = [part.item for part in batch.parts]
-        answer, error, attempts = await self._calls.outcome(items)
+        outcome: Awaitable[Outcome] = self._calls.outcome(items)
+        answer, error, attempts = await (outcome if span is None else under_span(span, outcome))
         if error is not None:
             self._failed(batch, error, attempts)
             return

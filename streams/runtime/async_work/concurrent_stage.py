@@ -143,7 +143,7 @@ class _Run(Job):
     __slots__ = ("_attempt", "_ctx", "_entry", "_has_ended", "_on_end", "_stage", "error")
 
     def __init__(self, stage: ConcurrentStage, entry: Entry) -> None:
-        super().__init__(stage.runner, entry.lane, entry.plan)
+        super().__init__(stage.runner, entry, entry.plan)
         self._stage = stage
         self._entry = entry
         self._ctx: ConcurrentContext | None = None
@@ -199,6 +199,7 @@ class _Run(Job):
             _host=host,
             _task=asyncio.current_task(),
             _reached=self.reached,
+            _trace=entry.trace,
         )
         try:
             answer = await self._stage.definition.handler(ctx, entry.event)

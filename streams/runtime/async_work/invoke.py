@@ -16,6 +16,7 @@ from streams.errors import RegistrationError
 from streams.job_settings import JobRetry
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
+from streams.tracing import with_context
 
 KINDS = ("async", "thread", "process")
 
@@ -138,6 +139,8 @@ def _retries(retry: JobRetry | None) -> stamina.AsyncRetryingCaller | None:
 
 
 async def _on_thread(host: Host, function: Callable[[Any], Any], argument: Any) -> Any:
+    if host.router.tracer is not None:  # the current span is the function's, too
+        function = with_context(function)
     result = await host.handler_threads.run(function, argument)
     if inspect.iscoroutine(result):  # a plain function around an async one: nothing of it is done yet
         return await result

@@ -24,12 +24,13 @@ looks at again and again."""
 class Job(KeyedItem, ABC):
     """One job. Slots and no closures: there may be thousands of them, all alive for a while."""
 
-    __slots__ = ("holds_key", "is_over", "key", "lane", "runner", "task")
+    __slots__ = ("holds_key", "is_over", "key", "lane", "runner", "task", "trace")
 
-    def __init__(self, runner: JobRunner, lane: Hashable, key: Hashable, position: int = 0) -> None:
+    def __init__(self, runner: JobRunner, entry: Entry, key: Hashable, position: int = 0) -> None:
         self.position = position
         self.runner = runner
-        self.lane = lane
+        self.lane = entry.lane
+        self.trace = entry.trace
         self.key = key
         self.task: asyncio.Task[None] | None = None
         self.is_over = False
@@ -122,7 +123,10 @@ class JobRunner:
     def _pump(self) -> None:
         while (batch := self._jobs.take()) is not None:
             job = batch[0]
-            task = job.task = self._loop.create_task(job.run(), name=self._task_name, context=self._context.copy())
+            context = self._context.copy()
+            if job.trace is not None:
+                context.run(job.trace.enter)
+            task = job.task = self._loop.create_task(job.run(), name=self._task_name, context=context)
             self.tasks[task] = None
             task.add_done_callback(job.ended, context=self._context)
             if self._refused:

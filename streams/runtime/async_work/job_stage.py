@@ -16,6 +16,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.statistics import StageStatistics
+from streams.tracing import under_span
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,7 +107,7 @@ class _EventJob(Job, StageWork):
     entry: Entry
 
     def __init__(self, stage: JobStage, entry: Entry, key: Hashable, item: Any) -> None:
-        super().__init__(stage.runner, entry.lane, key, entry.record.offset)
+        super().__init__(stage.runner, entry, key, entry.record.offset)
         self._stage = stage
         self.entry = entry
         self._item = item
@@ -115,7 +116,10 @@ class _EventJob(Job, StageWork):
     async def run(self) -> None:
         entry, stage = self.entry, self._stage
         entry.begun = True
-        self._result, error, attempts = await stage.outcome(self._item, entry.record.partition)
+        outcome = stage.outcome(self._item, entry.record.partition)
+        if self.trace is not None:
+            outcome = under_span(self.trace.child(f"job {stage.definition.name}"), outcome)
+        self._result, error, attempts = await outcome
         if entry.is_settled:
             return  # dropped meanwhile
         then = stage.definition.then

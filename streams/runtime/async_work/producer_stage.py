@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from streams.core.policy import Answered
 from streams.errors import BrokerUnavailable, RecordRefused, Stopped
 from streams.outcomes import ExecutionState
@@ -18,6 +20,7 @@ from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.ports import Blocking, PlainProducer
 from streams.runtime.signal import Signal
 from streams.statistics import StageStatistics
+from streams.tracing import stamped
 
 POLL_SECONDS = 0.1
 """The thread's wait for reports between two checks that it is still needed."""
@@ -180,6 +183,9 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
         return False
 
     def start(self, entry: Entry, plan: list[Record]) -> ItemsWork[Delivery]:
+        if entry.trace is not None:
+            carrier = entry.trace.carrier
+            plan = [msgspec.structs.replace(record, headers=stamped(record.headers, carrier)) for record in plan]
         work = ItemsWork(self, entry, [Delivery(record) for record in plan])
         entry.work = work
         entry.begun = True  # a record that the producer has cannot be taken back

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from streams.core.origin import INTERJECTION, Origin, batch_origin
@@ -25,6 +26,7 @@ from streams.runtime.partition.failures import RestartNeeded, describe, trace_of
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.unit import Unit
+from streams.tracing import EventSpan, Tracer, carried
 
 _log = logging.getLogger(__name__)
 
@@ -121,11 +123,14 @@ class BatchKind:
             return start, None
         batch = tuple(records[start : start + len(events)])  # a handler cannot change the worker's list
         ctx = self.context(partition, host, batch)
+        span = None if host.router.tracer is None else _span_of(host.router.tracer, batch)
+        ctx._trace = span
         unit = Unit(partition, ctx._outputs, ctx._journal)
         unit.begin()
         error: Exception | None
         try:
-            answer = route.handler(ctx, events)
+            with nullcontext() if span is None else span.active():
+                answer = route.handler(ctx, events)
         except (Exception, asyncio.CancelledError) as raised:
             error = unit.fail(ctx, raised)
         else:
@@ -133,6 +138,10 @@ class BatchKind:
                 answer.close()
                 ctx._error = RegistrationError(f"the handler of {route.name} has batch=True, and is asynchronous")
             error = unit.complete(ctx, answer, batch[-1].offset + 1, len(batch))
+        if span is not None:
+            if error is not None:
+                span.failed(error, 1)  # for good or not: its events are handled one by one
+            span.end()
         if error is None:
             unit.end()
             unit.admit(host.pool)
@@ -159,6 +168,15 @@ def split_batch(partition: Partition, host: Host, last: int, error: Exception) -
         describe(error),
         exc_info=trace_of(error),
     )
+
+
+def _span_of(tracer: Tracer, batch: Sequence[IncomingRecord]) -> EventSpan | None:
+    """Begin the span of a batch: in the trace of its first record that has one, with links to the others."""
+    traces = [(record, parent) for record in batch if (parent := carried(record.headers))]
+    if not traces:
+        return None
+    record, parent = traces[0]
+    return tracer.process(record, parent, [other for _, other in traces[1:]], len(batch))
 
 
 def _decoded(route: Route, router: Router, records: list[IncomingRecord], start: int, stop: int) -> list[Any]:

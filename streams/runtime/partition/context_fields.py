@@ -11,6 +11,7 @@ from streams.core.timers import Timer
 from streams.errors import EncodeError, RecordRefused, StoreError
 from streams.records import Change, IncomingRecord, Output, Record, TopicPartition, as_bytes
 from streams.runtime.partition.timers import PartitionTimers
+from streams.tracing import EventSpan
 
 
 class ContextFields(msgspec.Struct, eq=False):
@@ -33,6 +34,8 @@ class ContextFields(msgspec.Struct, eq=False):
     _host: Any = None
     """The partition's ``host.Host``; set where a handler may wait for something."""
     _closed: bool = False
+    _trace: EventSpan | None = None
+    """The event's span, if it is traced; ``unit.Unit`` puts it into the headers of what the event sends."""
 
     @property
     def offset(self) -> int:

@@ -55,6 +55,11 @@ class DueTimers:
         execution, topic_partition = self._execution, self._partition.topic_partition
         where = f"timer {timer.name!r} of {topic_partition}"
         record = as_record(timer, topic_partition)
+        with execution.traced(record):
+            await self._handle_timer(timer, record, where)
+
+    async def _handle_timer(self, timer: Timer, record: IncomingRecord, where: str) -> None:
+        execution = self._execution
         route, event, unreadable = execution.read(record, where)
         if unreadable is None:
             assert route is not None
@@ -78,5 +83,6 @@ def as_record(timer: Timer, topic_partition: TopicPartition) -> IncomingRecord:
     headers: Headers = [(TYPE_HEADER, timer.type.encode())]
     if timer.version > 1:
         headers.append((VERSION_HEADER, b"%d" % timer.version))
+    headers += [(name, text.encode()) for name, text in timer.trace]
     topic, partition = topic_partition
     return IncomingRecord(topic, partition, -1, timer.key, timer.value, headers, timer.due_ms)

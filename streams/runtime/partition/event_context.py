@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
 
+import msgspec
+
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RegistrationError, StoreError
@@ -151,6 +153,8 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         elif not isinstance(key, bytes):
             raise EncodeError(f"the key of a timer is a {type(key).__name__}; use str, bytes or None")
         timer = Timer(name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key)
+        if self._trace is not None:
+            timer = msgspec.structs.replace(timer, trace=self._trace.carrier)
         size = len(encode_timer(timer))
         if size > self._limit:
             raise too_large(f"the changelog (the timer {name!r})", size, self._limit)

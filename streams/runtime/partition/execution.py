@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
 import anyio
+import msgspec
 
 from streams.core.policy import Decision, Failure, apply_error_policy
 from streams.core.router import Route
@@ -27,6 +29,7 @@ from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.unit import Unit
+from streams.tracing import EventSpan, carried, stamped, with_context
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,24 @@ class Execution:
     def __init__(self, partition: Partition, host: Host) -> None:
         self._partition = partition
         self._host = host
+        self._span: EventSpan | None = None  # of the event that is handled, if it is traced
+
+    def traced(self, record: IncomingRecord) -> AbstractContextManager[None]:
+        """Open a block in which this record's event is handled, within its span if it is to be traced."""
+        tracer = self._host.router.tracer
+        parent = () if tracer is None else carried(record.headers)
+        return nullcontext() if tracer is None or not parent else self.within(tracer.process(record, parent))
+
+    @contextmanager
+    def within(self, span: EventSpan) -> Iterator[None]:
+        """Make this the span of the block's event; it ends with the block."""
+        self._span = span
+        try:
+            with span.active():
+                yield
+        finally:
+            self._span = None
+            span.end()
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
         """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
@@ -119,6 +140,8 @@ class Execution:
                     raise RestartNeeded(origin, attempts, error)
                 failure = Failure(attempts, error)
                 decision = apply_error_policy(failure, route.policy)
+                if self._span is not None and decision is Decision.RETRY:
+                    self._span.failed(error, attempts)
                 if decision is not Decision.RETRY:
                     await self._carry_out(decision, failure, record, route, timer)
                     return
@@ -160,6 +183,7 @@ class Execution:
         ctx._host = self._host
         if timer is not None:
             ctx._begin_timer(timer)
+        ctx._trace = self._span
         return ctx
 
     def _context(
@@ -169,7 +193,9 @@ class Execution:
         kind: HandlerKind | None = route.kind
         if kind is None:
             return self.context(None if timer is not None else record, attempt, timer)
-        return kind.context(self._partition, self._host, (record,), attempt, timer)
+        ctx: EventContext[Any] = kind.context(self._partition, self._host, (record,), attempt, timer)
+        ctx._trace = self._span
+        return ctx
 
     async def run(
         self,
@@ -192,6 +218,8 @@ class Execution:
             if begun is not None:
                 answer = begun.answer
             elif blocking:
+                if self._span is not None:
+                    handle = with_context(handle)
                 answer = await host.handler_threads.call(partition.partition, handle, ctx)
             else:
                 answer = handle(ctx)
@@ -246,6 +274,9 @@ class Execution:
         attempts, error = failure.attempts, failure.error
         name = record.where if timer is None else f"timer {timer.name!r} of {partition.topic_partition}"
         host.measure(EventFailed(partition.partition, record.offset, describe(error), decision.value))
+        if self._span is not None:
+            self._span.failed(error, attempts, decision.value)
+            record = msgspec.structs.replace(record, headers=stamped(record.headers, self._span.carrier))
         if route is None:  # its error begins with the place
             text = f"{describe(error)}; the record cannot be read"
         else:
@@ -263,6 +294,7 @@ class Execution:
             raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
         ctx = self.context(None if timer is not None else record, timer=timer)
+        ctx._trace = None  # a letter has it by now, and may not grow any more
         if decision is Decision.DEAD_LETTER:
             handler, instance = "" if route is None else route.handler_name, host.config.instance_id
             topic, now = host.config.dead_letters, host.wall_ms()

@@ -9,17 +9,20 @@ from typing import Any
 from streams.core.router import Route
 from streams.core.schedule import Schedule
 from streams.core.transaction import Waiter
+from streams.tracing import Carrier
 
 
 class Interjection:
     """One run of an interjection. ``waiter`` is called when it is committed, or with the reason why not; scheduled runs
-    have none. ``result``: the handler's answer. ``is_unwanted``: its waiter is gone, so it need not begin."""
+    have none. ``result``: the handler's answer. ``is_unwanted``: its waiter is gone, so it need not begin.
+    ``trace``: of its caller."""
 
-    __slots__ = ("is_unwanted", "result", "route", "waiter")
+    __slots__ = ("is_unwanted", "result", "route", "trace", "waiter")
 
-    def __init__(self, route: Route, waiter: Waiter | None = None) -> None:
+    def __init__(self, route: Route, waiter: Waiter | None = None, trace: Carrier = ()) -> None:
         self.route = route
         self.waiter = waiter
+        self.trace = trace
         self.result: Any = None
         self.is_unwanted = False
 

@@ -16,6 +16,7 @@ from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.state import Partition
+from streams.tracing import Tracer, carried
 
 MOST_AT_ONCE: Final = 64
 """Events that enter between two looks at the loop: their jobs begin then."""
@@ -27,6 +28,7 @@ class Issuer:
     def __init__(self, partition: Partition, host: Host, execution: Execution, buffer: ReorderBuffer) -> None:
         self._partition = partition
         self._host = host
+        self._router = host.router
         self._execution = execution
         self._buffer = buffer
         self._next: Entry | None = None  # would be the buffer's last one, but finds no room
@@ -63,12 +65,14 @@ class Issuer:
 
     def drop(self) -> None:
         """Forget the event that found no room."""
-        self._next = None
+        blocked, self._next = self._next, None
+        if blocked is not None:
+            blocked.drop()
 
     def _route(self, record: IncomingRecord) -> tuple[Route | None, bytes | None]:
         """Find the route and the version header of a record, as ``Execution.read`` does."""
         name, version = type_and_version(record.headers)
-        router = self._host.router
+        router = self._router
         return (router.default if name is None else router.routes.get(name, router.default)), version
 
     def _entry(self, record: IncomingRecord) -> Entry:
@@ -93,8 +97,15 @@ class Issuer:
         if known is not None and apply_error_policy(known, route.policy) is not Decision.RETRY:
             entry.fail(known.error, known.attempts)  # no use in doing its work again
             return entry
+        if self._router.tracer is not None:
+            self._trace(entry, self._router.tracer)
         try:
             entry.plan = route.ahead.plan(record, entry.event)
         except (Exception, asyncio.CancelledError) as error:
             entry.fail(error if isinstance(error, Exception) else cancelled_inside(error), 1)
         return entry
+
+    def _trace(self, entry: Entry, tracer: Tracer) -> None:
+        """Begin the entry's span, if its record is sampled."""
+        if parent := carried(entry.record.headers):
+            entry.trace = tracer.process(entry.record, parent)

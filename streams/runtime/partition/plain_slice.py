@@ -27,6 +27,7 @@ from streams.runtime.partition.failures import RestartNeeded, cancelled_inside, 
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
 from streams.sak import leaves
+from streams.tracing import carried
 
 CLASSES: Final = (Change, EventContext, IncomingRecord)
 """Whose fields are read by their places in memory when this is compiled. Contexts are only made that way: a handler may
@@ -40,6 +41,7 @@ def run(
     and if that one ended the slice because its handler failed, why."""
     store, journalled, timers = partition.store, partition.is_journalled, partition.timers
     routes, limit, where = host.router.routes, host.message_limit, partition.topic_partition
+    tracer = host.router.tracer
     headers: Any = routes  # of the record before: at first something that no headers are
     route: Any = None  # of these headers
     decode = handler = route
@@ -59,6 +61,8 @@ def run(
                 headers = record.headers
                 if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                     name, version = headers[0][1], None
+                elif tracer is not None and carried(headers):
+                    break  # Execution.one begins its span
                 else:
                     name, version = type_and_version(headers)
                 route = routes.get(name or b"")

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from streams.core.router import Route
 from streams.records import IncomingRecord
 from streams.runtime.partition.event_context import EventContext
+from streams.tracing import EventSpan
 
 Finish = Callable[[EventContext[Any]], Any]
 """The function of an event at its turn. May be asynchronous."""
@@ -81,6 +82,7 @@ class Entry:
         "plan",
         "record",
         "route",
+        "trace",
         "waiting",
         "work",
     )
@@ -96,6 +98,7 @@ class Entry:
         self.plan: Any = None
         self.begun = False
         self.work: Work | None = None
+        self.trace: EventSpan | None = None  # ends with the entry
         self.is_settled = False
         self.finish: Finish | None = None
         self.waiting: Waiting | None = None
@@ -135,6 +138,8 @@ class Entry:
         work, self.work = self.work, None
         if work is not None:
             work.withdraw()
+        if self.trace is not None:
+            self.trace.end()
 
 
 class ReorderBuffer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any, Final
 
 from streams.outcomes import ExecutionState
@@ -70,6 +71,8 @@ class Retirement:
             await self._retrying(first)
         elif first.waiting is not None:
             await self._pass_on()
+        elif first.trace is not None:
+            await self._retrying(first)
         else:
             await self._finalize()
 
@@ -87,20 +90,24 @@ class Retirement:
         begun: Begun | None = None,
     ) -> None:
         """Execute one event to its end. An attempt may have been made, which failed with ``error``, or is ``begun``."""
-        execution, record, route = self._execution, entry.record, entry.route
         try:
-            if entry.error is not None:
-                await execution.failed(record, route, entry.error, entry.attempts)
-            else:
-                assert entry.finish is not None
-                assert route is not None
-                made = entry.attempts if error is None else entry.attempts + 1
-                await execution.retrying(
-                    record, route, entry.finish, made, error, store_dirty=error is not None, begun=begun
-                )
+            with nullcontext() if entry.trace is None else self._execution.within(entry.trace):
+                await self._execute(entry, error, begun)
         finally:
             entry.drop()
         self._buffer.leave()
+
+    async def _execute(self, entry: Entry, error: BaseException | None, begun: Begun | None) -> None:
+        execution, record, route = self._execution, entry.record, entry.route
+        if entry.error is not None:
+            await execution.failed(record, route, entry.error, entry.attempts)
+        else:
+            assert entry.finish is not None
+            assert route is not None
+            made = entry.attempts if error is None else entry.attempts + 1
+            await execution.retrying(
+                record, route, entry.finish, made, error, store_dirty=error is not None, begun=begun
+            )
 
     # -- finalizers ----------------------------------------------------------------------------------------------------
 
@@ -122,8 +129,8 @@ class Retirement:
         outputs, journal = unit.outputs, unit.journal
         unit.begin()
         try:
+            entry = entries[0]
             while True:
-                entry = entries[0]
                 assert entry.finish is not None
                 record, first = entry.record, unit.begin_next()
                 ctx: EventContext[Any] = EventContext(
@@ -144,7 +151,10 @@ class Retirement:
                 entry.drop()
                 entries.popleft()
                 left -= 1
-                if not self._goes_on(left) or entries[0].waiting is not None or host.now() > until:
+                if not self._goes_on(left):
+                    return None, None
+                entry = entries[0]
+                if entry.waiting is not None or entry.trace is not None or host.now() > until:
                     return None, None
         finally:
             if is_open:

@@ -18,6 +18,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import cancelled_inside, change_too_large
 from streams.runtime.partition.host import Admission
 from streams.runtime.partition.state import Partition
+from streams.tracing import stamped
 
 
 class Unit:
@@ -58,6 +59,10 @@ class Unit:
                 if change.value is not None and len(change.value) > limit:
                     return self.fail(ctx, change_too_large(change, limit))
         ctx._closed = True
+        if ctx._trace is not None:
+            carrier, outputs = ctx._trace.carrier, self.outputs
+            for number in range(self._sent, len(outputs)):
+                outputs[number].headers = stamped(outputs[number].headers, carrier)
         if ctx._timer_changes:
             journal += self._partition.timers.admitted(ctx._timer_changes, ctx._origin)
         self._events += events

@@ -166,7 +166,11 @@ class PartitionWorker(Partition):
         """Handle some of these records, one at least. Returns the position of the next."""
         position, failure = self.hot_path.run(records, start)
         if failure is not None or position == start:
-            await self._execution.one(records[position], failure)
+            if self.engine.router.tracer is None:
+                await self._execution.one(records[position], failure)
+            else:
+                with self._execution.traced(records[position]):
+                    await self._execution.one(records[position], failure)
             return position + 1
         await asyncio.sleep(0)
         return position
@@ -225,6 +229,15 @@ class PartitionWorker(Partition):
         return True
 
     async def _interjection(self, interjection: Interjection) -> None:
+        tracer = self.engine.router.tracer
+        if tracer is None or not interjection.trace:
+            await self._interject(interjection)
+            return
+        name, (topic, partition) = interjection.route.name, self.topic_partition
+        with self._execution.within(tracer.interject(name, topic, partition, interjection.trace)):
+            await self._interject(interjection)
+
+    async def _interject(self, interjection: Interjection) -> None:
         engine = self.engine
         try:
             ctx, route = self._execution.context(None), interjection.route
