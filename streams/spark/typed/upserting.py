@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import islice
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ def _quoted(name: str) -> str:
 def _mark(connection: Any) -> str:
     """Return the mark for a value that the connection's module wants."""
     module = type(connection).__module__.partition(".")[0]
-    style = getattr(sys.modules.get(module), "paramstyle", "")
+    style = getattr(import_module(module), "paramstyle", "")  # where its C part was unpickled, it is not imported yet
     if style not in _MARKS:
         raise ConfigError(f"upsert: connections of {module} have the paramstyle {style!r}, not one of {list(_MARKS)}")
     return _MARKS[style]
