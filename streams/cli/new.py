@@ -53,7 +53,7 @@ def make_source() -> EventSource[Totals]:
         store=Table.factory(key=str, value=int),
     )
 
-    @source.register_event_type(Ordered, on_error=DEAD_LETTER)
+    @source.on(on_error=DEAD_LETTER)
     def on_ordered(ctx: EventContext[Totals], event: Ordered) -> None:
         if event.cents <= 0:
             raise ValueError(f"an order of {event.cents} cents")
