@@ -10,10 +10,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from confluent_kafka import KafkaError
+
 from streams.clients.producing import answers
 from streams.clients.producing.answers import Meaning
 from streams.clients.producing.cluster import UNKNOWN_SECONDS, Cluster
-from streams.clients.producing.record_batch import EncodedRecords, in_bytes
+from streams.clients.producing.messages import PartitionError
+from streams.clients.producing.record_batch import EncodedRecords, Part, in_bytes
 from streams.errors import RecordsRefused, TransactionFailed
 from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
 
@@ -63,6 +66,26 @@ class EncodedTransaction:
         while not self.encoded.add([record], 0, self._cluster.now_ms()):
             self._check(record, output, since)
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def refused_by(self, part: Part, answer: PartitionError) -> list[RefusedRecord]:
+        """Name the records of a batch that are refused: those that the broker names, the only one, or those that are
+        larger than the topic takes. Without such a one the batch is too large: the next ones are smaller."""
+        named = [(index, reason or answer.message) for index, reason in answer.records]
+        if not named and part.batch.records == 1:
+            named = [(0, answer.message)]
+        if not named and answer.code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
+            limit = await self._cluster.batch_limit(part.topic)
+            compression = self._cluster.settings.compression
+            larger = self.encoded.larger_than(limit, part, compression) if limit else []
+            too_large = f"{KafkaError(answer.code).str()}: max.message.bytes is {limit}"
+            named = [(index, too_large) for index in larger]
+            if not named:
+                self._cluster.too_large(part.topic, part.batch.size, limit)
+        found = []
+        for index, reason in named or [(-1, answer.message)]:
+            output = self.encoded.output_at(part.topic, part.partition, part.first + index) if index >= 0 else None
+            found.append(answers.refused_record(part.topic, part.partition, answer.code, reason, output))
+        return found
 
     def _check(self, record: Output, output: Output, since: float) -> None:
         """Return if a record is not taken because its topic is not known yet, or not as it is ``since`` then, and look

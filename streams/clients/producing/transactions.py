@@ -278,7 +278,7 @@ class WireSlot:
                         self._last_answer += f": {answer.message}"
                     look = look or meaning is Meaning.AGAIN_LEADER
                 elif meaning in (Meaning.REFUSED, Meaning.BLOCKED) or missing:
-                    refused += await self._refused_of(records, part, answer)
+                    refused += await records.refused_by(part, answer)
                 else:
                     raise answers.failure(self.transactional_id, "flush", answer.code, meaning, part.name)
             if refused:
@@ -411,28 +411,6 @@ class WireSlot:
         await pauses.next()
         if meaning is Meaning.AGAIN_COORDINATOR:
             self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
-
-    async def _refused_of(
-        self, records: EncodedTransaction, part: Part, answer: messages.PartitionError
-    ) -> list[RefusedRecord]:
-        """Name the records of a batch that are refused: those that the broker names, the only one, or those that are
-        larger than the topic takes. Without such a one the batch is too large: the next ones are smaller."""
-        named = [(index, reason or answer.message) for index, reason in answer.records]
-        if not named and part.batch.records == 1:
-            named = [(0, answer.message)]
-        if not named and answer.code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
-            limit = await self._cluster.batch_limit(part.topic)
-            compression = self._cluster.settings.compression
-            larger = records.encoded.larger_than(limit, part, compression) if limit else []
-            too_large = f"{KafkaError(answer.code).str()}: max.message.bytes is {limit}"
-            named = [(index, too_large) for index in larger]
-            if not named:
-                self._cluster.too_large(part.topic, part.batch.size, limit)
-        found = []
-        for index, reason in named or [(-1, answer.message)]:
-            output = records.encoded.output_at(part.topic, part.partition, part.first + index) if index >= 0 else None
-            found.append(answers.refused_record(part.topic, part.partition, answer.code, reason, output))
-        return found
 
     @asynccontextmanager
     async def _bounded(self, call: str, seconds: float) -> AsyncIterator[None]:
