@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import anyio.lowlevel
 import msgspec
 import pytest
 from opentelemetry import trace
@@ -118,7 +118,7 @@ def register_plain(source: EventSource[None], seen: list[str]) -> None:
 def register_async(source: EventSource[None], seen: list[str]) -> None:
     @source.register_event_type(Ordered)
     async def handle(ctx: Any, event: Ordered) -> None:
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         seen.append(current())
         forward(ctx, event)
 

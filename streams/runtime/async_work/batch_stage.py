@@ -101,7 +101,6 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         super().__init__(definition.finalizer, definition.on_failure)
         config = definition.config
         self._name = definition.name
-        self._host = host
         self._loop = asyncio.get_running_loop()
         self._batches: KeyedQueue[_BatchedItem] = KeyedQueue(
             config.max_concurrent_batches,
@@ -214,21 +213,21 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
             timer.cancel()
 
     def _begin(self, batch: _BatchCall) -> None:
+        traces: dict[EventSpan, None] = {}  # not a set: in the order of their events
         for part in batch.parts:
             part.batch = batch
-            part.work.entry.begun = True
+            entry = part.work.entry
+            entry.begun = True
+            if entry.trace is not None:
+                traces[entry.trace] = None
         self._running[batch] = None
         self._calls_made += 1
         self._called += len(batch.parts)
         name, context = f"kes-batch-{self._name}", self._context.copy()
-        span = None if self._host.router.tracer is None else self._span_of(batch)
+        parents = list(traces)
+        span = parents[0].child(f"batch {self._name}", parents[1:]) if parents else None
         batch.task = self._loop.create_task(self._run(batch, span), name=name, context=context)
         batch.task.add_done_callback(lambda task: self._ended(batch, task))
-
-    def _span_of(self, batch: _BatchCall) -> EventSpan | None:
-        """Begin the span of a call: below that of its first event that is traced, with links to the others."""
-        traces = list(dict.fromkeys(trace for part in batch.parts if (trace := part.work.entry.trace) is not None))
-        return traces[0].child(f"batch {self._name}", traces[1:]) if traces else None
 
     async def _run(self, batch: _BatchCall, span: EventSpan | None) -> None:
         items = [part.item for part in batch.parts]
