@@ -11,8 +11,8 @@ from its ``.py`` as it is. What is added to its ``.pxd`` is written here, from t
 * A ``msgspec.Struct`` that is made with positional arguments is allocated and filled in, which takes less than the
   class's own call. Its defaults stand in the call then.
 * ``value.partition(NULL)[1]``, the cheapest search for a ``null`` in Python, is one by ``memchr``;
-  ``join((...))`` of seven parts of a record allocates once and copies; ``int.from_bytes(data[at:end], "little")`` (of
-  at most four bytes, from a place that is not negative) reads the bytes where they are.
+  ``join((...))`` of seven parts of a record, where ``join`` is that of ``b""``, allocates once and copies;
+  ``int.from_bytes(data[at:end], "little")`` (of four bytes at most) reads the bytes where they are.
 
 The file is put beside its source in one step, so that builds at the same time do not disturb each other or a process
 that has it in use.
@@ -96,7 +96,7 @@ static PyObject *kes_join(int count, PyObject *const *parts) {
 }
 #define kes_join7(a, b, c, d, e, f, g) kes_join(7, (PyObject *const[]){a, b, c, d, e, f, g})
 
-/* The number in these bytes, four at most. Raises TypeError if they are none. */
+/* The number in these bytes, four at most. Raises TypeError if they are none, OverflowError if they are more. */
 static unsigned int kes_little(PyObject *of, Py_ssize_t at, Py_ssize_t end) {
     unsigned int number = 0;
     if (!PyBytes_Check(of)) {
@@ -104,7 +104,11 @@ static unsigned int kes_little(PyObject *of, Py_ssize_t at, Py_ssize_t end) {
         return 0;
     }
     if (end > PyBytes_GET_SIZE(of)) end = PyBytes_GET_SIZE(of);
-    for (int bits = 0; at < end && bits < 32; at++, bits += 8)
+    if (at < 0 || end < 0 || end - at > 4) {
+        PyErr_SetString(PyExc_OverflowError, "compiled code reads numbers of four bytes at most, from a place on");
+        return 0;
+    }
+    for (int bits = 0; at < end; at++, bits += 8)
         number |= (unsigned int)(unsigned char)PyBytes_AS_STRING(of)[at] << bits;
     return number;
 }
@@ -271,7 +275,7 @@ def _in_c(node: ast.expr, source: str, classes: dict[str, type]) -> str:
             return name
         case ast.Subscript(ast.Call(ast.Attribute(of, "partition"), [ast.Name("NULL")], []), ast.Constant(1)):
             return f"kes_has_null({ast.get_source_segment(source, of)})"
-        case ast.Call(ast.Name("join"), [ast.Tuple(parts)], []) if len(parts) == 7:
+        case ast.Call(ast.Name("join"), [ast.Tuple(parts)], []) if len(parts) == 7 and 'b"".join' in source:
             return f"kes_join7({', '.join(ast.get_source_segment(source, part) or '' for part in parts)})"
         case ast.Call(
             ast.Attribute(ast.Name("int"), "from_bytes"),

@@ -41,6 +41,10 @@ def copy(thing):
     thing.other = thing.number
 
 
+def number(data, end):
+    return int.from_bytes(data[0:end], "little")
+
+
 leaves.use(globals())
 """
 TYPES = """
@@ -48,6 +52,8 @@ TYPES = """
 cpdef Py_ssize_t total(list things) except -1
 
 cpdef copy(Thing thing)
+
+cpdef number(data, Py_ssize_t end)
 """
 USE = """
 from streams import leaf
@@ -72,10 +78,22 @@ try:
     leaf.copy(without("other"))
 except AttributeError as error:
     print("cannot be set:", error)
+print(leaf.number(b"\\1\\2\\3", 9))
+try:
+    print(leaf.number(bytes(8), 8))
+except OverflowError as error:
+    print(error)
 """
 NO_NUMBER = "'Thing' object has no attribute 'number'"
-IN_PYTHON = ["function 5", NO_NUMBER, "'NoneType' object has no attribute 'number'", NO_NUMBER]
-COMPILED = ["cython_function_or_method 5", *IN_PYTHON[1:], "cannot be set: 'Thing' object has no attribute 'other'"]
+ERRORS = [NO_NUMBER, "'NoneType' object has no attribute 'number'", NO_NUMBER]
+IN_PYTHON = ["function 5", *ERRORS, "197121", "0"]
+COMPILED = [
+    "cython_function_or_method 5",
+    *ERRORS,
+    "cannot be set: 'Thing' object has no attribute 'other'",
+    "197121",
+    "compiled code reads numbers of four bytes at most, from a place on",
+]
 
 
 class Mini:
