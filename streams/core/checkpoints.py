@@ -48,7 +48,7 @@ class FolderMark(msgspec.Struct, frozen=True):
 
 
 def reason_to_distrust(mark: FolderMark, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> str:
-    """Return why a folder with this mark cannot be continued from this log, empty if it can (rule K4).
+    """Return why a folder with this mark cannot be continued from this log, empty if it can.
 
     ``tombstones_ms``: how long the log keeps them (``delete.retention.ms``). A key whose tombstone is gone would come
     back from the folder.

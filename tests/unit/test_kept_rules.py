@@ -1,4 +1,10 @@
-"""The rules K1 to K9 of state on disk, each taken out once: something must go wrong, and be right with it."""
+"""The rules of state on disk, each taken out once: something must go wrong, and be right with it.
+
+K1: only what is committed is written. K2: a mark never says more than the disk holds. K3: every change is kept, in its
+order (``simulation/test_kept.py``). K4: when a folder is believed. K5: copies are cut at offset records
+(``property/test_kept.py``). K6: one process per folder. K7: what waits is bounded. K8: the loop does not write. K9: a
+stop makes a checkpoint.
+"""
 
 from __future__ import annotations
 

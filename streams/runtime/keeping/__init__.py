@@ -1,1 +1,1 @@
-"""State on disk: folders of partitions, and the thread that writes them behind the engine's back."""
+"""State on disk: folders of partitions, and the thread that writes them beside the engine."""

@@ -80,7 +80,7 @@ class StateFolder:
     @classmethod
     def find(cls, parent: Path, partition: int) -> StateFolder:
         """Open the newest folder of a partition that no other process has; older ones are removed. A partition has a
-        second one while a process that was stopped, or a donor beside us, still holds the first (rule K6)."""
+        second one while a process that was stopped, or a donor beside us, still holds the first."""
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = [0]
         for entry in parent.iterdir():

@@ -1,4 +1,4 @@
-"""State on disk, behind the engine's back: what is committed is gathered, and written by a thread of its own.
+"""State on disk, beside the engine: what is committed is gathered, and written by a thread of its own.
 
 Rules of this file
 * Only what is committed is gathered: the cuts of committed transactions, and what a tail that reads committed received.
