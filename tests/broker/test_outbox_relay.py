@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -16,6 +17,8 @@ from tests.broker.battery_kit import let_pass, wait_until
 from tests.broker.gate import gate
 from tests.broker.outbox_kit import Ledger, PostgresServer, RelayProcess
 from tests.broker.outbox_program import POINTS
+
+Start = Callable[..., RelayProcess]
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -34,14 +37,28 @@ def ledger(postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: 
     return Ledger(postgres, kafka_broker.bootstrap_servers, topic_prefix)
 
 
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """A function that starts a relay process of a ledger; all are killed at the end."""
+    relays: list[RelayProcess] = []
+
+    def make(ledger: Ledger, fault: str = "") -> RelayProcess:
+        relays.append(relay := RelayProcess(ledger.config, tmp_path, fault))
+        return relay
+
+    yield make
+    for relay in relays:
+        relay.kill()
+
+
 @pytest.mark.parametrize("point", gate(POINTS, "commit.after", "delete.before", "send.after"))
-def test_a_relay_that_is_killed(ledger: Ledger, tmp_path: Path, seed: int, point: str) -> None:
+def test_a_relay_that_is_killed(ledger: Ledger, start: Start, seed: int, point: str) -> None:
     rng = random.Random(seed)
     count = rng.randrange(1, 3) if point.partition(".")[0] in ("own", "claim", "ring") else rng.randrange(2, 9)
     with ledger.writers(seed, 4, 60):
-        first = RelayProcess(ledger.config, tmp_path, f"{point}:{count}:kill")
+        first = start(ledger, f"{point}:{count}:kill")
         wait_until(first.has_struck, f"the relay is killed: {first.log.read_text()}")
-        second = RelayProcess(ledger.config, tmp_path)
+        second = start(ledger)
     ledger.until_empty(first, second)
     assert second.end() == 0
     assert ledger.check() > 200
@@ -49,23 +66,23 @@ def test_a_relay_that_is_killed(ledger: Ledger, tmp_path: Path, seed: int, point
 
 @pytest.mark.parametrize("point", gate(["fetch.after", "send.after", "commit.before", "commit.after"], "commit.before"))
 def test_a_relay_that_is_frozen_and_goes_on_beside_its_successor(
-    ledger: Ledger, tmp_path: Path, seed: int, point: str
+    ledger: Ledger, start: Start, seed: int, point: str
 ) -> None:
     with ledger.writers(seed, 4, 60):
-        frozen = RelayProcess(ledger.config, tmp_path, f"{point}:3:freeze")
+        frozen = start(ledger, f"{point}:3:freeze")
         wait_until(frozen.has_struck, "the relay is frozen")
-        second = RelayProcess(ledger.config, tmp_path)
+        second = start(ledger)
     ledger.until_empty(frozen, second)  # the database has ended the session of the frozen one
     ledger.write(random.Random(seed), 20)
-    frozen.process.send_signal(18)
+    frozen.process.send_signal(signal.SIGCONT)
     ledger.write(random.Random(seed + 1), 20)
     ledger.until_empty(frozen, second)
     assert (frozen.end(), second.end()) == (0, 0)
     assert ledger.check() > 200
 
 
-def test_a_database_that_is_killed(ledger: Ledger, postgres: PostgresServer, tmp_path: Path, seed: int) -> None:
-    relay = RelayProcess(ledger.config, tmp_path)
+def test_a_database_that_is_killed(ledger: Ledger, postgres: PostgresServer, start: Start, seed: int) -> None:
+    relay = start(ledger)
     for number in range(3):
         ledger.write(random.Random(seed + number), 40)
         postgres.kill()
@@ -74,20 +91,22 @@ def test_a_database_that_is_killed(ledger: Ledger, postgres: PostgresServer, tmp
     assert ledger.check() > 100
 
 
-def test_a_broker_that_is_killed(postgres: PostgresServer, broker: KafkaBroker, topic_prefix: str, tmp_path: Path, seed: int) -> None:
+def test_a_broker_that_is_killed(
+    postgres: PostgresServer, broker: KafkaBroker, topic_prefix: str, start: Start, seed: int
+) -> None:
     ledger = Ledger(postgres, broker.bootstrap_servers, topic_prefix)
-    relay = RelayProcess(ledger.config, tmp_path)
+    relay = start(ledger)
     with ledger.writers(seed, 2, 60):
         wait_until(lambda: "BatchRelayed" in relay.log.read_text(), "it relays")
         broker.kill()
-        broker.start()
+        broker.restart()
     ledger.until_empty(relay, seconds=120)
     assert relay.end() == 0
     assert ledger.check() > 100
 
 
-def test_sessions_that_the_operator_ends(ledger: Ledger, tmp_path: Path, seed: int) -> None:
-    relay = RelayProcess(ledger.config, tmp_path)
+def test_sessions_that_the_operator_ends(ledger: Ledger, start: Start, seed: int) -> None:
+    relay = start(ledger)
     with ledger.writers(seed, 4, 60), psycopg.connect(ledger.database, autocommit=True) as db:
         for _ in range(6):
             let_pass(random.Random(seed).random() * 0.4)
@@ -99,16 +118,15 @@ def test_sessions_that_the_operator_ends(ledger: Ledger, tmp_path: Path, seed: i
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_three_relays_that_are_killed_at_random(ledger: Ledger, tmp_path: Path, seed: int) -> None:
+def test_three_relays_that_are_killed_at_random(ledger: Ledger, start: Start, seed: int) -> None:
     rng = random.Random(seed)
-    relays = [RelayProcess(ledger.config, tmp_path) for _ in range(3)]
+    relays = [start(ledger) for _ in range(3)]
     with ledger.writers(seed, 8, 300):
         for _ in range(20):
             let_pass(rng.random())
             victim = rng.randrange(3)
-            relays[victim].process.kill()
-            relays[victim].process.wait()
-            relays[victim] = RelayProcess(ledger.config, tmp_path)
+            relays[victim].kill()
+            relays[victim] = start(ledger)
     ledger.until_empty(*relays, seconds=120)
     assert [relay.end() for relay in relays] == [0, 0, 0]
     assert ledger.check() > 2_000
@@ -117,11 +135,12 @@ def test_three_relays_that_are_killed_at_random(ledger: Ledger, tmp_path: Path, 
 def test_an_embedded_relay_is_awake_without_notifications_and_wakes_from_its_sleep(ledger: Ledger, seed: int) -> None:
     with Relay(ledger.config), psycopg.connect(ledger.database, autocommit=True) as watch:
         watch.execute("LISTEN kes_outbox")
-        asleep = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND objid IN (2048, 2049)"
+        asleep = """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid IN (2048, 2049) AND granted
+            AND mode = 'ExclusiveLock' AND classid = 'kes_outbox'::regclass
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
         def is_asleep() -> bool:
-            row = watch.execute(asleep + b"".decode() + " AND granted AND mode = 'ExclusiveLock'").fetchone()
-            return row == (2,)
+            return watch.execute(asleep).fetchone() == (2,)
 
         wait_until(is_asleep, "both shards sleep")
         assert list(watch.notifies(timeout=0)) == []
