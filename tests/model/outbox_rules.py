@@ -61,6 +61,7 @@ class OutboxRule(Enum):
     O6_DELETE_THEN_NEXT = ("the next batch is begun before the deletion of this one is known", PLAIN)
     O7_KEY_LOCK = ("ids of a key may be in another order than the commits", PLAIN)
     O8_TAG = ("rows are deleted by their ids alone", FAILOVER)
+    GUARD = ("a ring that is further ahead of the noted serial than it has batches is taken", FAILOVER)
     PARKED_ARE_DELETED_TOO = ("what is in Kafka is deleted from the table, not from the parked rows", REFUSAL)
     KEY_WAITS = ("later rows of a parked row's key go on", REFUSAL)
 
@@ -92,6 +93,8 @@ class World(NamedTuple):
     claims: int = 0
     failovers: int = 0
     refusals: int = 0
+    noted: int = 0
+    """The serial in the database, written in the transaction that deletes."""
 
 
 class OutboxModel:
@@ -138,13 +141,17 @@ class OutboxModel:
     def _failovers(self, world: World) -> Steps[World]:
         if world.failovers == self._config.failovers:
             return []
-        named = {row for _, rows in world.ring for row in rows}
-        back = tuple(WAITING if state == GONE and row in named else state for row, state in enumerate(world.rows))
         owners = tuple(owner._replace(session=False) if owner.phase != "none" else owner for owner in world.owners)
-        after = world._replace(rows=back, owners=owners, failovers=world.failovers + 1)
-        found = [("a failover loses the last deletes", after)]
-        if world.rows[LOSABLE] == WAITING and LOSABLE not in named:
-            found.append(("a failover loses deletes and row 1", after._replace(rows=put(back, LOSABLE, LOST))))
+        oldest = min((serial for serial, _ in world.ring), default=1)
+        found = []
+        for noted in range(min(oldest - 1, world.noted), world.noted + 1):
+            named = {row for serial, rows in world.ring if serial > noted for row in rows}
+            back = tuple(WAITING if state == GONE and row in named else state for row, state in enumerate(world.rows))
+            after = world._replace(rows=back, owners=owners, failovers=world.failovers + 1, noted=noted)
+            found.append((f"a failover loses the deletes behind batch {noted}", after))
+            if world.rows[LOSABLE] == WAITING:
+                lost = after._replace(rows=put(back, LOSABLE, LOST))
+                found.append((f"a failover loses row 1, and the deletes behind batch {noted}", lost))
         return found
 
     def _end(self, world: World, epoch: int) -> World | None:
@@ -159,7 +166,7 @@ class OutboxModel:
         kept = tuple(batch for batch in ring if batch[0] % self._config.ring != serial % self._config.ring)
         return tuple(sorted((*kept, (serial, rows))))
 
-    def _deleted(self, world: World, rows: Batch) -> World:
+    def _deleted(self, world: World, rows: Batch, serial: int) -> World:
         states = list(world.rows)
         ids = {ROWS[row].id for row in rows}
         for row, state in enumerate(states):
@@ -167,7 +174,7 @@ class OutboxModel:
             parked = state == PARKED and OutboxRule.PARKED_ARE_DELETED_TOO not in self._out
             if meant and (state == WAITING or parked):
                 states[row] = GONE
-        return world._replace(rows=tuple(states))
+        return world._replace(rows=tuple(states), noted=max(world.noted, serial))
 
     def _claimed(self, world: World) -> World:
         return world._replace(epoch=world.epoch + 1, open=None, claims=world.claims + 1)
@@ -199,8 +206,10 @@ class OutboxModel:
                 return [("has a new session", to(world, session=True))]
             return [("finds its session gone", drop(world))]
         if owner.phase == "read":
+            if serial - world.noted > self._config.ring and OutboxRule.GUARD not in self._out:
+                return [("refuses a database that was set back", drop(world._replace(claims=self._config.claims)))]
             out = OutboxRule.O5_DELETE_AT_CLAIM in self._out
-            after = world if out else self._deleted(world, known)
+            after = world if out else self._deleted(world, known, serial)
             return [("deletes what the ring names", to(after, phase="idle"))]
         if owner.phase == "idle":
             exclude = known if OutboxRule.O6_DELETE_THEN_NEXT in self._out else ()
@@ -220,7 +229,7 @@ class OutboxModel:
         if owner.phase == "sent":
             return self._commits(world, index, owner, serial + 1)
         if owner.phase == "committed":
-            after = self._deleted(world, owner.batch)
+            after = self._deleted(world, owner.batch, serial)
             if OutboxRule.O2_ONE_TRANSACTION in self._out:
                 after = after._replace(ring=self._noted(after.ring, serial, owner.batch))
             found = [("deletes the rows", to(after, phase="idle", batch=()))]
@@ -256,7 +265,7 @@ class OutboxModel:
             return []
         after = world._replace(open=(owner.epoch, owner.batch, serial))
         if OutboxRule.O3_DELETE_AFTER_COMMIT in self._out:
-            after = self._deleted(after, owner.batch)
+            after = self._deleted(after, owner.batch, serial)
         found: Steps[World] = [(f"sends {list(owner.batch)}", _with(after, index, owner._replace(phase="sent")))]
         if world.refusals < self._config.refusals:
             for row in owner.batch:
