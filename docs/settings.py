@@ -24,6 +24,7 @@ from streams import (
     JobRetry,
     PoolConfig,
     QueueConfig,
+    RelayConfig,
     SchedulerConfig,
     TimeoutConfig,
 )
@@ -233,6 +234,21 @@ SECTIONS: Final = (
             "max_queued_records": "records on their way; events beyond wait, and their partitions' reading with them",
             "delivery_timeout_seconds": "how long a record is tried",
             "name": "name in logs and statistics",
+        },
+    ),
+    Section(
+        RelayConfig,
+        "A relay of an outbox: [the outbox](../guides/outbox.md).",
+        {
+            "name": "of the outbox in Kafka: its topic is `<name>.outbox`",
+            "database": "address for psycopg; else `KES_OUTBOX_DATABASE`",
+            "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
+            "client_settings": "as those of `EventSourceConfig`",
+            "table": "of the outbox",
+            "batch_rows": "rows of one transaction, at most",
+            "batch_bytes": "bytes of keys and values of one transaction, about",
+            "retry_seconds": "until a refused row is tried again; doubled each time",
+            "longest_retry_seconds": "the longest such time",
         },
     ),
     Section(

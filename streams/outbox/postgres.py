@@ -232,7 +232,7 @@ class PostgresSession:
         found = []
         for shard in range(about.shards):
             text = f"""
-                SELECT (SELECT count(*) FROM (SELECT 1 FROM {self._table} WHERE shard = %s LIMIT 100000) AS some),
+                SELECT (SELECT count(*) FROM (SELECT 1 FROM {self._table} WHERE shard = %s LIMIT 100000) AS head),
                        (SELECT count(*) FROM {self._table}_parked WHERE shard = %s),
                        (SELECT extract(epoch FROM clock_timestamp() - stashed_at)::float
                         FROM {self._table} WHERE shard = %s ORDER BY id LIMIT 1),

@@ -172,7 +172,8 @@ class ShardLoop:
         try:
             slot.send([*(row.output for row in rows), positions.record(batch)])  # O2
         except RecordsRefused as refused:
-            self._park(session, rows, refused.refused)
+            if self._park(session, rows, refused.refused) or len(rows) > 1:
+                self._limit, self._failures = len(rows), 0  # no outage; without a culprit, fewer rows find it
             raise
         slot.commit()  # O4: any failure leaves this loop
         # O3, O6: the next batch is not begun before this is known.
@@ -181,8 +182,9 @@ class ShardLoop:
         self._limit = min(self._config.batch_rows, self._limit * 2)
         self._emit(BatchRelayed(self.shard, len(rows), serial))
 
-    def _park(self, session: PostgresSession, rows: list[StashedRow], refused: Sequence[RefusedRecord]) -> None:
-        """Set aside the rows that are refused: by their place in the batch, or all that the topic has in it."""
+    def _park(self, session: PostgresSession, rows: list[StashedRow], refused: Sequence[RefusedRecord]) -> int:
+        """Set aside the rows that are refused, by their place in the batch, or all that the topic has in it; return
+        their number."""
         errors: dict[int, str] = {}
         for record in refused:
             if record.output is not None and record.output.origin >= 0:
@@ -195,6 +197,7 @@ class ShardLoop:
             session.park(self.shard, row, error, self._config.retry_seconds, self._config.longest_retry_seconds)
             _log.error("%s: row %d for %s is parked: %s", self._id, row.id, output.topic, error)
             self._emit(RowParked(self.shard, row.id, output.topic, error))
+        return len(errors)
 
 
 class _Pace:

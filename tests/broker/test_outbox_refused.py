@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -22,15 +21,6 @@ from tests.broker.battery_kit import wait_until
 from tests.broker.outbox_kit import Ledger, PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture

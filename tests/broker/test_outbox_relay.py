@@ -23,15 +23,6 @@ Start = Callable[..., RelayProcess]
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()  # a machine that cannot start one fails: nothing of this is skipped
-    try:
-        yield server
-    finally:
-        server.close()
-
-
 @pytest.fixture
 def ledger(postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: str) -> Ledger:
     return Ledger(postgres, kafka_broker.bootstrap_servers, topic_prefix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -19,18 +18,9 @@ from tests.broker.outbox_kit import Counted, PostgresServer
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        yield server
-    finally:
-        server.close()
-
-
 @pytest.fixture
-def database(server: PostgresServer) -> str:
-    address = server.make_database()
+def database(postgres: PostgresServer) -> str:
+    address = postgres.make_database()
     with PostgresSession(address, "kes_outbox") as session:
         assert session.apply(4)
         assert not session.apply(4)
@@ -172,9 +162,9 @@ def test_a_batch_of_many_keys_takes_a_bounded_number_of_locks(database: str) -> 
         assert 1_000 < found[0] <= 1_024 + 4
 
 
-def test_tables_that_are_missing_or_of_another_version_are_named(server: PostgresServer, database: str) -> None:
+def test_tables_that_are_missing_or_of_another_version_are_named(postgres: PostgresServer, database: str) -> None:
     with (
-        PostgresSession(server.make_database(), "kes_outbox") as session,
+        PostgresSession(postgres.make_database(), "kes_outbox") as session,
         pytest.raises(OutboxError, match="kes outbox apply"),
     ):
         session.about()
@@ -182,3 +172,38 @@ def test_tables_that_are_missing_or_of_another_version_are_named(server: Postgre
         db.execute("UPDATE kes_outbox_about SET version = 2")
     with PostgresSession(database, "kes_outbox") as session, pytest.raises(OutboxError, match="update this program"):
         session.about()
+
+
+GRANTS = """
+    GRANT INSERT, SELECT (shard) ON kes_outbox TO {writer};
+    GRANT SELECT, INSERT, DELETE ON kes_outbox, kes_outbox_parked TO {relay};
+    GRANT SELECT, UPDATE ON kes_outbox_shards, kes_outbox_about TO {relay}
+"""
+
+
+def test_writers_and_relays_need_few_rights(database: str) -> None:
+    name = database.partition("?")[0].rpartition("/")[2]
+    with psycopg.connect(database) as db:
+        for role in ("writer", "relay"):
+            db.execute(f"CREATE ROLE {name}_{role} LOGIN".encode())
+        db.execute(GRANTS.format(writer=f"{name}_writer", relay=f"{name}_relay").encode())
+    with psycopg.connect(database, user=f"{name}_writer") as db:
+        Outbox().stash_many(db, [Record("t", b"1", b"a"), Record("t", b"2", b"b")])
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            db.execute("SELECT value FROM kes_outbox")
+    with PostgresSession(psycopg.conninfo.make_conninfo(database, user=f"{name}_relay"), "kes_outbox") as session:
+        about = session.about()
+        session.adopt("topic")
+        left = 2
+        for shard in range(about.shards):
+            assert session.own(about.place, shard)
+            for row in session.fetch(shard, 10, 1_000):
+                session.park(shard, row.row, "refused", 0.0, 0.0)
+                assert session.retry_parked(shard) == 1
+                session.delete(shard, [row.row], 1)
+                left -= 1
+        assert left == 0
+        assert [status.waiting for status in session.status(about)] == [0] * 4
+    with PostgresSession(psycopg.conninfo.make_conninfo(database, user=f"{name}_writer"), "kes_outbox") as session:
+        with pytest.raises(OutboxError, match="the database refuses the relay: permission denied"):
+            session.about()
