@@ -1,4 +1,4 @@
-"""What a relay remembers of the rows that it has sent: the ring, its records, and the checks between ring and database.
+"""The rows that a relay has sent: the ring, its records, and the checks between ring and database.
 
 A *batch* is what one transaction sends. Its ids are written in the same transaction, as a record of the positions
 topic, so the record is there if, and only if, the rows are. The last ``RING`` of them are the *ring* of a shard.

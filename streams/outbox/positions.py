@@ -29,7 +29,7 @@ def positions_spec(name: str, shards: int, replication_factor: int) -> TopicSpec
     )
 
 
-class Positions:
+class ShardPositions:
     """The ring of one shard in Kafka. One thread; ``close`` it. ``outbox``: the identity of the table."""
 
     def __init__(self, settings: ClientSettings, name: str, outbox: str, shard: int, seconds: float) -> None:

@@ -33,7 +33,7 @@ from streams.clients.settings import ClientSettings
 from streams.core.outbox import SentBatch
 from streams.errors import BrokerUnavailable, OffsetError, RecordsRefused, TransactionFailed
 from streams.outbox.config import RelayConfig
-from streams.outbox.positions import Positions
+from streams.outbox.positions import ShardPositions
 from streams.outbox.postgres import DatabaseLost, PostgresSession, StashedRow
 from streams.outbox.schema import OutboxAbout
 from streams.records import RefusedRecord
@@ -136,7 +136,7 @@ class ShardLoop:
         self._stopping.wait(backoff_seconds(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
 
     def _own(self, session: PostgresSession, about: OutboxAbout) -> None:
-        positions = Positions(self._settings, self._config.name, about.identity, self.shard, _CALL_SECONDS)
+        positions = ShardPositions(self._settings, self._config.name, about.identity, self.shard, _CALL_SECONDS)
         with closing(positions):
             topic_id = positions.topic_id(about.shards)
             if (known := session.adopt(topic_id)) != topic_id:
@@ -166,7 +166,12 @@ class ShardLoop:
         self._emit(ShardReleased(self.shard, ""))
 
     def _relay(
-        self, session: PostgresSession, slot: BlockingSlot, positions: Positions, rows: list[StashedRow], serial: int
+        self,
+        session: PostgresSession,
+        slot: BlockingSlot,
+        positions: ShardPositions,
+        rows: list[StashedRow],
+        serial: int,
     ) -> None:
         batch = SentBatch(serial, tuple(row.row for row in rows))
         try:

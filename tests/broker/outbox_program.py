@@ -14,13 +14,13 @@ from typing import Any
 
 from streams import Relay, RelayConfig
 from streams.clients.producing.blocking import BlockingSlot
-from streams.outbox.positions import Positions
+from streams.outbox.positions import ShardPositions
 from streams.outbox.postgres import PostgresSession
 
 STEPS: dict[str, tuple[type, str]] = {
     "own": (PostgresSession, "own"),
     "claim": (BlockingSlot, "open"),
-    "ring": (Positions, "read"),
+    "ring": (ShardPositions, "read"),
     "fetch": (PostgresSession, "fetch"),
     "send": (BlockingSlot, "send"),
     "commit": (BlockingSlot, "commit"),

@@ -204,6 +204,7 @@ def test_writers_and_relays_need_few_rights(database: str) -> None:
                 left -= 1
         assert left == 0
         assert [status.waiting for status in session.status(about)] == [0] * 4
-    with PostgresSession(psycopg.conninfo.make_conninfo(database, user=f"{name}_writer"), "kes_outbox") as session:
-        with pytest.raises(OutboxError, match="the database refuses the relay: permission denied"):
-            session.about()
+    writer = psycopg.conninfo.make_conninfo(database, user=f"{name}_writer")
+    denied = "the database refuses the relay: permission denied"
+    with PostgresSession(writer, "kes_outbox") as session, pytest.raises(OutboxError, match=denied):
+        session.about()
