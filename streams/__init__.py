@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         JobRetry,
         SchedulerConfig,
     )
+    from streams.outbox.config import RelayConfig
+    from streams.outbox.relay import Relay
+    from streams.outbox.stash import AsyncOutbox, Outbox
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
@@ -52,6 +55,7 @@ __all__ = [
     "AsyncBatcher",
     "AsyncEventProducer",
     "AsyncJobScheduler",
+    "AsyncOutbox",
     "BatchContext",
     "BatchItem",
     "BatchProducer",
@@ -77,10 +81,13 @@ __all__ = [
     "JournalledStore",
     "MissedRuns",
     "NotDelivered",
+    "Outbox",
     "PartitionStatistics",
     "PoolConfig",
     "QueueConfig",
     "Record",
+    "Relay",
+    "RelayConfig",
     "SchedulerConfig",
     "SimpleStore",
     "SourceState",
@@ -111,6 +118,9 @@ _NAMES = {
     "global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
     "global_table": "GlobalTable",
     "job_settings": "BatcherConfig COMPUTE FAST_NETWORK JobRetry SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
+    "outbox.config": "RelayConfig",
+    "outbox.relay": "Relay",
+    "outbox.stash": "AsyncOutbox Outbox",
     "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState SKIP STOP",
     "protocols": "Codec JournalledStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",

@@ -15,6 +15,7 @@
     │     ├── ``PlanError``          a planner's answer is not what a job or a batch takes
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
+    ├── ``OutboxError``              the caller: a record cannot be stashed so; or a relay does not fit its database
     ├── ``StagingError``             the operator: the staged rows of a Spark write cannot be kept or read
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
     ├── ``MembershipFatal``          the operator: the group will not have this member at all
@@ -100,6 +101,11 @@ class RecordRefused(RecordError):
 
 class StoreError(StreamsError):
     """A store was used outside of an event, with a null key, with a reserved key, or after it was revoked."""
+
+
+class OutboxError(StreamsError):
+    """A record was stashed outside of a transaction, or is one that Kafka refuses; or the tables of an outbox are
+    missing, or of another version. The message names the way out."""
 
 
 class StagingError(StreamsError):

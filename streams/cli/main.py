@@ -58,6 +58,9 @@ COMMANDS = {
     "state": Command("streams.cli.state", "The state of an event source, from its changelog: ls, get, scan."),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
     "skip": Command("streams.cli.skip", "Pass a record that stops an event source, without a deployment."),
+    "outbox": Command(
+        "streams.cli.outbox", "Rows of PostgreSQL in Kafka exactly once: apply, relay, status.", "outbox"
+    ),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
 }
 

@@ -22,6 +22,7 @@ from tests.broker.client_kit import Writer, writing
 from tests.broker.engine_kit import Lab
 from tests.broker.membership_kit import STEADY_MS, Desk, laid_desk
 from tests.broker.membership_kit import untyped as acl
+from tests.broker.outbox_kit import PostgresServer
 
 
 @pytest.fixture
@@ -151,3 +152,13 @@ def far_broker() -> Iterator[KafkaBroker]:
     """Another cluster."""
     with KafkaBroker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL for all tests, with a database for each. A machine that cannot start one fails: none is skipped."""
+    server = PostgresServer()
+    try:
+        yield server
+    finally:
+        server.close()

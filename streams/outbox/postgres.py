@@ -1,0 +1,311 @@
+"""The relay's session of PostgreSQL, by psycopg: who owns a shard, its next rows, their deletion, sleep and wake-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, LiteralString, NamedTuple, Self
+
+import psycopg
+from psycopg import sql
+
+from streams.core.outbox import RowId
+from streams.errors import ConfigError, OutboxError
+from streams.outbox.schema import AWAKE_LOCKS, OWNER_LOCKS, OutboxAbout, check_version, checked_table, schema_sql
+from streams.records import DEFAULT_MESSAGE_LIMIT, Headers, Output, shown_key
+
+_CONNECT_SECONDS: Final = 10
+_SESSION: Final = """
+SET synchronous_commit = on;  -- a delete that is known has to outlive a crash
+SET idle_session_timeout = '10s';  -- ends the session of a relay that is frozen, and its locks with it
+SET statement_timeout = '60s';
+SET tcp_keepalives_idle = 5;
+SET tcp_keepalives_interval = 2;
+SET tcp_keepalives_count = 3;
+SET client_encoding = 'UTF8'
+"""
+# Rows of a key that has a parked one wait. The sizes of TOASTed columns are known without reading them.
+_FETCH: Final = """
+SELECT id, tag, topic, key, value, header_names, header_values, partition,
+       (extract(epoch FROM stashed_at) * 1000)::bigint
+FROM (
+  SELECT *, sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)) OVER (ORDER BY id, tag) AS through
+  FROM (
+    SELECT * FROM {table}
+    WHERE shard = %(shard)s
+      AND (key IS NULL OR key NOT IN (SELECT key FROM {parked} WHERE shard = %(shard)s AND key IS NOT NULL))
+    ORDER BY id, tag LIMIT %(rows)s
+  ) AS head
+) AS sized
+WHERE through - coalesce(octet_length(key), 0) - coalesce(octet_length(value), 0) <= %(bytes)s
+ORDER BY id, tag
+"""
+# With the range of ids it is an index scan of the batch; without it a hash of the whole shard.
+_DELETE: Final = """
+DELETE FROM {rows} AS stashed USING unnest(%(ids)s::bigint[], %(tags)s::integer[]) AS sent (id, tag)
+WHERE stashed.shard = %(shard)s AND stashed.id BETWEEN %(first)s AND %(last)s
+  AND stashed.id = sent.id AND stashed.tag = sent.tag
+"""
+_COLUMNS: Final = "id, tag, topic, key, value, header_names, header_values, partition, stashed_at, attempts"
+_PARK: Final = """
+WITH refused AS (DELETE FROM {table} WHERE shard = %s AND id = %s AND tag = %s RETURNING *)
+INSERT INTO {parked} (shard, {columns}, error, next_try_at)
+SELECT shard, id, tag, topic, key, value, header_names, header_values, partition, stashed_at, attempts + 1, %s,
+       clock_timestamp() + least(%s * 2.0 ^ least(attempts, 30), %s) * interval '1 second'
+FROM refused
+"""
+_RETRY: Final = """
+WITH due AS (DELETE FROM {parked} WHERE shard = %s AND next_try_at <= clock_timestamp() RETURNING *)
+INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM due
+"""
+_NOTE: Final = "UPDATE {shards} SET serial = greatest(serial, %s) WHERE shard = %s"
+_ABOUT: Final = "SELECT identity::text, version, shards, topic_id, '{table}'::regclass::oid::integer FROM {table}_about"
+
+
+class DatabaseLost(Exception):
+    """The database does not answer, or has ended the session. It may come back."""
+
+
+class StashedRow(NamedTuple):
+    """A row, and its record."""
+
+    row: RowId
+    output: Output
+
+
+class ShardStatus(NamedTuple):
+    """Waiting rows of a shard (counted up to 100,000), parked ones, the age of the oldest in seconds, the last serial,
+    its owner's process id in the database (``None``: no relay)."""
+
+    shard: int
+    waiting: int
+    parked: int
+    oldest_seconds: float
+    serial: int
+    owner: int | None
+
+
+class ParkedRow(NamedTuple):
+    """A row that Kafka refuses. ``key`` and ``error`` as they are shown."""
+
+    id: int
+    shard: int
+    topic: str
+    key: str
+    attempts: int
+    next_try_seconds: float
+    error: str
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """Turn psycopg's errors into those of this package; the address of the database is not in them."""
+    try:
+        yield
+    except psycopg.errors.UndefinedTable as error:
+        raise OutboxError(f"{_first_line(error)}: run `kes outbox apply`") from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise OutboxError(f"the database refuses the relay: {_first_line(error)}") from None
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise DatabaseLost(_first_line(error)) from None
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class PostgresSession:
+    """One connection, in autocommit: each call is a transaction of its own. One thread.
+
+    All calls raise ``DatabaseLost`` (nothing more is to be done with the session) and ``OutboxError``.
+    """
+
+    def __init__(self, database: str, table: str) -> None:
+        self._table = checked_table(table)
+        try:
+            info = psycopg.conninfo.conninfo_to_dict(database)
+        except psycopg.ProgrammingError:
+            raise ConfigError("the address of the database cannot be read: postgresql://user@host/name") from None
+        known: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **info}
+        with database_errors():
+            self._connection = psycopg.connect(**known, autocommit=True)
+            try:
+                self._connection.execute(_SESSION)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session, and its locks with it. Also from another thread, to end a call that hangs."""
+        self._connection.close()
+
+    def about(self) -> OutboxAbout:
+        """Describe the outbox; refuse tables of another version."""
+        found = OutboxAbout(*self._one(_ABOUT.replace("{table}", self._table)))
+        check_version(found.version, self._table)
+        return found
+
+    def own(self, place: int, shard: int) -> bool:
+        """Take the lock of a shard, unless another session has it. It says who should own the shard: who does is
+        decided by Kafka. Free again when the session ends."""
+        return bool(self._one("SELECT pg_try_advisory_lock(%s, %s)", place, OWNER_LOCKS + shard)[0])
+
+    def adopt(self, topic_id: str) -> str:
+        """Note the positions topic that the outbox belongs to, if none is noted yet; return the one that is."""
+        with database_errors():
+            text = f"UPDATE {self._table}_about SET topic_id = %s WHERE topic_id = ''"
+            self._connection.execute(text.encode(), [topic_id])
+        return str(self._one(f"SELECT topic_id FROM {self._table}_about")[0])
+
+    def noted_serial(self, shard: int) -> int:
+        """Return the serial of the last batch that was deleted."""
+        return int(self._one(f"SELECT serial FROM {self._table}_shards WHERE shard = %s", shard)[0])
+
+    def fetch(self, shard: int, rows: int, size: int) -> list[StashedRow]:
+        """Return the next rows by id: so many, and not much more than ``size`` bytes, but one at least."""
+        arguments = {"shard": shard, "rows": rows, "bytes": size}
+        with database_errors():
+            cursor = self._connection.execute(self._sql(_FETCH), arguments, binary=True)
+            return [_stashed_row(shard, index, *row) for index, row in enumerate(cursor)]
+
+    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> None:
+        """Delete rows that are in Kafka, those that are still there, and note the serial in the same transaction."""
+        with database_errors(), self._connection.transaction():
+            if rows:
+                ids = [row.id for row in rows]
+                arguments = {
+                    "ids": ids,
+                    "tags": [row.tag for row in rows],
+                    "shard": shard,
+                    "first": min(ids),
+                    "last": max(ids),
+                }
+                # In this order: a relay that was frozen may park a row that it had, and that is sent by now.
+                for name in (self._table, f"{self._table}_parked"):
+                    self._connection.execute(self._sql(_DELETE, rows=sql.Identifier(name)), arguments)
+            # A relay that was frozen may come late with an old one.
+            self._connection.execute(self._sql(_NOTE), [serial, shard])
+
+    def park(self, shard: int, row: RowId, error: str, first_seconds: float, longest_seconds: float) -> None:
+        """Set a row aside: it is tried again after ``first_seconds``, doubled each time; later rows of its key wait."""
+        arguments = [shard, row.id, row.tag, error.replace("\0", ""), first_seconds, longest_seconds]
+        with database_errors():
+            self._connection.execute(self._sql(_PARK), arguments)
+
+    def retry_parked(self, shard: int) -> int:
+        """Take the parked rows back whose time has come, to their place in the order; returns their number."""
+        with database_errors():
+            return self._connection.execute(self._sql(_RETRY), [shard]).rowcount
+
+    def listen(self) -> None:
+        """Receive wake-ups from now on."""
+        with database_errors():
+            self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._table)))
+
+    def fall_asleep(self, place: int, shard: int) -> bool:
+        """Have writers send wake-ups. Not possible while one has stashed and its transaction is still open. What was
+        committed before is to be fetched once more before ``sleep``."""
+        return bool(self._one("SELECT pg_try_advisory_lock(%s, %s)", place, AWAKE_LOCKS + shard)[0])
+
+    def sleep(self, shard: int, seconds: float) -> None:
+        """Wait for a wake-up, at most so long."""
+        with database_errors():
+            for notice in self._connection.notifies(timeout=seconds):
+                if notice.payload == str(shard):
+                    break
+
+    def wake(self, place: int, shard: int) -> None:
+        """Have writers send no wake-ups any more."""
+        self._one("SELECT pg_advisory_unlock(%s, %s)", place, AWAKE_LOCKS + shard)
+
+    def status(self, about: OutboxAbout) -> list[ShardStatus]:
+        """Look at all shards."""
+        found = []
+        for shard in range(about.shards):
+            text = f"""
+                SELECT (SELECT count(*) FROM (SELECT 1 FROM {self._table} WHERE shard = %s LIMIT 100000) AS head),
+                       (SELECT count(*) FROM {self._table}_parked WHERE shard = %s),
+                       (SELECT extract(epoch FROM clock_timestamp() - stashed_at)::float
+                        FROM {self._table} WHERE shard = %s ORDER BY id LIMIT 1),
+                       (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
+                        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                        AND classid = '{self._table}'::regclass::oid AND objid = %s LIMIT 1)"""
+            waiting, parked, age, owner = self._one(text, shard, shard, shard, OWNER_LOCKS + shard)
+            found.append(ShardStatus(shard, waiting, parked, max(age or 0.0, 0.0), self.noted_serial(shard), owner))
+        return found
+
+    def parked(self) -> list[ParkedRow]:
+        """List parked rows by id, 1,000 at most."""
+        text = f"""
+            SELECT id, shard, topic, key, attempts,
+                   greatest(extract(epoch FROM next_try_at - clock_timestamp()), 0)::float, error
+            FROM {self._table}_parked ORDER BY id, tag LIMIT 1000"""
+        with database_errors():
+            rows = self._connection.execute(text.encode()).fetchall()
+        return [ParkedRow(*row)._replace(key=shown_key(row[3])) for row in rows]
+
+    def hasten_parked(self) -> int:
+        """Have all parked rows tried again now; returns their number."""
+        text = f"UPDATE {self._table}_parked SET next_try_at = clock_timestamp()"
+        with database_errors():
+            return self._connection.execute(text.encode()).rowcount
+
+    def drop_parked(self, number: int) -> int:
+        """Delete a parked row; returns how many there were."""
+        text = f"DELETE FROM {self._table}_parked WHERE id = %s"
+        with database_errors():
+            return self._connection.execute(text.encode(), [number]).rowcount
+
+    def apply(self, shards: int, max_record_bytes: int = DEFAULT_MESSAGE_LIMIT) -> bool:
+        """Make the tables if they are missing; returns whether they were. Two at once make them once. Refuses tables of
+        another version, or with another number of shards."""
+        with database_errors(), self._connection.transaction():
+            self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"kes outbox {self._table}"])
+            if self._one("SELECT to_regclass(%s) IS NULL", f"{self._table}_about")[0]:
+                text = schema_sql(self._table, shards, max_record_bytes)
+                self._connection.execute(text.encode())
+                return True
+        if (about := self.about()).shards != shards:
+            raise OutboxError(
+                f"{self._table} has {about.shards} shards, not {shards}. It is made with them: for another number, let "
+                f"the relay empty it, stop writers and relays, and make another outbox with another table and name"
+            )
+        return False
+
+    def _one(self, text: str, *arguments: Any) -> tuple[Any, ...]:
+        with database_errors():
+            row: tuple[Any, ...] | None = self._connection.execute(text.encode(), arguments or None).fetchone()
+        if row is None:
+            raise OutboxError(f"the tables of {self._table} are not whole: a row of one beside it is missing")
+        return row
+
+    def _sql(self, text: LiteralString, **names: sql.Composable) -> sql.Composed:
+        own = {name: sql.Identifier(f"{self._table}_{name}") for name in ("parked", "shards")}
+        return sql.SQL(text).format(table=sql.Identifier(self._table), columns=sql.SQL(_COLUMNS), **own, **names)
+
+
+def _stashed_row(
+    shard: int,
+    index: int,
+    number: int,
+    tag: int,
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    names: list[str],
+    contents: list[bytes | None],
+    partition: int | None,
+    timestamp_ms: int,
+) -> StashedRow:
+    headers: Headers | None = list(zip(names, contents, strict=True)) or None
+    to = -1 if partition is None else partition
+    return StashedRow(RowId(number, tag), Output(topic, value, key, headers, to, timestamp_ms, shard, index))

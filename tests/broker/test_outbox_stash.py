@@ -1,0 +1,210 @@
+"""Stashing on a real PostgreSQL, by each driver: in the user's transaction, refused outside of one, keys locked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from streams import AsyncOutbox, Outbox, Record
+from streams.errors import EncodeError, OutboxError
+from streams.outbox.postgres import PostgresSession
+from tests.broker.battery_kit import wait_until
+from tests.broker.outbox_kit import Counted, PostgresServer
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> str:
+    address = postgres.make_database()
+    with PostgresSession(address, "kes_outbox") as session:
+        assert session.apply(4)
+        assert not session.apply(4)
+        with pytest.raises(OutboxError, match="has 4 shards, not 8"):
+            session.apply(8)
+    return address
+
+
+def rows(address: str, columns: str = "topic, key, value, header_names, header_values, partition") -> list[Any]:
+    with psycopg.connect(address) as db:
+        return db.execute(f"SELECT {columns} FROM kes_outbox ORDER BY id".encode()).fetchall()
+
+
+def test_a_row_has_the_parts_of_the_record(database: str) -> None:
+    outbox = Outbox()
+    with psycopg.connect(database) as db:
+        outbox.stash(db, "t", Counted("ä", 1), key="ä", headers=[("h", None), ("h", b"\0")], partition=2)
+        outbox.stash(db.cursor(), "t", None, key=b"\xff", ordered=False)
+        outbox.stash_many(db, [])
+        outbox.stash_many(
+            db, [Record("u", b"", headers=[("x", b"1")]), Record("v", b"2"), Record("w", None, b"k", [("y", b"")])]
+        )
+        db.execute("SELECT kes_stash('sql', 'Counted', 'k', jsonb_build_object('key', 'k', 'number', 7))")
+    assert rows(database) == [
+        ("t", "ä".encode(), '{"key":"ä","number":1}'.encode(), ["__grt__", "h", "h"], [b"Counted", None, b"\0"], 2),
+        ("t", b"\xff", None, [], [], None),
+        ("u", None, b"", ["x"], [b"1"], None),
+        ("v", None, b"2", [], [], None),
+        ("w", b"k", None, ["y"], [b""], None),
+        ("sql", b"k", rows(database)[5][2], ["__grt__"], [b"Counted"], None),
+    ]
+    assert json.loads(rows(database)[5][2]) == {"key": "k", "number": 7}
+
+
+async def test_the_same_on_an_event_loop(database: str) -> None:
+    outbox = AsyncOutbox()
+    async with await psycopg.AsyncConnection.connect(database) as db:
+        await outbox.stash(db, "t", Counted("a", 1), key="a")
+        await outbox.stash(db.cursor(), "t", None, key="a")
+        await outbox.stash_many(db, [])
+    assert [row[:2] for row in rows(database)] == [("t", b"a"), ("t", b"a")]
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as db:
+        with pytest.raises(OutboxError, match="in autocommit"):
+            await outbox.stash(db, "t", None, key="a")
+        async with db.transaction():
+            await outbox.stash(db, "t", None, key="b")
+    assert len(rows(database)) == 3
+
+
+def test_outside_of_a_transaction_it_is_refused_and_inside_it_belongs_to_it(database: str) -> None:
+    outbox = Outbox()
+    with psycopg.connect(database, autocommit=True) as db:
+        with pytest.raises(OutboxError, match="in autocommit, and no transaction is open"):
+            outbox.stash(db, "t", None, key="a")
+        with pytest.raises(OutboxError, match="in autocommit, and no transaction is open"):
+            outbox.stash(db.cursor(), "t", None, key="a")
+        with db.transaction():
+            outbox.stash(db, "t", None, key="kept")
+            with db.transaction() as savepoint:
+                outbox.stash(db, "t", None, key="undone")
+                raise psycopg.Rollback(savepoint)
+        with db.transaction():
+            outbox.stash(db, "t", None, key="undone")
+            raise psycopg.Rollback
+        with pytest.raises(EncodeError), db.transaction():
+            outbox.stash(db, "t", Counted("a", 1), key=7)  # type: ignore[arg-type]
+    assert [row[1] for row in rows(database)] == [b"kept"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO kes_outbox (topic, value) VALUES ('a b', '')",
+        "INSERT INTO kes_outbox (topic, value) VALUES ('..', '')",
+        "INSERT INTO kes_outbox (topic, value, partition) VALUES ('t', '', -1)",
+        "INSERT INTO kes_outbox (topic, value) VALUES ('t', convert_to(repeat('x', 1000001), 'UTF8'))",
+        "INSERT INTO kes_outbox (topic, header_names) VALUES ('t', ARRAY['a'])",
+        "INSERT INTO kes_outbox (topic, header_names, header_values) VALUES ('t', ARRAY[NULL], ARRAY['x'::bytea])",
+        "SELECT kes_stash('a b', 'T', 'k', '1')",
+    ],
+)
+def test_the_table_refuses_what_kafka_would(database: str, statement: str) -> None:
+    with psycopg.connect(database) as db, pytest.raises(psycopg.errors.CheckViolation):
+        db.execute(statement.encode())
+
+
+def test_ids_of_a_key_are_in_the_order_of_the_commits(database: str) -> None:
+    """The second transaction waits for the first, also with its id; that of another key does not."""
+    outbox, done = Outbox(), threading.Event()
+    with psycopg.connect(database) as first:
+        outbox.stash(first, "t", None, key="a")
+
+        def second() -> None:
+            with psycopg.connect(database) as db:
+                outbox.stash_many(db, [Record("t", b"2", b"z"), Record("t", b"2", b"a")])
+            done.set()
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        with psycopg.connect(database, autocommit=True) as watch:
+            waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            wait_until(lambda: watch.execute(waits).fetchone() == (1,), "the second one waits")
+        with psycopg.connect(database) as other:
+            outbox.stash(other, "t", None, key="b")
+        assert not done.is_set()
+        outbox.stash(first, "t", None, key="a")
+    thread.join(30)
+    assert done.is_set()
+    assert [row[0] for row in rows(database, "key")] == [b"a", b"b", b"a", b"z", b"a"]
+
+
+def test_two_orders_of_two_keys_are_a_deadlock_that_the_database_names(database: str) -> None:
+    outbox, failures = Outbox(), []
+    barrier = threading.Barrier(2)
+
+    def write(*keys: str) -> None:
+        try:
+            with psycopg.connect(database) as db:
+                outbox.stash(db, "t", None, key=keys[0])
+                barrier.wait(30)
+                outbox.stash(db, "t", None, key=keys[1])
+        except psycopg.errors.DeadlockDetected as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=keys) for keys in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(failures) == 1
+    assert len(rows(database)) == 2
+
+
+def test_a_batch_of_many_keys_takes_a_bounded_number_of_locks(database: str) -> None:
+    with psycopg.connect(database) as db:
+        Outbox().stash_many(db, [Record("t", b"", b"%d" % number) for number in range(20_000)])
+        found = db.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+        assert found is not None
+        assert 1_000 < found[0] <= 1_024 + 4
+
+
+def test_tables_that_are_missing_or_of_another_version_are_named(postgres: PostgresServer, database: str) -> None:
+    with (
+        PostgresSession(postgres.make_database(), "kes_outbox") as session,
+        pytest.raises(OutboxError, match="kes outbox apply"),
+    ):
+        session.about()
+    with psycopg.connect(database) as db:
+        db.execute("UPDATE kes_outbox_about SET version = 2")
+    with PostgresSession(database, "kes_outbox") as session, pytest.raises(OutboxError, match="update this program"):
+        session.about()
+
+
+GRANTS = """
+    GRANT INSERT, SELECT (shard) ON kes_outbox TO {writer};
+    GRANT SELECT, INSERT, DELETE ON kes_outbox, kes_outbox_parked TO {relay};
+    GRANT SELECT, UPDATE ON kes_outbox_shards, kes_outbox_about TO {relay}
+"""
+
+
+def test_writers_and_relays_need_few_rights(database: str) -> None:
+    name = database.partition("?")[0].rpartition("/")[2]
+    with psycopg.connect(database) as db:
+        for role in ("writer", "relay"):
+            db.execute(f"CREATE ROLE {name}_{role} LOGIN".encode())
+        db.execute(GRANTS.format(writer=f"{name}_writer", relay=f"{name}_relay").encode())
+    with psycopg.connect(database, user=f"{name}_writer") as db:
+        Outbox().stash_many(db, [Record("t", b"1", b"a"), Record("t", b"2", b"b")])
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            db.execute("SELECT value FROM kes_outbox")
+    with PostgresSession(psycopg.conninfo.make_conninfo(database, user=f"{name}_relay"), "kes_outbox") as session:
+        about = session.about()
+        session.adopt("topic")
+        left = 2
+        for shard in range(about.shards):
+            assert session.own(about.place, shard)
+            for row in session.fetch(shard, 10, 1_000):
+                session.park(shard, row.row, "refused", 0.0, 0.0)
+                assert session.retry_parked(shard) == 1
+                session.delete(shard, [row.row], 1)
+                left -= 1
+        assert left == 0
+        assert [status.waiting for status in session.status(about)] == [0] * 4
+    writer = psycopg.conninfo.make_conninfo(database, user=f"{name}_writer")
+    denied = "the database refuses the relay: permission denied"
+    with PostgresSession(writer, "kes_outbox") as session, pytest.raises(OutboxError, match=denied):
+        session.about()
