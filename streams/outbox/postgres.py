@@ -19,6 +19,7 @@ _CONNECT_SECONDS: Final = 10
 _SESSION: Final = """
 SET synchronous_commit = on;  -- a delete that is known has to outlive a crash
 SET idle_session_timeout = '10s';  -- ends the session of a relay that is frozen, and its locks with it
+SET idle_in_transaction_session_timeout = '10s';  -- the same for one that is frozen in a deletion
 SET statement_timeout = '60s';
 SET tcp_keepalives_idle = 5;
 SET tcp_keepalives_interval = 2;
@@ -192,8 +193,11 @@ class PostgresSession:
                 # In this order: a relay that was frozen may park a row that it had, and that is sent by now.
                 for name in (self._table, f"{self._table}_parked"):
                     self._connection.execute(self._sql(_DELETE, rows=sql.Identifier(name)), arguments)
-            # A relay that was frozen may come late with an old one.
-            self._connection.execute(self._sql(_NOTE), [serial, shard])
+            self._note(shard, serial)
+
+    def _note(self, shard: int, serial: int) -> None:
+        # A relay that was frozen may come late with an old one: the greater stays.
+        self._connection.execute(self._sql(_NOTE), [serial, shard])
 
     def park(self, shard: int, row: RowId, error: str, first_seconds: float, longest_seconds: float) -> None:
         """Set a row aside: it is tried again after ``first_seconds``, doubled each time; later rows of its key wait."""

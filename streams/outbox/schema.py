@@ -36,8 +36,8 @@ def stash_function(table: str) -> str:
 
 
 class OutboxAbout(NamedTuple):
-    """An outbox as its database describes it. ``identity``: a uuid, made with the tables. ``place``: its oid, by which
-    advisory locks are told apart, as a signed number. ``topic_id``: the positions topic that it belongs to; ``""``: no
+    """An outbox as its database describes it. ``identity``: a uuid, made with the tables. ``place``: its oid, the
+    first number of its advisory locks, signed. ``topic_id``: the positions topic that it belongs to; ``""``: no
     relay has run yet."""
 
     identity: str

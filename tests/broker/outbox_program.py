@@ -25,6 +25,7 @@ STEPS: dict[str, tuple[type, str]] = {
     "send": (BlockingSlot, "send"),
     "commit": (BlockingSlot, "commit"),
     "delete": (PostgresSession, "delete"),
+    "note": (PostgresSession, "_note"),  # within the transaction that deletes
 }
 POINTS = [f"{step}.{when}" for step in STEPS for when in ("before", "after")]
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}

@@ -55,7 +55,9 @@ def test_a_relay_that_is_killed(ledger: Ledger, start: Start, seed: int, point: 
     assert ledger.check() > 200
 
 
-@pytest.mark.parametrize("point", gate(["fetch.after", "send.after", "commit.before", "commit.after"], "commit.before"))
+@pytest.mark.parametrize(
+    "point", gate(["fetch.after", "send.after", "commit.before", "commit.after", "note.before"], "commit.before")
+)
 def test_a_relay_that_is_frozen_and_goes_on_beside_its_successor(
     ledger: Ledger, start: Start, seed: int, point: str
 ) -> None:

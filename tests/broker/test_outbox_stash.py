@@ -189,8 +189,8 @@ def test_writers_and_relays_need_few_rights(database: str) -> None:
         db.execute(GRANTS.format(writer=f"{name}_writer", relay=f"{name}_relay").encode())
     with psycopg.connect(database, user=f"{name}_writer") as db:
         Outbox().stash_many(db, [Record("t", b"1", b"a"), Record("t", b"2", b"b")])
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            db.execute("SELECT value FROM kes_outbox")
+    with psycopg.connect(database, user=f"{name}_writer") as db, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        db.execute("SELECT value FROM kes_outbox")
     with PostgresSession(psycopg.conninfo.make_conninfo(database, user=f"{name}_relay"), "kes_outbox") as session:
         about = session.about()
         session.adopt("topic")
