@@ -9,6 +9,7 @@ from typing import Any, Final, LiteralString, NamedTuple, Self
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from streams.core.outbox import RowId
 from streams.errors import ConfigError, OutboxError
@@ -125,7 +126,7 @@ class PostgresSession:
     def __init__(self, database: str, table: str) -> None:
         self._table = checked_table(table)
         try:
-            info = psycopg.conninfo.conninfo_to_dict(database)
+            info = conninfo_to_dict(database)
         except psycopg.ProgrammingError:
             raise ConfigError("the address of the database cannot be read: postgresql://user@host/name") from None
         known: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **info}
