@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams.config import BOOTSTRAP_VARIABLE
 from streams.errors import ConfigError
 from streams.outbox.schema import DEFAULT_TABLE, checked_table
+from streams.settings_sources import bootstrap_servers, joined_client_settings
 
 DATABASE_VARIABLE = "KES_OUTBOX_DATABASE"
 
@@ -50,10 +50,5 @@ class RelayConfig:
             object.__setattr__(self, "database", os.environ.get(DATABASE_VARIABLE, ""))
         if not self.database:
             raise ConfigError(f"no database is named: set database or the variable {DATABASE_VARIABLE}")
-        if not self.servers:
-            raise ConfigError(f"no broker is named: set bootstrap_servers or the variable {BOOTSTRAP_VARIABLE}")
-
-    @property
-    def servers(self) -> str:
-        """Return the addresses of the brokers."""
-        return self.bootstrap_servers or os.environ.get(BOOTSTRAP_VARIABLE, "")
+        object.__setattr__(self, "client_settings", joined_client_settings(self.client_settings))
+        object.__setattr__(self, "bootstrap_servers", bootstrap_servers(self.bootstrap_servers))

@@ -42,7 +42,7 @@ def apply(config: RelayConfig, shards: int = 4, replication_factor: int = 1) -> 
                 )
     except DatabaseLost as error:
         raise OutboxError(f"the database does not answer: {error}") from None
-    admin = TopicAdmin(ClientSettings(config.servers, config.client_settings, client_id="kes-outbox"))
+    admin = TopicAdmin(ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-outbox"))
     try:
         spec = positions_spec(config.name, shards, replication_factor)
         made += [f"topic {name}" for name in admin.create([spec])]

@@ -94,7 +94,7 @@ class ShardLoop:
     ) -> None:
         self.shard = shard
         self._config, self._stopping, self._emit = config, stopping, emit
-        self._settings = ClientSettings(config.servers, config.client_settings, client_id="kes-outbox")
+        self._settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-outbox")
         self._id = f"{config.name}.outbox.{shard}"
         self._limit = config.batch_rows
         self._failures = 0

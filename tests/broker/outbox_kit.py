@@ -93,7 +93,7 @@ class RelayProcess:
     def __init__(self, config: RelayConfig, folder: Path, fault: str = "") -> None:
         self.log = folder / f"relay-{time.monotonic_ns()}.log"
         program = Path(__file__).with_name("outbox_program.py")
-        arguments = [config.name, config.database, config.servers, *([fault] if fault else [])]
+        arguments = [config.name, config.database, config.bootstrap_servers, *([fault] if fault else [])]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(program), *arguments],

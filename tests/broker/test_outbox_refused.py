@@ -128,14 +128,14 @@ def test_two_databases_under_one_name_are_refused(ledger: Ledger, postgres: Post
     stash(ledger, Record(ledger.topic, b"1", b"a"))
     with Relay(ledger.config):
         ledger.until_empty()
-    other = Ledger(postgres, ledger.config.servers, topic_prefix)
+    other = Ledger(postgres, ledger.config.bootstrap_servers, topic_prefix)
     assert other.config.name == ledger.config.name
     assert "each needs a name of its own" in str(fails(other))
 
 
 def test_the_command_applies_relays_and_shows(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     config = ledger.config
-    options = ["--name", config.name, "--database", config.database, "--bootstrap-servers", config.servers]
+    options = ["--name", config.name, "--database", config.database, "--bootstrap-servers", config.bootstrap_servers]
     assert main(["outbox", "apply", *options, "--shards", "2"]) == 0
     assert "nothing" in capsys.readouterr().err
     assert main(["outbox", "apply", *options, "--shards", "3"]) == 1
