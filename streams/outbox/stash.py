@@ -38,6 +38,7 @@ class AsyncDatabase(Protocol):
 
     def execute(self, query: Any, params: Any = ..., /) -> Awaitable[Any]:
         """Run a statement."""
+        ...
 
 
 class _Statements:
