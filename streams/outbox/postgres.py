@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Any, Final, LiteralString, NamedTuple, Self
 
 import psycopg
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import conninfo, sql
 
 from streams.core.outbox import RowId
 from streams.errors import ConfigError, OutboxError
@@ -109,7 +108,8 @@ def database_errors() -> Iterator[None]:
         raise OutboxError(f"{_first_line(error)}: run `kes outbox apply`") from None
     except psycopg.errors.InsufficientPrivilege as error:
         raise OutboxError(f"the database refuses the relay: {_first_line(error)}") from None
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
+        # Internal: a session that was ended within a transaction, and a server that is read-only after a failover.
         raise DatabaseLost(_first_line(error)) from None
 
 
@@ -126,7 +126,7 @@ class PostgresSession:
     def __init__(self, database: str, table: str) -> None:
         self._table = checked_table(table)
         try:
-            info = conninfo_to_dict(database)
+            info = conninfo.conninfo_to_dict(database)
         except psycopg.ProgrammingError:
             raise ConfigError("the address of the database cannot be read: postgresql://user@host/name") from None
         known: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **info}
