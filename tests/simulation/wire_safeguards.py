@@ -28,10 +28,10 @@ def what_is_in_the_log_is_taken_for_refused(patch: Patch) -> None:
 
 @instead(WireSlot, "_round", "sequences", *LOST, seed=7)
 async def what_may_be_in_the_log_gets_other_sequences(
-    original: Any, self: WireSlot, parts: Any, pieces: Any, offsets: Any
+    original: Any, self: WireSlot, parts: Any, pieces: Any, offsets: Any, bases: Any
 ) -> Any:
     """When it is sent again."""
-    failed, codes = await original(self, parts, pieces, offsets)
+    failed, codes = await original(self, parts, pieces, offsets, bases)
     for part in parts:
         if (part.topic, part.partition) in failed:
             sequence = self._sequences[part.topic, part.partition]
