@@ -222,3 +222,15 @@ def test_the_store_that_was_forgotten() -> None:
         store.put("a", 1)
     assert not hasattr(store, "get")
     assert not hasattr(store, "_journal")
+
+
+def test_a_source_has_one_tracer_from_its_start_on() -> None:
+    tracer: Any = object()
+    router = Router()
+    router.set_tracer(tracer)
+    with pytest.raises(RegistrationError, match="has a tracer already"):
+        router.set_tracer(tracer)
+    router.freeze()
+    with pytest.raises(RegistrationError, match="the tracer"):
+        router.set_tracer(tracer)
+    assert router.tracer is tracer
