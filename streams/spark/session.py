@@ -90,11 +90,8 @@ def register(spark: SparkSession) -> None:
     Only needed where Spark does not find it by itself (through ``pyspark_grt``, which is installed with this package),
     and on one machine: after it a session there stages large writes in that machine's temporary folder. A cluster needs
     the package on its workers, and the option ``stagingDir`` for large writes.
-    Filters are pushed down to Python sources from now on (``spark.sql.python.filterPushdown.enabled``), which Spark
-    does not do by itself.
     """
     one_machine = str(spark.conf.get("spark.master", "")).startswith("local")
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")  # sources without push-down do not notice it
     spark.dataSource.register(LocalGrtDataSource if one_machine else GrtDataSource)
 
 

@@ -76,6 +76,8 @@ def test_a_relay_that_is_frozen_and_goes_on_beside_its_successor(
 
 def test_a_database_that_is_killed(ledger: Ledger, postgres: PostgresServer, start: Start, seed: int) -> None:
     relay = start(ledger)
+    ledger.write(random.Random(seed), 20)
+    ledger.until_empty(relay)  # it runs
     for number in range(3):
         ledger.write(random.Random(seed + number), 40)
         postgres.kill()

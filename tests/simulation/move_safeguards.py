@@ -44,7 +44,7 @@ def _always(_: Replica) -> bool:
     return True
 
 
-@instead(Replicas, "take", "marker: to", "struck_moves", "moves", seed=25)
+@instead(Replicas, "take", "marker: to", "struck_moves", "moves", seed=73)
 def markers_are_for_everybody(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     member = self._member.membership.snapshot.member_id
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(member, seen.generation))
@@ -67,7 +67,7 @@ def old_markers_count_too(original: Any, self: Replicas, partition: int, when: F
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
 
-@instead(claims, "_place", "transit", "overtaken", seed=386)
+@instead(claims, "_place", "transit", "overtaken", seed=155)
 def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owner: Any, expecting: Any) -> Any:
     return original(read, partition, owner, None)
 
@@ -106,7 +106,7 @@ async def handed_over_before_it_is_committed(self: Partitions, worker: Partition
     return _released(self, worker)
 
 
-@instead(Broker, "produce", "donor", "unclear_moves", seed=116)
+@instead(Broker, "produce", "donor", "unclear_moves", seed=53)
 def markers_are_not_part_of_the_transaction(
     original: Any, self: Broker, name: str, epoch: int, topic: str, partition: int, entry: LogEntry
 ) -> bool:
@@ -128,7 +128,7 @@ async def foreign_records_answer_a_look_up(
     return answer
 
 
-@missed("copies", "slow_restores", "evictions", seed=58)
+@missed("copies", "slow_restores", "evictions", seed=88)
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)

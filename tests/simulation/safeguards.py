@@ -92,7 +92,7 @@ async def at_once(*_: Any, **__: Any) -> None:
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-@instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=21)
+@instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=276)
 def incarnation_is_not_looked_at(self: TransactionPool, txn: Transaction) -> Snapshot:
     self.snapshot_used = self.snapshot()
     return self.snapshot_used
@@ -154,7 +154,7 @@ left_out(
 )  # fmt: skip
 
 
-@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=89)
+@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=277)
 async def released_while_another_drain_runs(original: Any, self: Partitions, worker: PartitionWorker) -> None:
     if worker.state is not PartitionState.DRAINING:
         await original(self, worker)

@@ -204,5 +204,5 @@ def test_filters_cut_what_is_read_and_give_what_spark_alone_gives(
             if ours != theirs or (pushed == "true" and found.rdd.getNumPartitions() > max(1, ranges)):
                 differ.append((condition, ours, theirs, found.rdd.getNumPartitions()))
     finally:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     assert differ == []
