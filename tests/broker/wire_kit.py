@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -18,6 +19,7 @@ from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
+from streams.errors import TopicError
 from streams.group import Snapshot
 from streams.records import IncomingRecord, Output
 from streams.topics import TopicSpec
@@ -93,7 +95,15 @@ def committed_records(settings: ClientSettings, topic: str) -> list[IncomingReco
 def create(settings: ClientSettings, spec: TopicSpec) -> None:
     admin = TopicAdmin(settings)
     admin.create([spec])
-    admin.committed("group", spec.name)  # so that the group has a coordinator
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            admin.committed("group", spec.name)  # so that the group has a coordinator
+            break
+        except TopicError:  # not all of several brokers know the topic yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
     admin.close()
 
 
