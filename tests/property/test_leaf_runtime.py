@@ -218,7 +218,7 @@ def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool
         watermark=-1,
     )
     host = SimpleNamespace(
-        router=SimpleNamespace(routes={b"leaf_sum": route}),
+        router=SimpleNamespace(routes={b"leaf_sum": route}, tracer=None),
         message_limit=100,
         pool=SimpleNamespace(admit=lambda *given, events: calls.append((*given, events))),
     )

@@ -168,7 +168,7 @@ def test_requests_are_those_of_the_schema() -> None:
 
 
 def test_buffers_of_a_transactions_records_are_copied_when_they_are_sent() -> None:
-    records, buffer = TransactionRecords("t", 10), bytearray(b"one")
+    records, buffer = TransactionRecords("t", 10, None), bytearray(b"one")
     for content in (b"one", b"two"):
         buffer[:] = content
         records.send(Record("t", memoryview(buffer), buffer))  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ UNFIT: list[Any] = [
     (lambda: jobs(lambda event: "", kind="process"), r"at the top of a module"),
     (lambda: jobs(BESIDE, kind="process"), r"at the top of a module"),
     (lambda: jobs(task, then=AsyncJobScheduler(OTHER, task)), r"two event sources"),
-    (lambda: jobs(task, plain, then=jobs(task)), r"results go to one of them"),
+    (lambda: jobs(task, lambda ctx, item, result: None, then=jobs(task)), r"results go to one of them"),
     (lambda: jobs(task).register_event_type(Named, lambda record, event: None, **KEY), r"not both"),
     (lambda: jobs(task).register_event_type(Named, task), r"is async"),
     (lambda: jobs(None), "None, which cannot be called"),

@@ -22,8 +22,8 @@ from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
 from tests.unit.batch_kit import RETRIED, Added, Bench, Total, came, raises, send, unless
 from tests.unit.handlers_kit import OUT, config
+from tests.vocabulary import TOTALS, Totals, Words, write
 from tests.vocabulary import Added as Letter
-from tests.vocabulary import Totals, Words, write
 
 
 def test_events_that_follow_each_other_come_as_a_list() -> None:
@@ -169,7 +169,7 @@ async def test_a_replay_hands_them_in_one_by_one() -> None:
 
 
 def test_the_fingerprint_of_a_program_tells() -> None:
-    one, other = Bench().source, EventSource(config())
+    one, other = Bench().source, EventSource(config(), TOTALS)
     other.register_event_type(Added, one._router.routes[b"batched.Added"].handler)
     assert ("batch" in one.program().fingerprint[1], "batch" in other.program().fingerprint[1]) == (True, False)
 

@@ -92,10 +92,10 @@ def test_a_group_of_our_own_protocol_is_not_taken_over_by_the_broker() -> None:
 
 
 def test_errors_that_pass_and_errors_that_do_not() -> None:
-    assert explained("UNKNOWN_TOPIC_OR_PART", "", "g", "i") is None
+    assert explained("UNKNOWN_TOPIC_OR_PART", "", "g", "i", "t") is None
     for code in (
         "FENCED_INSTANCE_ID", "UNRELEASED_INSTANCE_ID", "INCONSISTENT_GROUP_PROTOCOL", "INVALID_SESSION_TIMEOUT",
         "UNSUPPORTED_ASSIGNOR", "UNSUPPORTED_VERSION", "GROUP_AUTHORIZATION_FAILED", "GROUP_MAX_SIZE_REACHED",
         "INVALID_GROUP_ID",
     ):  # fmt: skip
-        assert "shop" in str(explained(code, "text", "shop", "till-1"))
+        assert "shop" in str(explained(code, "text", "shop", "till-1", "orders"))
