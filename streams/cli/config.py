@@ -65,24 +65,26 @@ def config(
     Exit codes: 0 shown; 1 the file, a variable or the source cannot be used; 2 wrong usage.
     """
     sources = SettingsSources()
-    outside_settings(EventSourceConfig, sources)  # raises for what cannot be used
+    outside = outside_settings(EventSourceConfig, sources)  # raises for what cannot be used
     found = named_source(source).config if source else None
-    shown = [line for line in settings_of(found, sources) if everything or line.origin != DEFAULT]
+    shown = [line for line in settings_of(found, sources, outside) if everything or line.origin != DEFAULT]
     for name in unknown_variables(sources):
         complain(f"{name} is no setting: it has no effect")
     emit([line._asdict() for line in shown], json, lambda: _table(shown, sources))
 
 
-def settings_of(config: EventSourceConfig | None, sources: SettingsSources) -> list[Setting]:
-    """All settings with their origins, by comparison: one that equals what stands outside comes from there."""
+def settings_of(
+    config: EventSourceConfig | None, sources: SettingsSources, outside: Mapping[str, Any]
+) -> list[Setting]:
+    """All settings with their origins, by comparison: one that equals what stands ``outside`` comes from there."""
     lines: list[Setting] = []
     for name, kind in fields_of(EventSourceConfig).items():
         if name in CLIENTS:
             lines += _client_lines(name, config, sources)
         elif is_group(kind):
-            lines += [_line((name, part), config, sources) for part in fields_of(kind)]
+            lines += [_line((name, part), config, sources, outside) for part in fields_of(kind)]
         else:
-            lines.append(_line((name,), config, sources))
+            lines.append(_line((name,), config, sources, outside))
     return lines
 
 
@@ -100,7 +102,9 @@ def unknown_variables(sources: SettingsSources) -> list[str]:
     )
 
 
-def _line(path: tuple[str, ...], config: EventSourceConfig | None, sources: SettingsSources) -> Setting:
+def _line(
+    path: tuple[str, ...], config: EventSourceConfig | None, sources: SettingsSources, outside: Mapping[str, Any]
+) -> Setting:
     name = ".".join(path)
     found, default = sources.find(path), _at(path, DEFAULTS)
     if config is None:
@@ -109,7 +113,7 @@ def _line(path: tuple[str, ...], config: EventSourceConfig | None, sources: Sett
     value = _at(path, {field: getattr(config, field) for field in config.__struct_fields__})
     if found is not None and path[0] in RESOLVED_LATE and not value:
         return Setting(name, found.value, found.origin)
-    if found is not None and value == _at(path, outside_settings(EventSourceConfig, sources)):
+    if found is not None and value == _at(path, outside):
         return Setting(name, value, found.origin)
     return Setting(name, value, DEFAULT if value == default and found is None else CODE)
 
