@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from streams.spark.running.pipeline import lag_of
 from streams.spark.running.pipeline_metrics import PipelineMetrics
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log, until
+from tests.unit.cli_run_kit import free_port, get
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -246,9 +245,9 @@ def test_probes_and_metrics() -> None:
     assert board.ready({}) == (True, "board: ready")
     assert board.ready({"max_lag": "6"}) == (False, "board: 7 offsets behind, more than 6")
     with board.serve("127.0.0.1:0") as server:
-        lines = dict(line.rsplit(" ", 1) for line in _get(server.port, "/metrics")[1].splitlines() if line[0] != "#")
-        assert _get(server.port, "/ready?max_lag=6")[0] == 503
-        assert _get(server.port, "/live") == (200, "board: running\n")
+        lines = dict(line.rsplit(" ", 1) for line in get(server.port, "/metrics")[1].splitlines() if line[0] != "#")
+        assert get(server.port, "/ready?max_lag=6")[0] == 503
+        assert get(server.port, "/live") == (200, "board: running\n")
     at = '{pipeline="flights",query="board"}'
     names = {name.removesuffix(at): float(value) for name, value in lines.items() if name.endswith(at)}
     assert names == {
@@ -310,13 +309,13 @@ def test_the_command_with_a_real_query(servers: str, log: Log, make_topic: MakeT
     (tmp_path / "copying.py").write_text(
         _PIPELINE.format(servers=servers, source=source, target=target, folder=tmp_path)
     )
-    port = _free_port()
+    port = free_port()
     for kill, first in ((signal.SIGKILL, 0), (signal.SIGTERM, 50)):
         log.send(source, range(first, first + 50))
         command = _kes(tmp_path, "copying:pipeline", "--metrics", f"127.0.0.1:{port}")
         try:
             until(lambda: len(_values(log, target)) >= first + 50, "the rows are there", 150)  # noqa: B023
-            until(lambda: _get(port, "/ready?max_lag=0")[0] == 200, "it is ready", 60)
+            until(lambda: get(port, "/ready?max_lag=0")[0] == 200, "it is ready", 60)
         finally:
             command.send_signal(kill)
             code = command.wait(60)
@@ -335,22 +334,3 @@ def _named(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     query.__name__ = name
     return query
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-def _get(port: int, path: str) -> tuple[int, str]:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except urllib.error.URLError as error:
-        return 0, str(error)

@@ -9,8 +9,6 @@ import signal
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,7 @@ from streams.cli.worker_metrics import SILENT_SECONDS, WorkerMetrics
 from streams.observability import HttpServer
 from streams.observability.health import Verdict
 from tests.unit.cli_kit import kes_with
-from tests.unit.cli_run_kit import Kes, kes
+from tests.unit.cli_run_kit import Kes, free_port, get, kes
 from tests.unit.waiting import wait_until
 
 __all__ = ["kes"]  # the fixture
@@ -34,24 +32,6 @@ from streams import EventSource, EventSourceConfig
 
 source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=4, bootstrap_servers="127.0.0.1:1"))
 """
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return int(taken.getsockname()[1])
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    """Status and text; 0: nothing listens there yet."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except urllib.error.URLError as error:
-        return 0, str(error)
 
 
 def by_worker(port: int, name: str) -> dict[str, float]:
