@@ -223,7 +223,8 @@ class _TypedCodec(Generic[T]):
     def __init__(self, type_: type[T]) -> None:
         self._type = type_
         self._name = getattr(type_, "__name__", str(type_))
-        self._class = type_ if _is_class_of_ours(type_) else None
+        is_record = isinstance(type_, type) and (issubclass(type_, msgspec.Struct) or dataclasses.is_dataclass(type_))
+        self._class = type_ if is_record else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the type only: msgspec's and pydantic's parts do not travel, so each process builds its own."""
@@ -247,12 +248,7 @@ class _TypedCodec(Generic[T]):
         _refuse_non_finite(self._to_plain(value), self._name)
 
     def decode(self, data: bytes, /) -> T:
-        try:
-            return self._decode(data)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise DecodeError(f"not a {self._name}: {reason(error)}") from _cause(error)
+        return _decoded(self._decode, data, "not a", self._name)
 
     @property
     def shortcut(self) -> Shortcut:
@@ -266,21 +262,20 @@ class _TypedCodec(Generic[T]):
 
     def decode_dict(self, data: bytes, /) -> dict[str, Any]:
         """Decode the bytes without the type, for upcasters."""
-        try:
-            return self._decode_plain(data)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise DecodeError(f"not an older {self._name}: {reason(error)}") from error
+        return _decoded(self._decode_plain, data, "not an older", self._name)
 
     def from_dict(self, plain: dict[str, Any], /) -> T:
         """Make a value of the upcasters' result."""
-        try:
-            return self._decode(self._encode_plain(plain))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise DecodeError(f"upcasters did not make a {self._name}: {reason(error)}") from _cause(error)
+        return _decoded(lambda it: self._decode(self._encode_plain(it)), plain, "upcasters did not make a", self._name)
+
+
+def _decoded(decode: Callable[[Any], T], data: object, complaint: str, name: str) -> T:
+    try:
+        return decode(data)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"{complaint} {name}: {reason(error)}") from _cause(error)
 
 
 class JsonCodec(_TypedCodec[T]):
@@ -357,11 +352,6 @@ def is_pydantic(type_: object) -> bool:
     return isinstance(type_, type) and "__pydantic_validator__" in vars(type_)
 
 
-def is_plain_dataclass(type_: type) -> bool:
-    """Check whether the class itself (not only a base of it) was made by ``@dataclass``."""
-    return dataclasses.is_dataclass(type_) and "__dataclass_params__" in vars(type_)
-
-
 def codec_for(type_: type[T]) -> Codec[T]:
     """The codec that fits a type: ``bytes``, ``str`` and ``int`` plain, tuples of them too, JSON for the rest.
 
@@ -384,16 +374,30 @@ def bare_decoder(codec: Codec[T]) -> Callable[[bytes], T]:
     return bare
 
 
+def encoder_of(codec: Codec[T]) -> Callable[[T], bytes]:
+    """Return ``codec.encode``; a user's raises ``EncodeError`` when it returns a buffer, which may change, or text."""
+    if type(codec).__module__ == __name__:
+        return codec.encode
+
+    def checked(value: T) -> bytes:
+        data = codec.encode(value)
+        if not isinstance(data, bytes):
+            raise EncodeError(f"{type(codec).__name__}.encode returned {type(data).__name__}, not bytes")
+        return data
+
+    return checked
+
+
 def bare_encoder(codec: Codec[T]) -> Callable[[T], bytes]:
     """Return the function beneath ``codec.encode``, as ``bare_decoder`` does."""
     bare: Callable[[T], bytes] = _bare(codec, "bare_encode", "encode")
-    return bare
+    return encoder_of(codec) if bare == codec.encode else bare
 
 
 def shortcut_of(codec: Codec[Any]) -> Shortcut:
     """The ``Shortcut`` of a codec, if it has one; not that of a base class whose ``encode`` it does not share."""
     found = _bare(codec, "shortcut", "encode")
-    return found if isinstance(found, Shortcut) else Shortcut(codec.encode)
+    return found if isinstance(found, Shortcut) else Shortcut(encoder_of(codec))
 
 
 def _bare(codec: object, bare: str, careful: str) -> Any:
@@ -405,22 +409,17 @@ def _bare(codec: object, bare: str, careful: str) -> Any:
     return getattr(codec, careful)
 
 
-def _is_class_of_ours(type_: object) -> bool:
-    return isinstance(type_, type) and (issubclass(type_, msgspec.Struct) or dataclasses.is_dataclass(type_))
-
-
 def _examine(type_: Any) -> bool:
     """Check whether a float can be somewhere inside; refuses types that msgspec could write but not read."""
     try:
         root = msgspec.inspect.type_info(type_)
     except Exception as error:
         raise ConfigError(f"{type_!r} cannot be encoded and decoded: {reason(error)}") from error
-    found_float = False
-    for node in _nodes(root):
+    nodes = list(_nodes(root))
+    for node in nodes:
         if isinstance(node, msgspec.inspect.CustomType):
             raise ConfigError(f"{type_!r} holds a {node.cls!r}, which cannot be decoded; give a codec of your own")
-        found_float |= isinstance(node, msgspec.inspect.FloatType | msgspec.inspect.AnyType)
-    return found_float
+    return any(isinstance(node, msgspec.inspect.FloatType | msgspec.inspect.AnyType) for node in nodes)
 
 
 def _nodes(root: Any) -> Iterator[Any]:

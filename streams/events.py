@@ -21,7 +21,15 @@ from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
 
-from streams.codecs import Shortcut, bare_decoder, codec_for, is_plain_dataclass, is_pydantic, reason, shortcut_of
+from streams.codecs import (
+    Shortcut,
+    bare_decoder,
+    codec_for,
+    encoder_of,
+    is_pydantic,
+    reason,
+    shortcut_of,
+)
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
@@ -67,7 +75,7 @@ class EventType(Generic[T]):
         self._decode = codec.decode
         self.bare_decode = bare_decoder(codec)
         """``decode`` of a value of the present version, for hot paths: see ``codecs.bare_decoder``."""
-        self.encode: Callable[[T], bytes] = codec.encode
+        self.encode: Callable[[T], bytes] = encoder_of(codec)
         """The event as bytes of the present version. Raises ``EncodeError``."""
         found = shortcut_of(codec)
         shortcut = found if found.of is cls else Shortcut(self.encode)
@@ -192,7 +200,7 @@ def _check_name(cls: type, name: str) -> None:
 
 
 def _check_class(cls: type) -> None:
-    if not (issubclass(cls, msgspec.Struct) or is_pydantic(cls) or is_plain_dataclass(cls)):
+    if not (issubclass(cls, msgspec.Struct) or is_pydantic(cls) or "__dataclass_params__" in vars(cls)):
         raise RegistrationError(
             f"{cls.__qualname__} is no dataclass, msgspec.Struct or pydantic model: make it one of them "
             "(@event_type stands above @dataclass), or give a codec: @event_type(codec=...)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
-from streams.codecs import codec_for, str_codec
+from streams.codecs import codec_for, encoder_of, str_codec
 from streams.errors import StoreError
 from streams.protocols import Codec
 from streams.records import Change, TopicPartition
@@ -27,7 +27,7 @@ class SimpleStore(JournalledBytes, Generic[T]):
 
     def __init__(self, partition: TopicPartition, codec: Codec[T], key_of: Callable[[T], str]) -> None:
         super().__init__(partition, OrderedEngine())
-        self._codec = codec
+        self._codec, self._encode = codec, encoder_of(codec)
         self._key_of = key_of
 
     @staticmethod
@@ -72,7 +72,7 @@ class SimpleStore(JournalledBytes, Generic[T]):
         if item is None:
             raise StoreError(f"None was put into the store of {self.partition}; delete(key) removes an item")
         key = self._encode_key(self._key_of(item))
-        return Change(key, self._codec.encode(item), self._get(key))
+        return Change(key, self._encode(item), self._get(key))
 
     def __contains__(self, key: str) -> bool:
         return self._get(self._encode_key(key)) is not None

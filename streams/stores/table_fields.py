@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from streams.codecs import bare_decoder, bare_encoder, shortcut_of
+from streams.codecs import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.errors import DecodeError, StoreError
 from streams.protocols import Codec
 from streams.records import TopicPartition
@@ -33,9 +33,9 @@ class TableFields(JournalledBytes):
     ) -> None:
         super().__init__(partition, engine)
         self._key_codec = key_codec
-        self._encode_key = key_codec.encode
+        self._encode_key = encoder_of(key_codec)
         self._decode_key = key_codec.decode
-        self._encode_value = value_codec.encode
+        self._encode_value = encoder_of(value_codec)
         self._decode_value = value_codec.decode
         self._bare_encode_key = bare_encoder(key_codec)
         self._bare_decode_value = bare_decoder(value_codec)

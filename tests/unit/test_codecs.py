@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from typing import Any, NewType
+from typing import Any, NewType, cast
 
 import msgspec
 import pydantic
@@ -20,6 +20,7 @@ from streams.codecs import (
     bare_encoder,
     bytes_codec,
     codec_for,
+    encoder_of,
     int32_codec,
     int64_codec,
     int_codec,
@@ -27,7 +28,11 @@ from streams.codecs import (
     str_codec,
 )
 from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.events import event_type, event_type_of
 from streams.protocols import Codec
+from streams.records import TopicPartition
+from streams.stores.simple import SimpleStore
+from streams.stores.table import Table
 
 
 class Point(msgspec.Struct):
@@ -219,3 +224,33 @@ def test_a_shortcut_makes_the_same_bytes_and_is_not_taken_past_what_a_subclass_a
     assert [shortcut_of(other).of for other in (StrCodec(), JsonCodec(list[float]))] == [None, None]
     codec.encode = lambda value: b"spied"  # type: ignore[method-assign]
     assert (shortcut_of(codec).of, shortcut_of(codec).encode(value)) == (None, b"spied")
+
+
+@pytest.mark.parametrize("returned", [bytearray(b"1"), memoryview(b"1"), "1", None])
+def test_a_codec_of_the_users_must_return_bytes(returned: Any) -> None:
+    """A buffer that is used again would change what was stored."""
+
+    class Returning:
+        def encode(self, value: object, /) -> bytes:
+            return cast(bytes, returned)
+
+        def decode(self, data: bytes, /) -> object:
+            return data
+
+    codec, partition = Returning(), TopicPartition("t", 0)
+    table = Table.factory(key=str, value=object, value_codec=codec)(partition)
+    items = SimpleStore.factory(Point, key=lambda point: point.label, codec=cast(Codec[Point], codec))(partition)
+    for store in (table, items):
+        store.begin([])
+    event = event_type("Returned", codec=codec)(type("Returned", (), {}))
+    for write in (
+        encoder_of(codec),
+        bare_encoder(codec),
+        shortcut_of(codec).encode,
+        lambda value: table.put("k", value),
+        lambda _: items.put(Point(1.0, "a")),
+        lambda _: event_type_of(event).encode(event()),
+    ):
+        with pytest.raises(EncodeError, match=f"encode returned {type(returned).__name__}, not bytes"):
+            write("value")
+    assert table.get("k") is None
