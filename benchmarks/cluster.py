@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.systems import KINDS, Failed, Progress, System
@@ -34,8 +34,8 @@ class Cluster:
         name = f"{self._prefix}{self._jobs:03d}"
         if not source:
             source = self.source(f"{name}-in")
-        self._create(NewTopic(f"{name}-out", self.partitions, 1, config={"message.timestamp.type": "LogAppendTime"}))
-        self._create(NewTopic(f"{name}-changelog", self.partitions, 1, config={"cleanup.policy": "compact"}))
+        self._create(NewTopic(f"{name}-out", self.partitions, -1, config={"message.timestamp.type": "LogAppendTime"}))
+        self._create(NewTopic(f"{name}-changelog", self.partitions, -1, config={"cleanup.policy": "compact"}))
         return Job(
             bootstrap_servers=self.bootstrap_servers,
             group=name,
@@ -47,7 +47,7 @@ class Cluster:
 
     def source(self, name: str, partitions: int = 0) -> str:
         """Create an empty input topic."""
-        self._create(NewTopic(name, partitions or self.partitions, 1))
+        self._create(NewTopic(name, partitions or self.partitions, -1))
         return name
 
     def forget(self, job: Job, *, source: bool) -> None:
@@ -122,6 +122,22 @@ class Cluster:
         """Delete topics."""
         for future in self._admin.delete_topics(list(names), operation_timeout=30).values():
             future.result()
+
+    def set_topic(self, name: str, settings: dict[str, str]) -> None:
+        """Change settings of a topic, and wait until its broker has them."""
+        kind = AlterConfigOpType.SET
+        entries = [ConfigEntry(key, value, incremental_operation=kind) for key, value in settings.items()]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        self._admin.incremental_alter_configs([resource])[resource].result(30)
+        deadline = time.monotonic() + 30
+        while any(self._setting(name, key) != value for key, value in settings.items()):
+            if time.monotonic() > deadline:
+                raise Failed(f"topic {name} does not have {settings} after 30 s")
+            time.sleep(0.02)
+
+    def _setting(self, name: str, key: str) -> str:
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        return str(self._admin.describe_configs([resource])[resource].result(30)[key].value)
 
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():

@@ -38,7 +38,7 @@ def aims_of_drains(found: Sequence[DrainResult]) -> list[Aim]:
     by_hand = {one.round: one.cpu_us_per_record for one in right(of_system(here, REFERENCE))}
     mine = right(of_system(here, ENGINE))
     extra = [one.cpu_us_per_record - by_hand[one.round] for one in mine if one.round in by_hand]
-    return [*aims, *([_at_most("drain, processor time above the loop's", MOST_US, extra, "us")] if extra else [])]
+    return [*aims, *([at_most("drain, processor time above the loop's", MOST_US, extra, "us")] if extra else [])]
 
 
 def aims_of_latency(found: Sequence[SteadyResult]) -> list[Aim]:
@@ -49,13 +49,13 @@ def aims_of_latency(found: Sequence[SteadyResult]) -> list[Aim]:
         mine = right(of_system(here, ENGINE))
         for name, most in limits.items() if mine else ():
             times = [getattr(one, name) for one in held(mine)]
-            aims.append(_at_most(f"{name} at {rate:,}/s", most, times if mine == held(mine) else [], "ms"))
+            aims.append(at_most(f"{name} at {rate:,}/s", most, times if mine == held(mine) else [], "ms"))
         for (name, kind), part in OF_TIME.items() if mine else ():
             best = _beside(held(here), kind, operator.attrgetter(name), max)
             if mine != held(mine) and _labels(here, kind):
-                aims.append(_at_most(f"{name} at {rate:,}/s, to `{kind}`", part, []))
+                aims.append(at_most(f"{name} at {rate:,}/s, to `{kind}`", part, []))
             elif best:
-                aims.append(_at_most(f"{name} at {rate:,}/s, to `{best[0]}`", part, best[1]))
+                aims.append(at_most(f"{name} at {rate:,}/s, to `{best[0]}`", part, best[1]))
             elif _labels(here, kind):
                 told = f"`{kind}` did not hold the rate, or was not right"
                 aims.append(Aim(f"{name} at {rate:,}/s, to `{kind}`", f"at most {part:g}", told, None))
@@ -77,7 +77,8 @@ def _at_least(what: str, least: float, values: Sequence[float]) -> Aim:
     return Aim(what, f"at least {least:g}", spread(values, ".2f"), statistics.median(values) >= least)
 
 
-def _at_most(what: str, most: float, values: Sequence[float], unit: str = "") -> Aim:
+def at_most(what: str, most: float, values: Sequence[float], unit: str = "") -> Aim:
+    """Compare the median with the most that is allowed. No values: the rate was not held."""
     if not values:
         return Aim(what, f"at most {most:g} {unit}".strip(), "the rate was not held", False)
     told = f"{spread(values, '.1f' if unit else '.2f')} {unit}".strip()

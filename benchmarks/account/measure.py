@@ -109,19 +109,20 @@ second late could not keep up: its latency would grow with the length of the run
     def run(self, bench: Bench) -> Iterator[SteadyResult]:
         """All systems in turn, rate by rate."""
         sizes, able = bench.sizes(self), list(bench.systems)
+        bench.warm_up(live=True)
         for rate in sorted(sizes.rates):
             late: set[str] = set()
-            for found in self._steadies(bench, bench.cluster, able, rate, sizes.seconds, sizes.rounds):
+            for found in self.steadies(bench, bench.cluster, able, rate, sizes.seconds, sizes.rounds):
                 late |= {found.system} if found.behind else set()
                 yield found
             for system in [system for system in able if system.label in late]:
                 bench.say(f"{system.label} could not hold {rate:,} events/s: it is left out of higher rates")
                 able.remove(system)
 
-    def _steadies(
+    def steadies(
         self, bench: Bench, cluster: Cluster, systems: Sequence[System], rate: int, seconds: float, rounds: int
     ) -> Iterator[SteadyResult]:
-        bench.warm_up(live=True)
+        """Let systems work in turn at one rate."""
 
         def one(system: System, turn: int) -> SteadyResult:
             return steady(cluster, system, bench.seed + turn, rate, seconds, turn)
@@ -166,9 +167,10 @@ and poll shows only here. Processor time is that of the system's process, all th
 
     def run(self, bench: Bench) -> Iterator[SteadyResult]:
         sizes, systems = bench.sizes(self), [System.parse(REFERENCE), System.parse("engine")]
+        bench.warm_up(live=True)
         for partitions in sizes.partitions:
             cluster = Cluster(bench.cluster.bootstrap_servers, partitions, f"live{partitions}-")
-            yield from self._steadies(bench, cluster, systems, sizes.rate, sizes.seconds, sizes.rounds)
+            yield from self.steadies(bench, cluster, systems, sizes.rate, sizes.seconds, sizes.rounds)
 
     def plots(self, found: Sequence[SteadyResult]) -> list[Plot]:
         return report.plots_of_live(found)
