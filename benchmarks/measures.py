@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from benchmarks.systems import register
+from benchmarks.tables import spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,6 +39,19 @@ class Aim(msgspec.Struct, frozen=True):
     aim: str
     found: str
     is_met: bool | None
+
+
+def at_least(what: str, least: float, values: Sequence[float]) -> Aim:
+    """Compare the median with the least that is wanted."""
+    return Aim(what, f"at least {least:g}", spread(values, ".2f"), statistics.median(values) >= least)
+
+
+def at_most(what: str, most: float, values: Sequence[float], unit: str = "") -> Aim:
+    """Compare the median with the most that is allowed. No values: the rate was not held."""
+    if not values:
+        return Aim(what, f"at most {most:g} {unit}".strip(), "the rate was not held", False)
+    told = f"{spread(values, '.1f' if unit else '.2f')} {unit}".strip()
+    return Aim(what, f"at most {most:g} {unit}".strip(), told, statistics.median(values) <= most)
 
 
 class Measure(ABC, Generic[R]):

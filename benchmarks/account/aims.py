@@ -9,16 +9,20 @@ from typing import Any
 
 from benchmarks.account.report import held, reference_of
 from benchmarks.drain import DrainResult
-from benchmarks.measures import Aim
+from benchmarks.measures import Aim, at_least, at_most
 from benchmarks.steady import SteadyResult
 from benchmarks.systems import REFERENCE
-from benchmarks.tables import names, of_system, ratios, right, spread
+from benchmarks.tables import names, of_system, ratios, right
 
 ENGINE = "engine"
 OF_RATE = {REFERENCE: 1.2, "kafka-streams": 2.0, "quixstreams": 4.0}
 """At least so many times as fast as each; of a peer with several settings, its fastest."""
 MOST_US = 2.0
 """Of processor time per event above the loop."""
+OF_CPU = 1.1
+"""Of the loop's processor time per event, all threads."""
+OF_BEFORE = 1.3
+"""Of the rate of a checkout of the engine that is compared with; its broker must not have had less to do."""
 MOST_MS = {2_000: {"p50": 10.0, "p99": 30.0}, 20_000: {"p50": 20.0, "p99": 100.0}}
 """By rate."""
 OF_TIME = {("p50", "gkes"): 1.0, ("p99", "gkes"): 1.0, ("p99", "kafka-streams"): 0.5, ("p99", "quixstreams"): 0.5}
@@ -34,11 +38,30 @@ def aims_of_drains(found: Sequence[DrainResult]) -> list[Aim]:
     aims = []
     for kind, least in OF_RATE.items():
         if best := _beside(here, kind, lambda one: one.per_second, min):
-            aims.append(_at_least(f"drain, to `{best[0]}`", least, best[1]))
+            aims.append(at_least(f"drain, to `{best[0]}`", least, best[1]))
     by_hand = {one.round: one.cpu_us_per_record for one in right(of_system(here, REFERENCE))}
     mine = right(of_system(here, ENGINE))
-    extra = [one.cpu_us_per_record - by_hand[one.round] for one in mine if one.round in by_hand]
-    return [*aims, *([at_most("drain, processor time above the loop's", MOST_US, extra, "us")] if extra else [])]
+    if extra := [one.cpu_us_per_record - by_hand[one.round] for one in mine if one.round in by_hand]:
+        aims.append(at_most("drain, processor time above the loop's", MOST_US, extra, "us"))
+        shares = ratios(here, ENGINE, REFERENCE, lambda one: one.cpu_us_per_record)
+        aims.append(at_most("drain, processor time to the loop's", OF_CPU, shares))
+    for name in (name for name in names(here) if name.startswith(f"{ENGINE}@")):
+        faster = ratios(here, ENGINE, name, lambda one: one.per_second)
+        lighter = ratios(here, ENGINE, name, lambda one: one.broker_cpu_us_per_record)
+        if faster:
+            aims.append(at_least(f"drain, to `{name}`", OF_BEFORE, faster))
+            aims.append(at_most(f"drain, the broker's processor time to `{name}`", 1.0, lighter))
+    return aims
+
+
+def aims_of_live(found: Sequence[SteadyResult]) -> list[Aim]:
+    """Look whether the engine held the rate in the most partitions."""
+    mine = of_system([one for one in found if one.partitions == max(one.partitions for one in found)], ENGINE)
+    if not mine:
+        return []
+    kept = len(held(right(mine)))
+    what = f"{mine[0].rate:,}/s in {mine[0].partitions} partitions"
+    return [Aim(what, "held", f"{kept} of {len(mine)} runs", kept == len(mine))]
 
 
 def aims_of_latency(found: Sequence[SteadyResult]) -> list[Aim]:
@@ -69,20 +92,8 @@ def aims_of_async(found: Sequence[DrainResult]) -> list[Aim]:
         reference = reference_of(name, names(found))
         compared = ratios(found, name, reference, lambda one: one.per_second)
         if compared and name.startswith(("scheduler", "concurrency")):
-            aims.append(_at_least(f"async work, `{name}` to `{reference}`", OF_LOOP, compared))
+            aims.append(at_least(f"async work, `{name}` to `{reference}`", OF_LOOP, compared))
     return aims
-
-
-def _at_least(what: str, least: float, values: Sequence[float]) -> Aim:
-    return Aim(what, f"at least {least:g}", spread(values, ".2f"), statistics.median(values) >= least)
-
-
-def at_most(what: str, most: float, values: Sequence[float], unit: str = "") -> Aim:
-    """Compare the median with the most that is allowed. No values: the rate was not held."""
-    if not values:
-        return Aim(what, f"at most {most:g} {unit}".strip(), "the rate was not held", False)
-    told = f"{spread(values, '.1f' if unit else '.2f')} {unit}".strip()
-    return Aim(what, f"at most {most:g} {unit}".strip(), told, statistics.median(values) <= most)
 
 
 def _labels(found: Sequence[Any], kind: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from rich.table import Table
 
 from benchmarks.account import report
-from benchmarks.account.aims import aims_of_async, aims_of_drains, aims_of_latency
+from benchmarks.account.aims import aims_of_async, aims_of_drains, aims_of_latency, aims_of_live
 from benchmarks.bench import Bench
 from benchmarks.cluster import Cluster
 from benchmarks.drain import DrainResult, drain
@@ -145,7 +145,7 @@ second late could not keep up: its latency would grow with the length of the run
         return report.plots_of_latency(found)
 
     def aims(self, found: Sequence[SteadyResult]) -> list[Aim]:
-        return aims_of_latency(found) if self.name == "latency" else []
+        return aims_of_latency(found)
 
 
 class Live(Latency):
@@ -174,6 +174,9 @@ and poll shows only here. Processor time is that of the system's process, all th
 
     def plots(self, found: Sequence[SteadyResult]) -> list[Plot]:
         return report.plots_of_live(found)
+
+    def aims(self, found: Sequence[SteadyResult]) -> list[Aim]:
+        return aims_of_live(found)
 
 
 MEASURES = (Drain(), Latency(), Live(), AsyncWork())

@@ -13,7 +13,7 @@ from benchmarks.drawing import Plot
 from benchmarks.instructions.callgrind import instructions
 from benchmarks.instructions.child import COMPILED, ROOT, count
 from benchmarks.instructions.stages import STAGES, total
-from benchmarks.measures import Measure
+from benchmarks.measures import Aim, Measure, at_most
 from benchmarks.systems import Unavailable
 from benchmarks.tables import table
 from streams.sak import leaves
@@ -27,6 +27,8 @@ SYSTEMS = {
     "concurrency": "concurrency",
 }
 """Names here, and names of the counter; the loop first, to which the others are compared."""
+OF_LOOP = 1.5
+"""Of the instructions of the loop by hand, compiled."""
 PLAIN = list(SYSTEMS)[:4]
 
 
@@ -98,6 +100,11 @@ librdkafka's own threads, the caches and the waiting for other threads are not i
         """A bar each, made of stages."""
         bars = {one.system: {stage: one.bytecodes.get(stage, 0.0) for stage in STAGES} for one in found}
         return [Plot(name="stages", title="Executed bytecodes per event, by stage", x="bytecodes", bars=bars)]
+
+    def aims(self, found: Sequence[PerEvent]) -> list[Aim]:
+        executed = {one.system: one.instructions for one in found}
+        by_hand, mine = executed.get("handwritten", 0.0), executed.get("engine_compiled", 0.0)
+        return [at_most("instructions per event, to the loop's", OF_LOOP, [mine / by_hand])] if by_hand and mine else []
 
 
 def by_stage(title: str, columns: dict[str, dict[str, float]]) -> Table:

@@ -13,11 +13,10 @@ import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 from rich.table import Table
 
-from benchmarks.account.aims import at_most
 from benchmarks.account.measure import Latency
 from benchmarks.bench import Bench
 from benchmarks.cluster import Cluster
-from benchmarks.measures import Aim, Measure
+from benchmarks.measures import Aim, Measure, at_most
 from benchmarks.members.refusing import Chosen
 from benchmarks.steady import SteadyResult, steady
 from benchmarks.systems import Failed, System, running, system_running
