@@ -36,6 +36,7 @@ UNCOUNTED = 6
 OF_BEFORE = 0.5
 """Of the median latency of the checkout that is compared with, on three brokers."""
 PATIENCE_SECONDS = 30.0
+REPLICAS = "config.replication_factor"
 LIMIT = 20_000
 """Bytes of a record batch that an output topic takes, from after its first record on."""
 
@@ -117,7 +118,12 @@ They share this machine with everything else. `engine@FOLDER` is another checkou
 
     def run(self, bench: Bench) -> Iterator[SteadyResult]:
         sizes = bench.sizes(self)
-        systems = bench.able(sizes.systems)
+        systems = [
+            msgspec.structs.replace(
+                system, options=system.options | ({REPLICAS: "3"} if system.name == "engine" else {})
+            )
+            for system in bench.able(sizes.systems)
+        ]
         bench.now("starting three Kafka brokers")
         with KafkaCluster(3, durable=True, properties={"broker.session.timeout.ms": "30000"}) as brokers:
             cluster = Cluster(brokers.bootstrap_servers, prefix="three")
