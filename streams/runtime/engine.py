@@ -132,7 +132,7 @@ class Engine:
             writer=self.writer,
             now=now,
             snapshot=lambda: self.membership.snapshot,
-            ids=lambda partition: self.workers[partition].ids,
+            carried=lambda partition: self.workers[partition].carried,
             settled=self._settled,
         )
         self.looks = Looks(self)
