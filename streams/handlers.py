@@ -261,7 +261,8 @@ class Handlers(Generic[StoreT]):
         for name, value in (("num_partitions", num_partitions), ("replication_factor", replication_factor)):
             if value is not None and (not is_whole(value) or value < 1):
                 raise ConfigError(f"{name} {what} is {value!r}; it must be a whole number, 1 or more")
-        for name, setting in (configs or {}).items():
+        given: Mapping[Any, Any] = configs or {}  # whatever it is
+        for name, setting in given.items():
             if not isinstance(name, str) or not isinstance(setting, str):
                 raise ConfigError(f"configs {what} has {name!r}: {setting!r}; names and settings are texts, as Kafka's")
         self._outputs[topic] = source_topics.spec(config, topic, num_partitions, replication_factor, configs)

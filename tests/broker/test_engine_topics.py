@@ -86,7 +86,7 @@ async def test_a_declared_output_is_made_by_the_command_and_nothing_is_sent_else
     await lab.send(b'{"name":"bell"}', headers=[(TYPE_HEADER, b"Ring")])
     await lab.add("a")
     async with Running(source) as run:
-        await run.until_handled(4)
+        await run.until_handled(4, 0)
     assert await lab.totals() == [("a", 1), ("a", 2), ("a", 3)]
     [(letter, facts)] = await lab.dead_letters()
     assert (letter.value, facts["offset"]) == (b'{"name":"bell"}', "2")
