@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
     from streams.stores.simple import SimpleStore
     from streams.stores.table import Table
+    from streams.topology import Topology
 
 __all__ = [
     "COMPUTE",
@@ -98,6 +99,7 @@ __all__ = [
     "TimeoutConfig",
     "Timer",
     "TopicPartition",
+    "Topology",
     "TransactionRecords",
     "event_type",
     "to_record",
@@ -130,6 +132,7 @@ _NAMES = {
     "statistics": "PartitionStatistics SourceState SourceStatistics",
     "stores.simple": "SimpleStore",
     "stores.table": "Table",
+    "topology": "Topology",
 }
 _HOME = {name: f"streams.{module}" for module, names in _NAMES.items() for name in names.split()}
 

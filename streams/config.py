@@ -47,6 +47,11 @@ def _check_name(setting: str, value: object, allowed: re.Pattern[str]) -> None:
         )
 
 
+def check_topic(setting: str, value: object) -> None:
+    """Check that a value can name a topic; else ``ConfigError``."""
+    _check_name(setting, value, _NAME)
+
+
 def _number(setting: str, value: object) -> None:
     if not is_number(value):
         raise ConfigError(f"{setting} is {value!r}; it must be a number")

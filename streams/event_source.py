@@ -300,7 +300,7 @@ class EventSource(Handlers[StoreT]):
         config = self._measured(self.config.resolved())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
-            await source_topics.prepare(config, connections)
+            await source_topics.prepare(config, connections, self._outputs.values())
         if self._stop_asked is not None:
             return
         async with AsyncExitStack() as resources:
@@ -349,6 +349,7 @@ class EventSource(Handlers[StoreT]):
             message_limit=limit,
             now=asyncio.get_running_loop().time,
             environment=environment,
+            topics=self._topics_sent_to,
         )
         try:
             await engine.run(self._started)
@@ -406,16 +407,18 @@ class EventSource(Handlers[StoreT]):
         return source_topics.specs(self.config)
 
     async def create_source(self) -> list[str]:
-        """Create missing topics, verify the others. Returns the names of the created ones.
+        """Create missing topics, declared outputs among them; verify the others. Returns the names of the created ones.
 
         Raises ``TopicError``, which names each difference (an existing topic is never changed), and
         ``BrokerUnavailable``.
         """
         config = self.config.resolved()
-        return await source_topics.create_and_verify(config, KafkaConnections(config))
+        outputs = self._outputs.values()
+        return await source_topics.create_and_verify(config, KafkaConnections(config), outputs, creates_outputs=True)
 
     async def delete_source(self) -> list[str]:
-        """Delete the topics of the source (its own topic, changelog, dead letters), with everything in them.
+        """Delete the topics of the source (its own topic, changelog, dead letters), with everything in them. Outputs
+        stay.
 
         Returns their names. Stop all members first: ``RegistrationError`` while this object runs, and other processes
         stop with an error when their topics are gone.

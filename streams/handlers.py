@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, overload
 
-from streams.config import EventSourceConfig
+from streams.config import EventSourceConfig, check_topic
 from streams.core.router import Route, Router, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
@@ -15,13 +15,16 @@ from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
+from streams.runtime import source_topics
 from streams.runtime.async_work.async_stage import Ahead, StageDefinition
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition, key_of
 from streams.runtime.async_work.invoke import check_planner
 from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
-from streams.sak.numbers import is_number
+from streams.sak.numbers import is_number, is_whole
 from streams.sak.users_code import parameter_types, place_of
+from streams.topics import TopicSpec
+from streams.topology import Topology, TopologyHandler, TopologyTopic
 from streams.tracing import Tracer
 
 StoreT = TypeVar("StoreT")
@@ -41,6 +44,7 @@ class Handlers(Generic[StoreT]):
         self._router = Router()
         self._is_stateless = False
         self._schedules: list[tuple[Schedule, Route]] = []
+        self._outputs: dict[str, TopicSpec] = {}
 
     def set_tracer(self, tracer: Tracer) -> None:
         """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
@@ -228,6 +232,65 @@ class Handlers(Generic[StoreT]):
             register(handler)
         return register
 
+    def output(
+        self,
+        topic: str,
+        *,
+        num_partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str] | None = None,
+    ) -> str:
+        """Declare a topic that handlers forward to. Returns its name.
+
+        Once one is declared, the source sends to declared topics only (and to its own): a record for another one is
+        refused, and its event meets its error policy. A start verifies partitions, replication and ``configs`` (a
+        topic's settings by their Kafka names) of each declared topic; what is not given is as the source's settings
+        have it. A topic that is missing, or different, is an error: outputs are made by ``kes topics apply`` or
+        ``create_source``, never in silence. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a
+        second declaration.
+        """
+        config = self.config
+        if self._router.is_frozen:
+            raise RegistrationError(f"source.output({topic!r}) comes too late: declare it before the source is started")
+        check_topic("the topic of source.output", topic)
+        if topic in self._outputs:
+            raise RegistrationError(f"the output {topic!r} is declared twice")
+        if topic in source_topics.purposes(config):
+            raise RegistrationError(f"the topic {topic!r} is the event source's own: it needs no declaration as output")
+        what = f"of source.output({topic!r})"
+        for name, value in (("num_partitions", num_partitions), ("replication_factor", replication_factor)):
+            if value is not None and (not is_whole(value) or value < 1):
+                raise ConfigError(f"{name} {what} is {value!r}; it must be a whole number, 1 or more")
+        given: Mapping[Any, Any] = configs or {}  # whatever it is
+        for name, setting in given.items():
+            if not isinstance(name, str) or not isinstance(setting, str):
+                raise ConfigError(f"configs {what} has {name!r}: {setting!r}; names and settings are texts, as Kafka's")
+        self._outputs[topic] = source_topics.spec(config, topic, num_partitions, replication_factor, configs)
+        return topic
+
+    @property
+    def outputs(self) -> list[TopicSpec]:
+        """Return the declared outputs, as they must be, in the order of their declarations."""
+        return [*self._outputs.values()]
+
+    @property
+    def topology(self) -> Topology:
+        """Return what the source reads, handles, keeps and sends, as a value: see ``Topology``."""
+        own = [
+            TopologyTopic(spec.name, source_topics.purposes(self.config)[spec.name], spec.partitions)
+            for spec in source_topics.specs(self.config)
+        ]
+        declared = [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
+        default = [] if self._router.default is None else [self._router.default]
+        handlers = [_shown(route) for route in [*self._router.routes.values(), *default]]
+        interjections = tuple(route.name for _, route in self._schedules)
+        return Topology(self.config.group_id, (*own, *declared), tuple(handlers), interjections, not self._is_stateless)
+
+    @property
+    def _topics_sent_to(self) -> frozenset[str] | None:
+        """The only topics that records may be sent to; ``None``: any, since no output is declared."""
+        return frozenset(self._outputs) | frozenset(source_topics.purposes(self.config)) if self._outputs else None
+
     def _register_planner(
         self,
         stage: StageDefinition,
@@ -261,6 +324,18 @@ class Handlers(Generic[StoreT]):
             check_callable(f"{stage.name}: the key of {name}", key)
             register(cast(Any, lambda _, event: (key(event), event)))
         return register
+
+
+def _shown(route: Route) -> TopologyHandler:
+    """Describe a route for the topology."""
+    if route.ahead is not None:
+        stage = route.ahead.stage
+        kind = "concurrent" if isinstance(stage, ConcurrentStageDefinition) else stage.name
+    elif route.kind is not None:
+        kind = route.kind.name
+    else:
+        kind = "blocking" if route.is_blocking else "async" if route.is_async else "plain"
+    return TopologyHandler(route.name, route.handler_name, kind)
 
 
 def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:

@@ -16,7 +16,7 @@ import msgspec
 from streams.cli.cluster import client_settings_of, source_admin_of
 from streams.cli.records import harmless
 from streams.cli.rights import of_input, of_source
-from streams.cli.topics import DIFFERS, MISSING, SOURCE, examine, wanted_topics
+from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
@@ -30,6 +30,7 @@ from streams.errors import StreamsError
 from streams.event_source import EventSource
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.source_topics import SOURCE
 from streams.sak.murmur2 import partition_of
 
 OK: Final = "ok"
@@ -261,9 +262,11 @@ def topics(target: Target) -> Iterator[Finding]:
 def acls(target: Target) -> Iterator[Finding]:
     """The rights of this principal, where the cluster has ACLs: all that the source needs?"""
     config = target.config
+    assert target.source is not None
     assert config is not None
+    outputs = [spec.name for spec in target.source.outputs]
     with ClusterQuestions(target.servers, target.security) as questions:
-        lacking = questions.lacking(of_source(config), target.deadline)
+        lacking = questions.lacking(of_source(config, outputs), target.deadline)
     servers = config.source_bootstrap_servers or target.servers
     security = kafka_python_settings.security_of(
         config.source_client_settings if config.source_is_elsewhere else config.client_settings
@@ -273,7 +276,8 @@ def acls(target: Target) -> Iterator[Finding]:
     for right in lacking:
         yield Finding("acls", PROBLEM, f"this principal has not the right {right}", right.command)
     if not lacking:
-        yield Finding("acls", OK, "all rights that the source needs, those on its outputs aside")
+        aside = "" if outputs else ", those on its outputs aside"
+        yield Finding("acls", OK, f"all rights that the source needs{aside}")
 
 
 def group(target: Target) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ COMMANDS = {
     "spark": Command("streams.cli.spark", "Pipelines of Spark: run, and keep alive.", "spark"),
     "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply, grow."),
+    "topology": Command("streams.cli.topology", "What an event source reads, handles, keeps and sends, as a graph."),
     "offsets": Command("streams.cli.offsets", "Offsets of a group that are ahead of its changelog: accept."),
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),

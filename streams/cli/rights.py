@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from streams.clients.permissions import Right, on_group, on_topic
 from streams.config import EventSourceConfig
 
@@ -11,12 +13,12 @@ def of_input(config: EventSourceConfig) -> list[Right]:
     return [on_topic("Read", config.topic), on_topic("DescribeConfigs", config.topic)]
 
 
-def of_source(config: EventSourceConfig) -> list[Right]:
-    """List what an event source needs besides, without its outputs, which only its handlers know."""
-    changelog, letters = config.changelog, config.dead_letters
+def of_source(config: EventSourceConfig, outputs: Iterable[str] = ()) -> list[Right]:
+    """List what an event source needs besides; of ``outputs`` only declared ones are known, others to handlers only."""
+    written = (config.changelog, config.dead_letters, *outputs)
     return [
-        on_topic("Read", changelog),
-        *(on_topic(operation, topic) for topic in (changelog, letters) for operation in ("Write", "DescribeConfigs")),
+        on_topic("Read", config.changelog),
+        *(on_topic(operation, topic) for topic in written for operation in ("Write", "DescribeConfigs")),
         on_group("Read", config.group_id),
         Right("Write", "transactional-id", f"{config.group_id}.", prefixed=True),
     ]

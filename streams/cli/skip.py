@@ -108,7 +108,8 @@ def skip(
             error = DecodeError(content.problem) if content.problem else Skipped("passed by kes skip")
             letter = dead_letter(config.dead_letters, passed, error, 0, int(time.time() * 1000), instance=_WRITER)
             outputs.append(letter.within(found.program().message_limit))
-        moved = OffsetRecord(place.offset + 1, _WRITER, 0, 0, checks.source_id(), checks.changelog_id())
+        carried = msgspec.UNSET if position.record is None else position.record.inputs
+        moved = OffsetRecord(place.offset + 1, _WRITER, 0, 0, checks.source_id(), checks.changelog_id(), carried)
         outputs.append(_offset_record(config, place.partition, moved))
         try:
             with transaction(slot, "Run it again: it passes the record, or says that it is handled already"):

@@ -30,12 +30,13 @@ from streams.clients.group_view import GroupQuestions
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, TopicError
 from streams.event_source import EventSource
+from streams.runtime import source_topics
+from streams.runtime.source_topics import OUTPUT, SOURCE
 from streams.topics import TopicSpec, missing
 
 app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply, grow.")
 
 AS_WANTED: Final = "as wanted"
-SOURCE: Final = "source"
 MISSING: Final = "missing"
 CREATED: Final = "created"
 DIFFERS: Final = "differs"
@@ -43,7 +44,7 @@ _STYLES: Final = {AS_WANTED: "", MISSING: "yellow", CREATED: "green", DIFFERS: "
 
 _Output = Annotated[
     list[str] | None,
-    typer.Option("--output", metavar="NAME:PARTITIONS", help="A topic that handlers forward to. May be repeated."),
+    typer.Option("--output", metavar="NAME:PARTITIONS", help="A further output of the handlers. May be repeated."),
 ]
 
 
@@ -188,17 +189,16 @@ def _growth_table(growth: Growth) -> Table:
 
 
 def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
-    """Source, changelog and dead letters, then the outputs. ``ConfigError``: an output that makes no sense."""
-    config = source.config
-    purposes = {config.offsets_topic: "offsets"} if config.source_is_elsewhere else {}
-    purposes |= {config.topic: SOURCE, config.changelog: "changelog", config.dead_letters: "dead letters"}
+    """Source, changelog and dead letters, then the outputs: declared ones, and those of the option. ``ConfigError``: an
+    output that makes no sense."""
+    purposes = source_topics.purposes(source.config)
     wanted = [Wanted(purposes[spec.name], spec) for spec in source.specs()]
-    plain = next(entry.spec for entry in wanted if entry.purpose == SOURCE)
+    wanted += [Wanted(OUTPUT, spec) for spec in source.outputs]
     for text in outputs:
         name, partitions = topic_option(text)
         if any(entry.spec.name == name for entry in wanted):
-            raise ConfigError(f"--output {text!r}: the topic is named twice, or is the source's own")
-        wanted.append(Wanted("output", msgspec.structs.replace(plain, name=name, partitions=partitions)))
+            raise ConfigError(f"--output {text!r}: the topic is named twice, declared, or the source's own")
+        wanted.append(Wanted(OUTPUT, source_topics.spec(source.config, name, partitions)))
     return wanted
 
 

@@ -23,6 +23,7 @@ from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
+from streams.event_source import EventSource
 from streams.events import event_type_of
 from streams.loading import described
 from streams.records import Record
@@ -77,13 +78,16 @@ def verify(
     notices().print(Text(f"{len(records):,} records, {kills} kills, {freezes} freezes, seed {drawn}"), soft_wrap=True)
     signal.signal(signal.SIGTERM, _terminated)  # what was started is ended, and what was written removed
     with progress() as report:
-        trial = Trial(
-            source, config, records, outputs=dict(map(topic_option, output or ())), any_order=any_order, say=report
-        )
+        trial = Trial(source, config, records, outputs=_outputs(found, output or []), any_order=any_order, say=report)
         verdict = trial.run(attack)
     emit(msgspec.to_builtins(verdict), json, lambda: _text(verdict))
     if verdict.differences:
         raise typer.Exit(1)
+
+
+def _outputs(source: EventSource[Any], options: list[str]) -> dict[str, int]:
+    """The partitions of the topics that handlers write to: declared ones, and those of the option."""
+    return {spec.name: spec.partitions for spec in source.outputs} | dict(map(topic_option, options))
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

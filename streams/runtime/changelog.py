@@ -36,7 +36,12 @@ class TopicIds(NamedTuple):
 class OffsetRecord(msgspec.Struct, frozen=True):
     """The input offset in the changelog: ``offset`` is the next one to read. ``writer`` and ``serial`` name the
     transaction, ``generation`` the group's at the time of sealing. ``source_id`` and ``changelog_id`` are the topic ids
-    that were checked when the partition was taken over; records of older versions lack them."""
+    that were checked when the partition was taken over; records of older versions lack them.
+
+    ``inputs``: positions in further inputs, of which this version knows nothing. A later one, which reads several
+    topics, writes them; they are carried on as they are, so that such a version can be rolled out member by member, and
+    taken back.
+    """
 
     offset: int
     writer: str
@@ -44,6 +49,7 @@ class OffsetRecord(msgspec.Struct, frozen=True):
     generation: int
     source_id: str = ""
     changelog_id: str = ""
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def ids(self) -> TopicIds:

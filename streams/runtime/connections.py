@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from streams.clients import kafka_python_settings
@@ -68,8 +68,8 @@ class KafkaConnections:
             )
         return self._cluster
 
-    def records(self) -> EncodedTransaction:
-        return EncodedTransaction(self.cluster(), self._config.timeouts.call_timeout_seconds)
+    def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
+        return EncodedTransaction(self.cluster(), self._config.timeouts.call_timeout_seconds, topics)
 
     def slot(self, transactional_id: str) -> WireSlot:
         config = self._config

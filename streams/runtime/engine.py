@@ -75,7 +75,9 @@ class Engine:
         message_limit: int,
         now: Callable[[], float],
         environment: Environment = MACHINE,
+        topics: Collection[str] | None = None,
     ) -> None:
+        """``topics``: the only ones that records are sent to; ``None``: any."""
         self.config = config
         self.router = router
         self.schedules = schedules
@@ -126,11 +128,11 @@ class Engine:
         self.pool = TransactionPool(
             config,
             self.slots,
-            connections.records,
+            partial(connections.records, topics),
             writer=self.writer,
             now=now,
             snapshot=lambda: self.membership.snapshot,
-            ids=lambda partition: self.workers[partition].ids,
+            carried=lambda partition: self.workers[partition].carried,
             settled=self._settled,
         )
         self.looks = Looks(self)

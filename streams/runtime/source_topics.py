@@ -1,9 +1,10 @@
-"""The topics of an event source: made when they are missing, verified when they are there, never changed."""
+"""The topics of an event source: its own are made when they are missing, all are verified when they are there, none is
+ever changed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -24,32 +25,48 @@ FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 5.0
 
 
+SOURCE: Final = "source"
+OUTPUT: Final = "output"
+
+
+def purposes(config: EventSourceConfig) -> dict[str, str]:
+    """Return the names of the source's own topics, each with its purpose in a word or two. The source comes first."""
+    found = {config.topic: SOURCE, config.changelog: "changelog", config.dead_letters: "dead letters"}
+    return found | ({config.offsets_topic: "offsets"} if config.source_is_elsewhere else {})
+
+
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
-    """Return the topics as they must be: source, changelog, dead letters, and the stand-in of a source on another
-    cluster; equal numbers of partitions. The source comes first."""
-    replicated: dict[str, str] = {}
-    if config.min_insync_replicas > 1:
-        replicated["min.insync.replicas"] = str(config.min_insync_replicas)
-
-    def spec(name: str, **configs: str) -> TopicSpec:
-        return TopicSpec(
-            name=name,
-            partitions=config.num_partitions,
-            replication_factor=config.replication_factor,
-            configs=replicated | {key.replace("_", "."): value for key, value in configs.items()},
-        )
-
-    found = [spec(config.topic), spec(config.changelog, cleanup_policy="compact"), spec(config.dead_letters)]
-    return [*found, spec(config.offsets_topic)] if config.source_is_elsewhere else found
+    """Return the source's own topics as they must be: source, changelog, dead letters, and the stand-in of a source on
+    another cluster; equal numbers of partitions. The source comes first."""
+    compacted = {"cleanup.policy": "compact"}
+    return [spec(config, name, configs=compacted if name == config.changelog else {}) for name in purposes(config)]
 
 
-async def prepare(config: EventSourceConfig, connections: Connections) -> None:
-    """Create or verify at the start. Waits as long as it takes for a broker that does not answer, or that is slow to
-    make a topic, and logs it each time; a refusal raises ``TopicError``."""
+def spec(
+    config: EventSourceConfig,
+    name: str,
+    partitions: int | None = None,
+    replication_factor: int | None = None,
+    configs: Mapping[str, str] | None = None,
+) -> TopicSpec:
+    """Return a topic as it must be; what is not given is as the settings have it."""
+    replicated = {"min.insync.replicas": str(config.min_insync_replicas)} if config.min_insync_replicas > 1 else {}
+    return TopicSpec(
+        name=name,
+        partitions=config.num_partitions if partitions is None else partitions,
+        replication_factor=config.replication_factor if replication_factor is None else replication_factor,
+        configs=replicated | dict(configs or {}),
+    )
+
+
+async def prepare(config: EventSourceConfig, connections: Connections, outputs: Collection[TopicSpec] = ()) -> None:
+    """Create or verify at the start; ``outputs`` are verified, and never created. Waits as long as it takes for a
+    broker that does not answer, or that is slow to make a topic, and logs it each time; a refusal raises
+    ``TopicError``."""
     pause = FIRST_PAUSE
     while True:
         try:
-            created = await create_and_verify(config, connections)
+            created = await create_and_verify(config, connections, outputs)
         except BrokerUnavailable as error:
             _log.warning("waiting for the broker: %s", error)
             await anyio.sleep(pause)
@@ -60,9 +77,16 @@ async def prepare(config: EventSourceConfig, connections: Connections) -> None:
             return
 
 
-async def create_and_verify(config: EventSourceConfig, connections: Connections) -> list[str]:
+async def create_and_verify(
+    config: EventSourceConfig,
+    connections: Connections,
+    outputs: Collection[TopicSpec] = (),
+    *,
+    creates_outputs: bool = False,
+) -> list[str]:
     """Create missing topics, verify the others, return the names of the created ones. Raises ``TopicError`` for
-    differences, ``BrokerUnavailable``.
+    differences, ``BrokerUnavailable``. ``outputs`` may be others': one that is missing is a difference, unless
+    ``creates_outputs``.
 
     When there is a changelog, the source topic may have more partitions than the settings: members go on with those
     that they know, and warn. Without a changelog it is refused, before anything is made: the partitions of keys are
@@ -75,10 +99,13 @@ async def create_and_verify(config: EventSourceConfig, connections: Connections)
 
     is_new = await _with(connections.topics, connections, is_missing)
     wanted = [msgspec.structs.replace(source, may_have_more=not is_new), changelog, *others]
+    if creates_outputs:
+        wanted, outputs = [*wanted, *outputs], ()
 
-    def work(topics: Topics, wanted: Sequence[TopicSpec]) -> list[str]:
+    def work(topics: Topics, wanted: Sequence[TopicSpec], outputs: Sequence[TopicSpec] = ()) -> list[str]:
         absent = {missing(spec.name) for spec in wanted}
-        if refused := [sentence for sentence in topics.differences(wanted) if sentence not in absent]:
+        refused = [sentence for sentence in topics.differences(wanted) if sentence not in absent]
+        if refused := refused + _of_outputs(topics, outputs):
             raise TopicError("; ".join(refused))
         created = topics.create(wanted, REQUEST_SECONDS)
         differences = topics.differences(wanted)
@@ -90,9 +117,18 @@ async def create_and_verify(config: EventSourceConfig, connections: Connections)
         return created
 
     if not config.source_is_elsewhere:
-        return await _with(connections.topics, connections, partial(work, wanted=wanted))
+        return await _with(connections.topics, connections, partial(work, wanted=wanted, outputs=[*outputs]))
     created = await _with(connections.source_topics, connections, partial(work, wanted=wanted[:1]))
-    return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:]))
+    return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:], outputs=[*outputs]))
+
+
+def _of_outputs(topics: Topics, outputs: Sequence[TopicSpec]) -> list[str]:
+    """List the differences of declared outputs, each with the way out."""
+    absent = {missing(spec.name) for spec in outputs}
+    make = "an output is never made at the start: kes topics apply MODULE:SOURCE makes it"
+    correct = "correct source.output(...), or the topic"
+    found = topics.differences(outputs) if outputs else []
+    return [f"{sentence} ({make if sentence in absent else correct})" for sentence in found]
 
 
 async def delete(config: EventSourceConfig, connections: Connections) -> list[str]:

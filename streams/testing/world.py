@@ -120,6 +120,7 @@ class DrivenWorld:
         self.faults = Faults(conditions, self.rng)
         config = self.config = self._source.config
         self.broker = _Broker(self, config.num_partitions)
+        self.broker.topics.update({spec.name: spec.partitions for spec in self._source.outputs})
         self.broker.slow_markers = conditions.slow_markers
         self.broker.on_stable.append(self._grown)
         self.broker.on_marker = self._marker
@@ -271,6 +272,7 @@ def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
     made._router.routes, made._router.default = dict(source._router.routes), source._router.default
     made._router.tracer = source._router.tracer
     made._schedules = list(source._schedules)
+    made._outputs = dict(source._outputs)
     return made
 
 

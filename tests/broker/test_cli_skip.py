@@ -16,6 +16,7 @@ from streams.cli import main
 from streams.clients.group_checks import GroupChecks
 from streams.clients.producing.blocking import BlockingSlot
 from streams.errors import EventFailure, OffsetError
+from streams.runtime.changelog import OFFSET_KEY
 from tests.broker.client_kit import writing
 from tests.broker.engine_kit import Lab, Running, facts, start_failure
 from tests.unit.waiting import stays, wait_until
@@ -47,6 +48,11 @@ class Shop:
         async with Running(self.source) as running:
             await running.until_handled(*offsets)
 
+    async def offset_records(self) -> list[bytes]:
+        """The offset records of partition 0, as they are in the changelog."""
+        found = await self.lab.records(self.lab.changelog, 0)
+        return [record.value or b"" for record in found if record.key == OFFSET_KEY]
+
 
 @pytest.fixture
 async def shop(lab: Lab, kes: Kes) -> Shop:
@@ -64,6 +70,10 @@ async def test_poison_is_passed_and_kept_as_a_dead_letter(shop: Shop) -> None:
     lab = shop.lab
     await shop.until_poison()
     await shop.until_poison()  # as kes run would find it
+    carried = b',"inputs":{"more":{"0":[7, "id"]}}}'  # of a later version, which was here meanwhile
+    value = (await shop.offset_records())[-1][:-1] + carried
+    await lab.send(value, OFFSET_KEY, None, topic=lab.changelog)
+    await lab.flush()
     code, answer, err = await shop.skip("0@1", "--dead-letter")
     assert (code, answer and answer["next_offset"]) == (0, 2), err
     code, _, err = await shop.skip("0@1", "--dead-letter")
@@ -79,6 +89,10 @@ async def test_poison_is_passed_and_kept_as_a_dead_letter(shop: Shop) -> None:
         "kes skip",
     )
     assert "Expected `str`, got `int`" in found["message"]
+    written = await shop.offset_records()
+    behind = written[written.index(value) + 1 :]
+    assert len(behind) > 1
+    assert all(each.endswith(carried) for each in behind)
     await lab.check_settled(lab.topic, lab.output, lab.changelog, lab.dead_letter_topic)
 
 

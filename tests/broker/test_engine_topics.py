@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from streams import EventSource
-from streams.errors import OffsetError, TopicReplaced
+from streams import DEAD_LETTER, EventSource
+from streams.errors import OffsetError, TopicError, TopicReplaced
+from streams.records import TYPE_HEADER
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.system import Environment
 from tests.broker.engine_kit import Lab, Running, source_of, start_failure
-from tests.vocabulary import Totals
+from tests.vocabulary import Ring, Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 
@@ -65,6 +66,38 @@ async def test_a_topic_created_again_stops_a_running_member_by_name(lab: Lab, ki
     refused = await start_failure(source_of(lab))
     assert isinstance(refused, OffsetError), repr(refused)
     assert f"{lab.topic}[" in str(refused)
+
+
+async def test_a_declared_output_is_made_by_the_command_and_nothing_is_sent_elsewhere(lab: Lab, kes: Kes) -> None:
+    """The stray event comes in the middle of others, and of a transaction."""
+    await lab.create(lab.topic)
+    source = lab.telling(error_policy=DEAD_LETTER)
+    source.output(lab.output, num_partitions=3, configs={"retention.ms": "-1"})
+    source.register_event_type(Ring, lambda ctx, ring: ctx.forward(f"{lab.output}s", ring, key=ring.name))
+    refused = await start_failure(source)
+    assert isinstance(refused, TopicError), repr(refused)
+    for said in (f"topic {lab.output} does not exist", "kes topics apply MODULE:SOURCE makes it"):
+        assert said in str(refused)
+    assert await asyncio.to_thread(lab.admin.identity, lab.changelog) is None, "nothing is made before all is right"
+    code, answer, err = await asyncio.to_thread(kes, source, "topics", "apply")
+    assert code == 0, err
+    assert answer["topics"][-1]["configs"] == {"retention.ms": "-1"}
+    await lab.add("a", "a")
+    await lab.send(b'{"name":"bell"}', headers=[(TYPE_HEADER, b"Ring")])
+    await lab.add("a")
+    async with Running(source) as run:
+        await run.until_handled(4, 0)
+    assert await lab.totals() == [("a", 1), ("a", 2), ("a", 3)]
+    [(letter, facts)] = await lab.dead_letters()
+    assert (letter.value, facts["offset"]) == (b'{"name":"bell"}', "2")
+    assert f"the topic '{lab.output}s' is not declared" in facts["message"]
+    await lab.check_settled()
+    source = lab.telling()
+    source.output(lab.output, num_partitions=2, configs={"retention.ms": "5"})
+    refused = await start_failure(source)
+    assert isinstance(refused, TopicError), repr(refused)
+    for said in ("has 3 partitions, settings say 2", "has retention.ms=-1, settings say 5", "correct source.output"):
+        assert said in str(refused)
 
 
 async def test_a_changelog_that_was_restored_is_accepted_on_purpose(lab: Lab, kes: Kes) -> None:

@@ -32,11 +32,14 @@ def driven(
     partitions: int = 1,
     limits: Sequence[str] = (),
     start: bool = True,
+    outputs: Sequence[str] = (),
     **settings: Any,
 ) -> TestDriver[Any]:
-    """A driver of one handler. ``limits``: topics that take ``SMALL`` records only."""
+    """A driver of one handler. ``limits``: topics that take ``SMALL`` records only; ``outputs``: declared ones."""
     source = EventSource(config(partitions, **settings), store)
     register(source, work, kind, on_error)
+    for name in outputs:
+        source.output(name, num_partitions=1)
     driver = TestDriver(source, topics={OUT: 1}, start=start)
     driver._world.broker.limits.update(dict.fromkeys(limits, SMALL))
     return driver

@@ -97,6 +97,36 @@ async def test_a_source_may_have_grown_after_the_first_start(there: dict[str, in
     assert cluster.there == before, "or the next start would not be the first one"
 
 
+@pytest.mark.parametrize(
+    ("there", "refused"),
+    [
+        (
+            {},
+            r"topic o does not exist \(an output is never made at the start: kes topics apply MODULE:SOURCE makes it",
+        ),
+        ({"o": 2}, r"topic o has 2 partitions, settings say 3 \(correct source.output\(...\), or the topic\)"),
+        ({"o": 3}, ""),
+    ],
+)
+async def test_declared_outputs_are_verified_at_the_start_and_made_on_purpose_only(
+    there: dict[str, int], refused: str
+) -> None:
+    cluster = Cluster(**there)
+    connections: Any = SimpleNamespace(topics=lambda: cluster, worker=Worker)
+    config = EventSourceConfig(group_id="g", topic="t", num_partitions=8)
+    outputs = [source_topics.spec(config, "o", 3)]
+    if refused:
+        with pytest.raises(TopicError, match=refused):
+            await source_topics.prepare(config, connections, outputs)
+        assert cluster.there == there, "nothing is made before everything is right"
+    else:
+        await source_topics.prepare(config, connections, outputs)
+    if there != {"o": 2}:
+        created = await source_topics.create_and_verify(config, connections, outputs, creates_outputs=True)
+        assert ("o" in created) == (not there)
+        assert cluster.there["o"] == 3
+
+
 def test_a_refusal_is_told_in_plain_words_and_long_before_the_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
     admin = TopicAdmin(ClientSettings("127.0.0.1:1"))
     words = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from streams import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record
 from streams.errors import NotOwned
 from streams.metrics import EventFailed, Measurement
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver
 from tests.unit.bad_input import FAILING_KEYS, GOOD_HEADERS, GOOD_VALUE, Seen, counting, small_records
-from tests.unit.handlers_kit import config, counts, driven, letters, send, totals
+from tests.unit.handlers_kit import OUT, config, counts, driven, letters, send, totals
 from tests.vocabulary import TOTALS, Added, count, register, tell_total
 
 
@@ -92,6 +95,57 @@ def test_foreign_records_and_tombstones_in_the_changelog(caplog: pytest.LogCaptu
         assert dict(driver.store(0).items()) == {"a": 2, "b": 1}
     assert "without key" in caplog.text
     assert "g.in.changelog[0]@" in caplog.text
+
+
+def test_positions_of_inputs_that_a_later_version_reads_are_carried_as_they_are() -> None:
+    """Over a restart, a crash, moves with a warm copy and a refused record: or the later version, when it comes back,
+    would begin these inputs anew. Without any the record has the fields that it always had."""
+    inputs = b'{"payments":{"0":[7, "an-id"]},"later": 1.50}'
+    written: list[bytes] = []
+
+    def later(driver: TestDriver[Any], partition: int) -> bytes:
+        """Let the last offset record be one of a later version."""
+        broker = driver._world.broker
+        last = [r for r in broker.log("g.in.changelog", partition).committed(0, 1 << 30) if r.key == OFFSET_KEY][-1]
+        assert b"inputs" not in (last.value or b"")
+        assert list(msgspec.json.decode(last.value or b"")) == [*OffsetRecord.__struct_fields__][:-1]
+        value = (last.value or b"")[:-1] + b',"inputs":' + inputs + b"}"
+        broker.append("g.in.changelog", partition, OFFSET_KEY, value, None, broker.wall_ms())
+        return value
+
+    def refuse(ctx: EventContext[Any], event: Added) -> None:
+        count(ctx, event)
+        if event.deed:
+            ctx.forward("elsewhere", event, key="k")
+
+    source = EventSource(config(2, num_standbys=1, error_policy=SKIP), TOTALS)
+    source.output(OUT)
+    register(source, refuse)
+    with TestDriver(source, members=1) as driver:
+        for partition in (0, 1):
+            send(driver, "a", partition=partition)
+        driver.leave()
+        written += [later(driver, partition) for partition in (0, 1)]
+        driver.restart()
+        disturbances: list[Callable[[], object]] = [
+            lambda: None,
+            driver.join,
+            lambda: driver.crash(0),
+            lambda: driver.restart(0),
+            lambda: driver.leave(1),
+        ]
+        for disturb in disturbances:
+            disturb()
+            for partition in (0, 1):
+                send(driver, "a", partition=partition)
+                send(driver, "a", deed="refused", partition=partition)
+        for partition in (0, 1):
+            log = driver._world.broker.log("g.in.changelog", partition)
+            values = [record.value or b"" for record in log.committed(0, log.end) if record.key == OFFSET_KEY]
+            behind = values[values.index(written[partition]) :]
+            assert len(behind) > 4
+            assert all(value.endswith(b',"inputs":' + inputs + b"}") for value in behind)
+            assert dict(driver.store(partition).items()) == {"a": 6}
 
 
 @pytest.mark.parametrize("partition", [2, -1, 99])

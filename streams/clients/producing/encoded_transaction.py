@@ -7,7 +7,7 @@ topic that is not known yet, or a record that is refused, ends it; ``complete`` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError
@@ -24,15 +24,17 @@ _LOOK_SECONDS: Final = 0.001
 
 
 class EncodedTransaction:
-    """The records of one attempt to send a transaction. On the loop. ``encoded`` is what a slot sends."""
+    """The records of one attempt to send a transaction. On the loop. ``encoded`` is what a slot sends. ``topics``: the
+    only ones that are sent to; ``None``: any."""
 
-    def __init__(self, cluster: Cluster, timeout_seconds: float) -> None:
+    def __init__(self, cluster: Cluster, timeout_seconds: float, topics: Collection[str] | None = None) -> None:
         self.encoded = EncodedRecords(cluster.placements, cluster.settings.message_limit)
         self.ends: dict[tuple[str, int], int] = {}
         """The offset behind the last record of each topic and partition, once it is sent; -1: the broker has not said
         it."""
         self._cluster = cluster
         self._timeout = timeout_seconds
+        self._topics = topics
         self._filled = 0
 
     def fill(self, outputs: Sequence[Output]) -> None:
@@ -91,6 +93,8 @@ class EncodedTransaction:
         """Return if a record is not taken because its topic is not known yet, or not as it is ``since`` then, and look
         for the topic; else raise."""
         topic, cluster = output.topic, self._cluster
+        if self._topics is not None and topic not in self._topics:  # never looked for, so no encoder ever knows it
+            raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", _undeclared(topic), True, output)])
         refusal = self.encoded.refusal(record)
         if refusal is not None:
             refused = RefusedRecord(topic, "REFUSED", str(refusal), True, output)
@@ -109,6 +113,13 @@ class EncodedTransaction:
             if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
                 raise RecordsRefused("produce", [answers.refused_record(topic, -1, code, "", output)])
         cluster.check_patience(topic, self._timeout)
+
+
+def _undeclared(topic: str) -> str:
+    return (
+        f"the topic {topic!r} is not declared, and the event source declares its outputs: add source.output({topic!r}) "
+        "or correct the name"
+    )
 
 
 def _beyond(record: Output, output: Output, count: int) -> RefusedRecord:

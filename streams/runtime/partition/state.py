@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from streams.core.known_failures import KnownFailures
 from streams.core.partition import PartitionState
 from streams.core.timers import Timer
@@ -68,6 +70,11 @@ class Partition:
         """Begin work at this offset, up to which the store is complete."""
         self.watermark = offset
         self.failures.expect(offset, (timer.origin for timer in self.timers))
+
+    @property
+    def carried(self) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:
+        """Return the fields of its offset records from ``source_id`` on, which no transaction changes."""
+        return *self.ids, msgspec.UNSET if self.offset_record is None else self.offset_record.inputs
 
     def take_store(self) -> Any:
         """Return the store, which has no other holder from now on."""

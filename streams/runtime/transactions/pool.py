@@ -29,7 +29,7 @@ from streams.errors import TransactionFailed
 from streams.group import Snapshot
 from streams.metrics import TransactionSettled
 from streams.records import Change, Output
-from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker, TopicIds
+from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker
 from streams.runtime.ports import TransactionSlot
 from streams.runtime.signal import Broadcast, Signal
 from streams.runtime.transactions.producer_slots import Slots
@@ -50,7 +50,7 @@ class TransactionPool:
         writer: str,
         now: Callable[[], float],
         snapshot: Callable[[], Snapshot],
-        ids: Callable[[int], TopicIds],
+        carried: Callable[[int], tuple[str, str, msgspec.Raw | msgspec.UnsetType]],
         settled: Callable[[Transaction, bool], None],
     ) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class TransactionPool:
         self._writer = writer
         self._now = now
         self.snapshot = snapshot
-        self._ids = ids
+        self._carried = carried
         self._settled = settled
         self.unsettled: deque[Transaction] = deque()
         self._slot_of: dict[int, TransactionSlot] = {}
@@ -294,7 +294,7 @@ class TransactionPool:
         topic, generation = self._config.changelog, self.snapshot().generation
         found = []
         for partition, cut in txn.cuts.items():
-            record = OffsetRecord(cut.offset, self._writer, txn.serial, generation, *self._ids(partition))
+            record = OffsetRecord(cut.offset, self._writer, txn.serial, generation, *self._carried(partition))
             cut.record = msgspec.json.encode(record)
             own = [Output(topic, cut.record, OFFSET_KEY, None, partition, 0, partition, -1)]
             if cut.release is not None:  # last of all: its reader has read everything

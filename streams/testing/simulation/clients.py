@@ -54,8 +54,8 @@ class SimConnections:
         finally:
             worker.abandon()
 
-    def records(self) -> EncodedTransaction:
-        return EncodedTransaction(self._cluster, self.config.timeouts.call_timeout_seconds)
+    def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
+        return EncodedTransaction(self._cluster, self.config.timeouts.call_timeout_seconds, topics)
 
     def slot(self, transactional_id: str) -> WireSlot:
         timeouts = self.config.timeouts

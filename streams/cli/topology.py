@@ -1,0 +1,52 @@
+"""``kes topology``: what an event source reads, handles, keeps and sends. Asks no broker."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from streams.cli.cluster import Json, SourceName, named_source
+from streams.cli.console import emit, notices
+from streams.runtime.source_topics import OUTPUT
+from streams.topology import Topology
+
+app = typer.Typer()
+
+
+@app.command()
+def topology(
+    source: SourceName,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="A flowchart in Mermaid's language.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what an event source reads, handles, keeps and sends, by its code and settings. Asks no broker.
+
+    Exit codes: 0 shown; 1 the source cannot be loaded; 2 wrong usage.
+    """
+    if mermaid and json:
+        raise typer.BadParameter("--json and --mermaid are two forms: choose one", param_hint="--mermaid")
+    found = named_source(source).topology
+    if mermaid:
+        sys.stdout.write(found.mermaid())
+        return
+    emit(msgspec.to_builtins(found), json, lambda: _table(found))
+    if not json and all(topic.purpose != OUTPUT for topic in found.topics):
+        notices().print(Text("no output is declared (source.output): handlers may forward to any topic"))
+
+
+def _table(found: Topology) -> Table:
+    table = Table("part", "name", "details", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_row("group", Text(found.group_id), "with a store" if found.has_store else "stateless")
+    for topic in found.topics:
+        table.add_row(topic.purpose, Text(topic.name), topic.size)
+    for handler in found.handlers:
+        table.add_row("handler", Text(handler.event), Text(f"{handler.function} ({handler.kind})"))
+    for name in found.interjections:
+        table.add_row("interjection", Text(name), "")
+    return table
