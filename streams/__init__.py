@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from streams.config import EventSourceConfig, GroupConfig, PoolConfig, QueueConfig, StateConfig, TimeoutConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
-    from streams.errors import EventFailure, NotDelivered
+    from streams.election import Election, ElectionTerm
+    from streams.errors import EventFailure, NotDelivered, NotLeading
     from streams.event_producer import AsyncEventProducer, BlockingEventProducer, EventProducer, TransactionRecords
     from streams.event_source import EventSource
     from streams.events import event_type, to_record, upcaster
@@ -65,6 +66,8 @@ __all__ = [
     "Change",
     "Codec",
     "Delivery",
+    "Election",
+    "ElectionTerm",
     "ErrorPolicy",
     "ErrorResponse",
     "EventContext",
@@ -82,6 +85,7 @@ __all__ = [
     "JournalledStore",
     "MissedRuns",
     "NotDelivered",
+    "NotLeading",
     "Outbox",
     "PartitionStatistics",
     "PoolConfig",
@@ -113,7 +117,8 @@ _NAMES = {
     "config": "EventSourceConfig GroupConfig PoolConfig QueueConfig StateConfig TimeoutConfig",
     "core.schedule": "MissedRuns",
     "core.timers": "Timer",
-    "errors": "EventFailure NotDelivered",
+    "election": "Election ElectionTerm",
+    "errors": "EventFailure NotDelivered NotLeading",
     "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
     "event_source": "EventSource",
     "events": "event_type to_record upcaster",

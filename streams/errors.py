@@ -25,6 +25,7 @@
     ├── ``BatchError``               the caller: the call of a batcher did not answer with one result per item
     ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
     ├── ``NotDelivered``             the caller: records that an ``EventProducer`` sent are refused, or in doubt
+    ├── ``NotLeading``               the caller: the term of this process is over, another one may lead
     ├── ``NotOwned``                 the caller: the partition is not active on this member
     ├── ``WouldDeadlock``            the caller: a handler was about to wait for its own partition's next turn
     └── ``Stopped``                  the caller: the event source is not running (any more)
@@ -118,6 +119,10 @@ class MembershipLost(StreamsError):
 
 class MembershipFatal(StreamsError):
     """The group refuses this member for good (fenced instance id, not authorised, other protocol)."""
+
+
+class NotLeading(StreamsError):
+    """The term of this process is over: another one may lead. The message says why."""
 
 
 class NotOwned(StreamsError):

@@ -51,13 +51,15 @@ class BlockingSlot:
         self._resources = contextlib.ExitStack()
         self._portal = _portal(self._resources, self._slot)
 
-    def open(self) -> None:
-        """Take the id: what it left open is aborted, and the process that used it is fenced."""
-        self._portal.call(self._slot.reopen, ())
+    def open(self, topics: Sequence[str] = ()) -> None:
+        """Take the id: what it left open is aborted, and the process that used it is fenced. ``topics`` are looked up
+        before."""
+        self._portal.call(self._slot.reopen, topics)
 
-    def send(self, outputs: Sequence[Output]) -> None:
-        """Send records into the transaction, which begins with the first call; wait until they are acknowledged."""
-        self._portal.call(self._send, outputs)
+    def send(self, outputs: Sequence[Output]) -> dict[tuple[str, int], int]:
+        """Send records into the transaction, which begins with the first call; wait until they are acknowledged.
+        Returns the offset behind the last record of each topic and partition; -1: the broker has not said it."""
+        return self._portal.call(self._send, outputs)
 
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes) -> None:
         """Send offsets of the group into the transaction; they are pending until its end."""
@@ -77,10 +79,11 @@ class BlockingSlot:
         the next process with the id."""
         self._resources.close()
 
-    async def _send(self, outputs: Sequence[Output]) -> None:
+    async def _send(self, outputs: Sequence[Output]) -> dict[tuple[str, int], int]:
         records = EncodedTransaction(self._cluster, self._seconds)
         await records.complete(outputs)
         await self._slot.flush(records, "", {}, _no_fence)
+        return records.ends
 
 
 class Transactions:

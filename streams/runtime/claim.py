@@ -1,0 +1,122 @@
+"""Becoming the only writer of a partition: its transactional id taken, what a predecessor left ended, its log read.
+
+A *claim* is a transactional id that belongs to one partition of a topic. Who takes the id is the partition's writer
+until the next one takes it, whatever a frozen or cut-off predecessor still sends. The order is the protocol:
+
+1. ``take`` the id. When the broker answers, an open transaction of the predecessor is ended, and it is fenced.
+2. Only then the end of the log is looked up, within ``take``: nothing of a predecessor can come behind it.
+3. ``read`` up to that end tells what predecessors have committed, this process under an earlier claim among them.
+4. ``append``: each transaction has a record in the partition, so the log tells whether it was committed.
+
+After an error of ``append`` nothing is guessed: ``take`` once more settles it, and what is in the log behind the last
+known position tells which way. A writer that was fenced does so only when it is the elected one *by an answer that is
+younger than the error* (``Tenure.is_confirmed``): else two would take the claim from each other, again and again.
+
+Nothing here decides who should write: that is a group's business (``runtime.tenure``), or an operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Self
+
+from streams.clients.admin import TopicAdmin, Watermarks
+from streams.clients.producing.blocking import BlockingSlot
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.errors import TopicError, TransactionFailed
+from streams.records import IncomingRecord, Output
+from streams.topics import missing
+
+TRANSACTION_SECONDS: Final = 60.0
+CALL_SECONDS: Final = 30.0
+
+
+class Claim:
+    """The claim of one partition. All calls block; one thread at a time; ``close`` it. On an event loop, call it
+    through a ``bridge.Worker``.
+
+    ``call_seconds``: no call takes longer, but for ``read``, which takes as long as records come. Raises
+    ``ConfigError``.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        transactional_id: str,
+        topic: str,
+        partition: int = 0,
+        *,
+        transaction_seconds: float = TRANSACTION_SECONDS,
+        call_seconds: float = CALL_SECONDS,
+    ) -> None:
+        self.transactional_id, self.topic, self.partition = transactional_id, topic, partition
+        self._seconds = call_seconds
+        with ExitStack() as opened:
+            self._admin, self._reader = TopicAdmin(settings), PartitionReader(settings)
+            opened.callback(self._admin.close)
+            opened.callback(self._reader.close)
+            self._slot = BlockingSlot(
+                settings, transactional_id, transaction_seconds=transaction_seconds, seconds=call_seconds
+            )
+            opened.callback(self._slot.close)
+            self._opened = opened.pop_all()
+
+    @property
+    def where(self) -> str:
+        """``topic[partition]``."""
+        return f"{self.topic}[{self.partition}]"
+
+    def identity(self) -> tuple[str, int]:
+        """Return the topic's id, another one after the topic was made again, and its number of partitions. Raises
+        ``TopicError`` (there is none), ``BrokerUnavailable``."""
+        found = self._admin.identity(self.topic, self._seconds)
+        if found is None:
+            raise TopicError(missing(self.topic))
+        return found
+
+    def take(self) -> Watermarks:
+        """Take the claim, from its owner or anew after an error, and return where the log begins and ends.
+
+        Raises ``TransactionFailed``, ``BrokerUnavailable``.
+        """
+        self._slot.open([self.topic])
+        return self._admin.watermarks(self.topic, [self.partition], self._seconds)[self.partition]
+
+    def read(self, start: int, end: int) -> list[IncomingRecord]:
+        """Return the committed records from one offset up to another. The end of a log may be markers, aborted records
+        and holes: positions count, not records. Raises as ``PartitionReader.read``."""
+        spans = {self.partition: (start, end)}
+        return self._reader.read_all(self.topic, spans, stalled_after_seconds=self._seconds)[self.partition]
+
+    def append(self, outputs: Sequence[Output]) -> int:
+        """Commit records in one transaction, one of them at least in this partition; return the position behind the
+        last one there.
+
+        Raises ``RecordsRefused`` (nothing is committed) and ``TransactionFailed`` (in doubt, whatever its kind says).
+        After either the claim is to be taken anew.
+        """
+        own = self.topic, self.partition
+        if not any((output.topic, output.partition) == own for output in reversed(outputs)):
+            raise ValueError(f"a transaction of {self.transactional_id} without a record in {self.where}")
+        end = self._slot.send(outputs)[own]
+        if end < 0:
+            reason = f"{self.where}: the broker has not said where the records are"
+            raise TransactionFailed("flush", "NO_OFFSET", "abortable", reason)
+        self._slot.commit()
+        return end
+
+    def close(self) -> None:
+        """End what is under way, and let go of everything. An open transaction is left to its time, or to the next
+        owner. Repeating is harmless."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
