@@ -11,7 +11,7 @@ the point.
 An input that has nothing here, and is not known to be at its end, may have an older record on its way: the others wait
 for it, for a bounded time, once. The wait begins when it has nothing (``missing_since``) and is over for good when the
 time is; a record or an end of it, and nothing else, makes it an input that is waited for again. So an input that is at
-its end, silent, or whose broker is away holds nobody up for longer than that.
+its end, silent, or whose broker is away holds up the others no longer than that.
 """
 
 from __future__ import annotations

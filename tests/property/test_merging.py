@@ -57,7 +57,7 @@ def test_each_rule(inputs: list[InputHead], answer: Take | Wait) -> None:
     assert next_input(inputs, NOW, PATIENCE) == answer
 
 
-def test_an_input_at_its_end_after_a_restart_holds_nobody_up() -> None:
+def test_an_input_at_its_end_after_a_restart_holds_up_no_other() -> None:
     """quixstreams #1116: topics aligned by time stood still for good when one of them was at its end after a restart.
     Here an end that is known is no reason to wait, and one that is not is waited for once."""
     backlog, silent = here(7), InputHead(EVENTS, None, NOW)
@@ -155,7 +155,7 @@ deliveries = st.lists(st.tuples(st.floats(0.0, 2.0), st.lists(st.integers(0, 20)
 
 
 @given(st.lists(st.tuples(st.sampled_from([LOOP, EVENTS, EVENTS]), deliveries), min_size=1, max_size=4))
-def test_everything_is_handled_in_order_and_nobody_waits_twice(
+def test_everything_is_handled_in_order_and_none_is_waited_for_twice(
     plan: list[tuple[InputKind, list[tuple[float, list[int]]]]],
 ) -> None:
     inputs = [Simulated(*each) for each in plan]

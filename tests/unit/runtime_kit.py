@@ -273,7 +273,7 @@ class Connections:
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         return await in_process(function, *args)
 
-    def records(self) -> Records:
+    def records(self, topics: Collection[str] | None = None) -> Records:
         return Records()
 
     def slot(self, transactional_id: str) -> Slot:

@@ -74,7 +74,8 @@ class Partition:
     @property
     def carried(self) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:
         """Return the fields of its offset records from ``source_id`` on, which no transaction changes."""
-        return *self.ids, msgspec.UNSET if self.offset_record is None else self.offset_record.inputs
+        inputs = msgspec.UNSET if self.offset_record is None else self.offset_record.inputs
+        return self.ids.source, self.ids.changelog, inputs
 
     def take_store(self) -> Any:
         """Return the store, which has no other holder from now on."""
