@@ -1,4 +1,4 @@
-"""What is derived from a table's entries, and not in the changelog: orders by something else than the key.
+"""Rankings: a table's entries in the order of something else than the key. Derived, and not in the changelog.
 
 It follows each byte that enters or leaves the engine: by a handler, an undo, a restore or a standby. So it is always
 that of the entries, and one that is declared later is there when the state is loaded.
@@ -7,10 +7,10 @@ that of the entries, and one that is declared later is there when the state is l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from streams.codecs import TupleCodec
-from streams.stores.engines import KeyValueEngine, after_prefix
+from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine, after_prefix
 from streams.stores.ordered import OrderedEngine
 
 Rank = Callable[[bytes, bytes], bytes | None]
@@ -35,8 +35,8 @@ class DerivingEngine:
         self._derived = derived
         self.get: Callable[[bytes], bytes | None] = engine.get
         self.items = engine.items
-        if hasattr(engine, "range"):
-            self.range: Any = engine.range
+        if isinstance(engine, OrderedKeyValueEngine):
+            self.range = engine.range
 
     def put(self, key: bytes, value: bytes, /) -> None:
         self._engine.put(key, value)
@@ -57,7 +57,7 @@ class DerivingEngine:
         return len(self._engine)
 
 
-class Order:
+class Ranking:
     """The keys of a table by the rank of their entries; of one rank in the order of the keys.
 
     ``places`` are bytes that sort like that: ``start_of`` a rank is at or below all places of it, and above all lower

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 from streams.codecs import codec_for, reason
 from streams.errors import ConfigError, DecodeError, EncodeError, StoreError
 from streams.protocols import Codec
-from streams.stores.derived import Order, start_of
+from streams.stores.derived import Ranking, start_of
 from streams.stores.engines import after_prefix
 
 V = TypeVar("V")
@@ -50,7 +50,7 @@ class TableIndex(Generic[V]):
         self._shown = shown
         self._known: Any = _NOTHING  # the rank of the value that is about to be put
         self._unreadable: dict[bytes, Exception] = {}
-        self.order = Order(self._rank)
+        self.order = Ranking(self._rank)
 
     def entered(self, key: bytes, value: bytes, /) -> None:
         self._unreadable.pop(key, None)

@@ -12,7 +12,7 @@ from streams.errors import ConfigError, DecodeError, StoreError
 from streams.protocols import Codec
 from streams.sak.numbers import is_number
 from streams.stores import table_access
-from streams.stores.derived import Derived, DerivingEngine, Order, start_of
+from streams.stores.derived import Derived, DerivingEngine, Ranking, start_of
 from streams.stores.engines import KeyValueEngine
 from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, unframe
 from streams.stores.indexes import Index, TableIndex, shown
@@ -176,7 +176,7 @@ class _Expiry:
         self._home = home
         self._mark = mark
         self._expires_ms = expires_ms
-        self.order = Order(_put_at)
+        self.order = Ranking(_put_at)
 
     def sweep(self, time_ms: int) -> None:
         """Delete what is due, within an event."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from streams.codecs import TupleCodec, codec_for, int_codec
 from streams.errors import ConfigError, StoreError
 from streams.protocols import Codec
-from streams.stores.derived import DerivingEngine, Order, place_of, start_of
+from streams.stores.derived import DerivingEngine, Ranking, place_of, start_of
 from streams.stores.framed import PrefixedCodec
 from streams.stores.named_table import milliseconds
 from streams.stores.ordered import OrderedEngine
@@ -83,9 +83,14 @@ class Windows(Generic[K, V, E]):
         self._mark = mark_of(name)
         self._keys = plan.keys
         self._codec = PrefixedCodec(_parts, prefix)
-        self._order = Order(self._rank)
+        self._order = Ranking(self._rank)
         engine = DerivingEngine(OrderedEngine(), [self._order])
-        self.table: Table[tuple[bytes, int, int], V] = Table(home.partition, engine, self._codec, plan.values)
+        self._table: Table[tuple[bytes, int, int], V] = Table(home.partition, engine, self._codec, plan.values)
+
+    @property
+    def table(self) -> Table[tuple[bytes, int, int], V]:
+        """Its entries, by (key, start, end)."""
+        return self._table
 
     # -- declarations --------------------------------------------------------------------------------------------------
 
@@ -176,7 +181,7 @@ class Windows(Generic[K, V, E]):
 
     def get(self, key: K, window: Window) -> V | None:
         """The value of a key in a window, or ``None``."""
-        return self.table.get((self._keys.encode(key), *window))
+        return self.table.get((self._keys.encode(key), window.start_ms, window.end_ms))
 
     def of(self, key: K) -> Iterator[tuple[Window, V]]:
         """Scan the windows of a key, in the order of their starts: open ones, and closed ones that are kept."""
@@ -203,7 +208,7 @@ class Windows(Generic[K, V, E]):
         windows = [Window(start, start + shape.size_ms) for start in starts]
         windows = [window for window in windows if not self._is_closed(key_bytes, window)]
         for window in windows:
-            place = (key_bytes, *window)
+            place = (key_bytes, window.start_ms, window.end_ms)
             self.table.put(place, self._plan.add(self.table.get(place), item))
         return windows
 
@@ -233,7 +238,10 @@ class Windows(Generic[K, V, E]):
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    is_timed: Final = True
+    @property
+    def is_timed(self) -> bool:
+        """Check for work at certain times: always."""
+        return True
 
     def sweep(self, time_ms: int) -> None:
         """Close windows that have ended, and delete closed ones that have been kept long enough."""
