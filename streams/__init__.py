@@ -36,14 +36,19 @@ if TYPE_CHECKING:
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
-    from streams.protocols import Codec, JournalledStore, StateStore
+    from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
     from streams.runtime.partition.batch_handlers import BatchContext
     from streams.runtime.partition.event_context import EventContext
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
+    from streams.stores.heap import Heap
+    from streams.stores.indexes import Index
+    from streams.stores.named_table import NamedTable
+    from streams.stores.several import Stores
     from streams.stores.simple import SimpleStore
     from streams.stores.table import Table
+    from streams.stores.windows import LateItem, Window, Windows
     from streams.topology import Topology
 
 __all__ = [
@@ -80,12 +85,17 @@ __all__ = [
     "GlobalChangeLogStatistics",
     "GlobalTable",
     "GroupConfig",
+    "Heap",
     "IncomingRecord",
+    "Index",
     "JobRetry",
     "JournalledStore",
+    "LateItem",
     "MissedRuns",
+    "NamedTable",
     "NotDelivered",
     "NotLeading",
+    "ObservingStore",
     "Outbox",
     "PartitionStatistics",
     "PoolConfig",
@@ -99,12 +109,15 @@ __all__ = [
     "SourceStatistics",
     "StateConfig",
     "StateStore",
+    "Stores",
     "Table",
     "TimeoutConfig",
     "Timer",
     "TopicPartition",
     "Topology",
     "TransactionRecords",
+    "Window",
+    "Windows",
     "event_type",
     "to_record",
     "upcaster",
@@ -129,15 +142,20 @@ _NAMES = {
     "outbox.relay": "Relay",
     "outbox.stash": "AsyncOutbox Outbox",
     "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState SKIP STOP",
-    "protocols": "Codec JournalledStore StateStore",
+    "protocols": "Codec JournalledStore ObservingStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",
     "runtime.partition.event_context": "EventContext",
     "statistics": "PartitionStatistics SourceState SourceStatistics",
+    "stores.heap": "Heap",
+    "stores.indexes": "Index",
+    "stores.named_table": "NamedTable",
+    "stores.several": "Stores",
     "stores.simple": "SimpleStore",
     "stores.table": "Table",
     "topology": "Topology",
+    "stores.windows": "LateItem Window Windows",
 }
 _HOME = {name: f"streams.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -80,5 +80,19 @@ class JournalledStore(StateStore, Protocol):
         ...
 
 
+@runtime_checkable
+class ObservingStore(JournalledStore, Protocol):
+    """A journalled store that observes the events of its partition, such as ``Stores`` does for their time."""
+
+    @property
+    def before_event(self) -> Callable[[Any], None] | None:
+        """A function, or ``None``: there is nothing to observe; looked up when the partition's state is restored.
+
+        It gets the context of each attempt at an event, batch, timer or interjection, in its turn, in front of the
+        handler. What it writes, sends and raises is as if the handler did it. On the event loop's thread.
+        """
+        ...
+
+
 StateStoreFactory = Callable[[TopicPartition], Any]
 """Makes an empty store for one partition of the *source* topic. The result must be a ``StateStore``."""

@@ -228,7 +228,7 @@ def _entries(
 
 def _entry(record: IncomingRecord, store: Any) -> _Entry:
     key, wrong_key = _decoded(store, "decode_key", record.key or b"")
-    value, wrong_value = _decoded(store, "decode_value", record.value or b"")
+    value, wrong_value = _decoded_entry(store, record.key or b"", record.value or b"")
     wrong = wrong_key or wrong_value
     kind = harmless(record.header(TYPE_HEADER) or b"")
     return _Entry(record.partition, key, value, kind, f"{record.where}: {wrong}" if wrong else "", record.timestamp_ms)
@@ -244,6 +244,16 @@ def _decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
         except DecodeError as error:
             problem = str(error)
     return plain_text(data) if method == "decode_key" else plain_bytes(data), problem
+
+
+def _decoded_entry(store: Any, key: bytes, data: bytes) -> tuple[Any, str]:
+    """Return the value as ``_decoded``; by its key where several structures have one store."""
+    if (decode := getattr(store, "decode_entry", None)) is None:
+        return _decoded(store, "decode_value", data)
+    try:
+        return plain(decode(key, data)), ""
+    except DecodeError as error:
+        return plain_bytes(data), str(error)
 
 
 def _facts(entry: _Entry) -> dict[str, Any]:

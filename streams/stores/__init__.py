@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
+from streams.stores.heap import Heap
+from streams.stores.indexes import Index
 from streams.stores.memory import HashEngine
+from streams.stores.named_table import NamedTable
 from streams.stores.ordered import OrderedEngine
+from streams.stores.several import Stores
 from streams.stores.simple import SimpleStore
 from streams.stores.table import Table
+from streams.stores.windows import LateItem, Window, Windows
 
-__all__ = ["HashEngine", "KeyValueEngine", "OrderedEngine", "OrderedKeyValueEngine", "SimpleStore", "Table"]
+__all__ = [
+    "HashEngine",
+    "Heap",
+    "Index",
+    "KeyValueEngine",
+    "LateItem",
+    "NamedTable",
+    "OrderedEngine",
+    "OrderedKeyValueEngine",
+    "SimpleStore",
+    "Stores",
+    "Table",
+    "Window",
+    "Windows",
+]

@@ -197,7 +197,7 @@ def handled(store: Store, ctx: Any, given: Sum) -> Any:
     return {"answer": 7, "complete": ExecutionState.COMPLETE}.get(deed)
 
 
-def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool) -> Any:
+def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool, observed: bool = False) -> Any:
     calls: list[Any] = []
     store = Store(calls)
     decode = event_type_of(Sum).bare_decode
@@ -208,9 +208,18 @@ def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool
         handler=lambda ctx, one: handled(store, ctx, one),
     )
     store.journal = []
+
+    def observe(ctx: Any) -> None:
+        calls.append(("observed", ctx.offset))
+        if ctx.offset == 43:
+            ctx.forward("out", Sum(2), key="k")
+        if ctx.offset == 44:
+            raise ValueError("not this one")
+
     partition = SimpleNamespace(
         store=store,
         is_journalled=journalled,
+        before_event=observe if journalled and observed else None,
         timers=SimpleNamespace(admitted=lambda changes, offset: [Change(b"timer", b"%d" % offset)]),
         topic_partition=WHERE,
         failures=SimpleNamespace(events={}),
@@ -243,12 +252,13 @@ kinds = st.sampled_from(
 numbers = st.integers(0, len(DEEDS) - 1)
 
 
-@given(st.lists(st.tuples(numbers, kinds), max_size=8), st.booleans(), st.integers(0, 2))
-@example([(number, "plain") for number in (0, 1, 7, 9, 10)], True, 0)
-def test_slices_run_alike(made: list[tuple[int, str]], journalled: bool, start: int) -> None:
+@given(st.lists(st.tuples(numbers, kinds), max_size=8), st.booleans(), st.booleans(), st.integers(0, 2))
+@example([(number, "plain") for number in (0, 1, 7, 9, 10)], True, False, 0)
+@example([(0, "plain")] * 6, True, True, 0)
+def test_slices_run_alike(made: list[tuple[int, str]], journalled: bool, observed: bool, start: int) -> None:
     start = min(start, len(made))
     ours, theirs = (
-        ran(module, [record_of(40 + at, *one) for at, one in enumerate(made)], start, len(made), journalled)
+        ran(module, [record_of(40 + at, *one) for at, one in enumerate(made)], start, len(made), journalled, observed)
         for module in (plain_slice, PLAIN_SLICE)
     )
     assert ours == theirs

@@ -20,6 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streams import EventContext, EventSourceConfig, ExecutionState, Table, event_type
+from streams.codecs import codec_for
 from streams.core.partition import PartitionState
 from streams.core.router import Route, Router
 from streams.errors import EventFailure
@@ -31,6 +32,7 @@ from streams.runtime.partition.event_context import EventContext as Context
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.partition.unit import Unit
 from streams.runtime.partition.worker import PartitionWorker
+from streams.stores import HashEngine
 from tests.property.kit import seeded
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -92,6 +94,16 @@ def act(ctx: EventContext[Table[str, str]], deed: Deed) -> Any:
     return answers.get(deed.then)
 
 
+class Observing(Table[str, str]):
+    """A table that looks at each event first: it writes and sends, and some events fail at it, one of them for good."""
+
+    def before_event(self, ctx: Any) -> None:
+        self.put("observed", str(ctx.offset))
+        ctx.forward("observed", Seen(str(ctx.attempt)), key="k")
+        if ctx.offset == 5 or (ctx.offset % 4 == 3 and ctx.attempt == 1):
+            raise KeyError(ctx.offset)
+
+
 class World:
     """One worker; its host keeps what is admitted. ``way``: of the events into it."""
 
@@ -126,7 +138,7 @@ class World:
             exit_now=self._exit,
             pool=self,
         )
-        self.table = Table.factory(key=str, value=str)(TopicPartition("t", 0))
+        self.table = Observing(TopicPartition("t", 0), HashEngine(), codec_for(str), codec_for(str))
         self.worker = PartitionWorker(host, 0, 1)
         self.worker.adopt(Replica(0, 1, self.table, 0.0))
         self.worker.state = self.worker.state.to(PartitionState.ACTIVE)

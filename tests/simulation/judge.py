@@ -14,6 +14,7 @@ from streams.events import event_type_of
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, TIMER_PREFIX, decode_offset, decode_timer
 from streams.runtime.keeping.entries import Damaged
 from streams.runtime.keeping.folder import StateFolder
+from streams.stores.framed import OWN
 from streams.testing.simulation.broker import Log, LogEntry
 
 from . import program
@@ -130,7 +131,7 @@ class Judge:
         log = self._broker.log(CHANGELOG, partition)
         state: dict[str, int] = {}
         for record in log.committed(0, log.end):
-            if record.key is None or record.key.startswith(RESERVED_KEY_PREFIX):
+            if record.key is None or record.key.startswith((RESERVED_KEY_PREFIX, OWN)):
                 continue
             key = record.key.decode() if self._plan.patient else program.codec_for(str).decode(record.key)
             if record.value is None:
@@ -199,6 +200,12 @@ class Judge:
     def _same_but_ticks(self, what: str, expected: dict[str, int], store: Any) -> None:
         """Scheduled interjections may have counted on since."""
         seen = store.contents()
+        if self._plan.structures:
+            log = self._broker.log(CHANGELOG, store.partition.partition)
+            committed = _last_values((record.key, record.value) for record in log.committed(0, log.end) if record.key)
+            structures = {key: value for key, value in committed.items() if key.startswith(OWN)}
+            self._compare(f"{what}: structures", structures, {k: v for k, v in store.dump() if k.startswith(OWN)})
+            self._world.watch.counts["windows"] += len(store.closed)
         self._compare(what, {**expected, program.TICK_KEY: 0}, {**seen, program.TICK_KEY: 0})
 
     def _judge_interjections(self) -> None:

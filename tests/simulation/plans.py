@@ -24,6 +24,8 @@ class Plan(Conditions, frozen=True, kw_only=True):
     max_queued: int = 50
     patient: bool = False
     """Non-journalled store."""
+    structures: bool = False
+    """A store of several structures: the plain table, indexed, and windows and entries that expire beside it."""
     kinds: tuple[str, ...] = ("Add",)
     interjections: bool = False
     timers: bool = False

@@ -19,7 +19,7 @@ from streams.outcomes import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, Exec
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.event_context import EventContext
-from streams.stores import Table
+from streams.stores import Heap, Index, NamedTable, Stores, Table, Window, Windows
 from streams.testing.simulation.virtual_time import elapse
 
 from .plans import Plan
@@ -132,6 +132,46 @@ class Journalled(Table[str, int]):
         return dict(self.items())
 
 
+class Structured(Stores):
+    """The same table, bare and with an index, and two structures that go by the events' time. Windows are closed in a
+    table, so that nothing but the store is different."""
+
+    sums = NamedTable.of(str, int, bare=True, index={"total": Index(int, lambda total: total)})
+    recent = NamedTable.of(str, int, expires=1.0)
+    writes = Windows.tumbling(
+        str, int, size=0.5, add=lambda old, _: (old or 0) + 1, on_close=lambda ctx, *closed: ctx.store.close(*closed)
+    )
+    closed = Heap.of(str, int, priority=Index(int, lambda total: total))
+
+    def time_of(self, ctx: Any) -> int | None:
+        """Each record has a time of its own, and an early one is late."""
+        records = (ctx.input,) if ctx.input is not None else getattr(ctx, "records", ())
+        offset = min((record.offset for record in records if record.offset >= 0), default=None)
+        return None if offset is None else 1000 + 150 * (offset - 8 * (offset % 5 == 4))
+
+    def close(self, key: str, window: Window, count: int) -> None:
+        total = self.closed.get(key, 0) + count
+        self.closed.put(key, total)
+        assert self.closed.max() is not None
+
+    def get(self, key: str, default: int) -> int:
+        return self.sums.get(key, default)
+
+    def write(self, ctx: EventContext[Any], key: str, value: int | None) -> None:
+        if value is None:
+            self.sums.delete(key)
+        else:
+            self.sums.put(key, value)
+            if self.event_ms is not None:  # else scheduled: it goes on while stores are compared
+                self.recent.put(key, value)
+                self.writes.add(key, value)
+
+    def contents(self) -> dict[str, int]:
+        in_order = [(key, value) for key, value in self.sums.by_range("total")]
+        assert sorted(in_order) == sorted(self.sums.items()), "the index and its table"
+        return dict(in_order)
+
+
 def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) -> EventSource[Any]:
     """An event source of this plan, for a member's process."""
     rng, pause = process.rng, process.pause
@@ -164,7 +204,9 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,
     )
-    source: EventSource[Any] = EventSource(config, PlainStore if plan.patient else Journalled)
+    source: EventSource[Any] = EventSource(
+        config, Structured.factory() if plan.structures else PlainStore if plan.patient else Journalled
+    )
 
     def register(kind: str, handler: Callable[..., Any], **more: Any) -> None:
         source.register_event_type(KINDS[kind], handler, **more)

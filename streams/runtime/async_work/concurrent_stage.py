@@ -28,7 +28,6 @@ class ConcurrentContext(WaitingContext):
     """The context of a handler that runs ahead: without a store until its turn."""
 
     _reached: Callable[[], None] = lambda: None
-    _has_turn: bool = False
     _waiting: list[asyncio.Future[None]] = msgspec.field(default_factory=list)
 
     @property  # type: ignore[misc]  # in front of a field

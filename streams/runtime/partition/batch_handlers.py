@@ -130,6 +130,7 @@ class BatchKind:
         error: Exception | None
         try:
             with nullcontext() if span is None else span.active():
+                unit.observe(ctx)
                 answer = route.handler(ctx, events)
         except (Exception, asyncio.CancelledError) as raised:
             error = unit.fail(ctx, raised)

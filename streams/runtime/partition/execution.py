@@ -215,6 +215,8 @@ class Execution:
             unit.begin()
         try:
             answer: Any
+            if begun is None:
+                unit.observe(ctx)
             if begun is not None:
                 answer = begun.answer
             elif blocking:

@@ -40,6 +40,7 @@ def run(
     """Handle and admit records from ``start`` up to ``stop``. Returns the position of the first that was not handled;
     and if that one ended the slice because its handler failed, why."""
     store, journalled, timers = partition.store, partition.is_journalled, partition.timers
+    before_event = partition.before_event
     routes, limit, where = host.router.routes, host.message_limit, partition.topic_partition
     tracer = host.router.tracer
     headers: Any = routes  # of the record before: at first something that no headers are
@@ -79,6 +80,8 @@ def run(
             offset = record.offset
             ctx = EventContext(store, where, record, outputs, journal, limit, 1, timers, written)
             try:
+                if before_event is not None:
+                    before_event(ctx)
                 answer = handler(ctx, event)
                 if answer is not None and answer is not ExecutionState.COMPLETE:
                     if inspect.iscoroutine(answer):  # a plain function around an async one: seen once, then known

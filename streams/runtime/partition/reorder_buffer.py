@@ -35,6 +35,7 @@ class WaitingContext(EventContext[Any]):
     """The context of a handler that runs in a task of its own."""
 
     _task: asyncio.Task[Any] | None = None
+    _has_turn: bool = False
 
 
 class Waiting(Work, Protocol):

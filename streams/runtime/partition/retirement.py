@@ -137,6 +137,7 @@ class Retirement:
                     store, where, record, outputs, journal, limit, entry.attempts + 1, timers, first, _host=host
                 )
                 try:
+                    unit.observe(ctx)
                     answer = entry.finish(ctx)
                 except BaseException as error:
                     is_open = False
@@ -191,11 +192,16 @@ class Retirement:
             ctx = waiting.context
             if waiting.is_asleep and 0 < MOST_AT_ONCE - self._left <= self._roused:
                 self._most_roused = 1  # in vain: one before it waits in its turn
-            ctx.store, ctx._timers = partition.store, partition.timers
+            ctx.store, ctx._timers, ctx._has_turn = partition.store, partition.timers, True
             unit = Unit(partition, ctx._outputs, ctx._journal)
             unit.begin()
             self._unit = unit, ctx
             self._task = ctx._task
+            try:
+                unit.observe(ctx)
+            except Exception as error:
+                self._had_turn(error)  # as if the handler had raised it at once
+                return
             if not waiting.arrive(self._handler_ended) or not self._had_turn(waiting.error):
                 return
 

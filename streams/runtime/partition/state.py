@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -50,6 +50,7 @@ class Partition:
         self.state = PartitionState.RESTORING
         self.store: Any = None  # until it is adopted, and after it was taken
         self.is_journalled = False
+        self.before_event: Callable[[Any], None] | None = None  # of a ``protocols.ObservingStore``
         self.kept: Any = None  # a ``KeptState``, if the store is kept on disk
         self.offset_record: OffsetRecord | None = None
         self.ids = TopicIds()
@@ -65,6 +66,7 @@ class Partition:
         self.timers.restore(restored.timers.values())
         self.kept = restored.kept
         self.is_journalled = isinstance(self.store, JournalledStore)
+        self.before_event = getattr(self.store, "before_event", None) if self.is_journalled else None
 
     def start_at(self, offset: int) -> None:
         """Begin work at this offset, up to which the store is complete."""

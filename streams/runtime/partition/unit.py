@@ -1,6 +1,7 @@
 """The unit of work: events of one partition that run under one journal and enter a transaction together.
 
-``begin``, then for each event a context over the unit's lists and ``complete`` or ``fail``, then ``end`` and ``admit``.
+``begin``, then for each event a context over the unit's lists, ``observe``, and ``complete`` or ``fail``, then ``end``
+and ``admit``.
 Most units are one event, a batch or an interjection; finalizers share one, so that their admission is paid once. Plain
 handlers have a copy of this, inlined (``hot_path``); ``tests/property/test_unit.py`` holds the two together.
 """
@@ -39,6 +40,13 @@ class Unit:
         partition = self._partition
         if partition.is_journalled:
             partition.store.begin(self.journal)
+
+    def observe(self, ctx: EventContext[Any]) -> None:
+        """Show the event to a store that observes them, before its handler runs. What that raises is the event's
+        failure."""
+        before_event = self._partition.before_event
+        if before_event is not None:
+            before_event(ctx)
 
     def begin_next(self) -> int:
         """Begin a further event. Returns where its part of the journal begins."""

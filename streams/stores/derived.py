@@ -1,0 +1,128 @@
+"""Rankings: a table's entries in the order of something else than the key. Derived, and not in the changelog.
+
+It follows each byte that enters or leaves the engine: by a handler, an undo, a restore or a standby. So it is always
+that of the entries, and one that is declared later is there when the state is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+from streams.codecs import TupleCodec
+from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine, after_prefix
+from streams.stores.ordered import OrderedEngine
+
+Rank = Callable[[bytes, bytes], bytes | None]
+"""The place of an entry (key, value) as bytes that sort; ``None``: it has none."""
+
+_placed: Final = TupleCodec(bytes, bytes)
+
+
+class Derived(Protocol):
+    """One thing that is derived from the entries of an engine."""
+
+    def entered(self, key: bytes, value: bytes, /) -> None: ...
+    def left(self, key: bytes, /) -> None: ...
+    def clear(self) -> None: ...
+
+
+class DerivingEngine:
+    """An engine with what is derived from it; ordered if the engine beneath is."""
+
+    def __init__(self, engine: KeyValueEngine, derived: Sequence[Derived]) -> None:
+        self._engine = engine
+        self._derived = derived
+        self.get: Callable[[bytes], bytes | None] = engine.get
+        self.items = engine.items
+        if isinstance(engine, OrderedKeyValueEngine):
+            self.range = engine.range
+
+    def put(self, key: bytes, value: bytes, /) -> None:
+        self._engine.put(key, value)
+        for derived in self._derived:
+            derived.entered(key, value)
+
+    def delete(self, key: bytes, /) -> None:
+        self._engine.delete(key)
+        for derived in self._derived:
+            derived.left(key)
+
+    def clear(self) -> None:
+        self._engine.clear()
+        for derived in self._derived:
+            derived.clear()
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+
+class Ranking:
+    """The keys of a table by the rank of their entries; of one rank in the order of the keys.
+
+    ``places`` are bytes that sort like that: ``start_of`` a rank is at or below all places of it, and above all lower
+    ones. Scans may go on while entries change, as in an ordered table.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._place_of: dict[bytes, bytes] = {}
+        self._places = OrderedEngine()
+
+    def entered(self, key: bytes, value: bytes, /) -> None:
+        self.place(key, self._rank(key, value))
+
+    def place(self, key: bytes, rank: bytes | None) -> None:
+        """Give a key its place."""
+        place = None if rank is None else place_of(rank, key)
+        before = self._place_of.get(key)
+        if place == before:
+            return
+        if before is not None:
+            self._places.delete(before)
+        if place is None:
+            del self._place_of[key]
+        else:
+            self._place_of[key] = place
+            self._places.put(place, key)
+
+    def left(self, key: bytes, /) -> None:
+        place = self._place_of.pop(key, None)
+        if place is not None:
+            self._places.delete(place)
+
+    def clear(self) -> None:
+        self._place_of.clear()
+        self._places.clear()
+
+    def scan(
+        self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Scan (place, key) from the place ``low`` up to and without ``high``."""
+        return self._places.range(low, high, reverse=reverse)
+
+    def first(self) -> tuple[bytes, bytes] | None:
+        """Return the lowest place with its key."""
+        return next(self.scan(), None)
+
+    def has_place(self, key: bytes, place: bytes) -> bool:
+        """Check that a key is still where a scan found it."""
+        return self._place_of.get(key) == place
+
+    def others(self, rank: bytes, key: bytes) -> Iterator[bytes]:
+        """Scan the other keys of a rank."""
+        low = start_of(rank)
+        return (found for _, found in self.scan(low, after_prefix(low)) if found != key)
+
+    def __len__(self) -> int:
+        return len(self._place_of)
+
+
+def start_of(rank: bytes) -> bytes:
+    """Return what all places of a rank begin with."""
+    return _placed.encode_prefix((rank,))
+
+
+def place_of(rank: bytes, key: bytes) -> bytes:
+    """Return the place of a key."""
+    return start_of(rank) + key

@@ -1,0 +1,199 @@
+"""Codecs of a table in a store of several: keys behind the table's prefix, values with their version and time.
+
+A value of version 1 without a time is bare, as a ``Table`` of its own writes it. Any other begins with ``FRAME``, a
+byte of flags, and what these name. No JSON, msgpack or UTF-8 text begins like that; other codecs are checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+
+from streams.codecs import (
+    IntCodec,
+    JsonCodec,
+    MsgpackCodec,
+    PydanticCodec,
+    Shortcut,
+    StrCodec,
+    bare_decoder,
+    bare_encoder,
+    reason,
+    shortcut_of,
+)
+from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.protocols import Codec
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+FRAME: Final = b"\xff\xfeks"
+"""Values that begin like this are framed."""
+OWN: Final = b"\xfe"
+"""Keys that begin like this have the prefix of a table, or are the store's own. No UTF-8 text begins with 0xfe."""
+
+Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+"""A step from one version of a value to the next: it gets the decoded dict, and may change it."""
+
+_VERSION, _TIME = 1, 2
+_VERSION_FIELD: Final = struct.Struct(">H")
+_TIME_FIELD: Final = struct.Struct(">q")
+LAST_VERSION: Final = (1 << 16) - 1
+
+
+class Framed(NamedTuple):
+    """A value's parts. ``time_ms``: when it was put, by the partition's time; ``None``: not known."""
+
+    version: int
+    time_ms: int | None
+    payload: bytes
+
+
+def unframe(data: bytes) -> Framed:
+    """Take a value apart. Raises ``DecodeError`` for a frame that is cut or of an unknown kind."""
+    if not data.startswith(FRAME):
+        return Framed(1, None, data)
+    at, version, time_ms = len(FRAME) + 1, 1, None
+    try:
+        flags = data[at - 1]
+        if flags & ~(_VERSION | _TIME):
+            raise DecodeError(f"a value's frame has the flags {flags:#x}: a newer release of this package wrote it")
+        if flags & _VERSION:
+            (version,) = _VERSION_FIELD.unpack_from(data, at)
+            at += _VERSION_FIELD.size
+        if flags & _TIME:
+            (time_ms,) = _TIME_FIELD.unpack_from(data, at)
+            at += _TIME_FIELD.size
+    except (IndexError, struct.error):
+        raise DecodeError(f"a value's frame ends at byte {len(data)}") from None
+    return Framed(version, time_ms, data[at:])
+
+
+class FramedCodec(Generic[V]):
+    """Values of one version, read from any older one. ``time_ms``: the time that values are put at; ``None`` as a
+    function: they have none, ``None`` as its result: it is not known yet."""
+
+    def __init__(
+        self,
+        codec: Codec[V],
+        version: int = 1,
+        upcast: Mapping[int, Upcast] | None = None,
+        time_ms: Callable[[], int | None] | None = None,
+    ) -> None:
+        self._codec = codec
+        self._version = version
+        self._upcast = upcast or {}
+        self._time_ms = time_ms
+        self._is_bare = version == 1 and time_ms is None
+        kind: type[Any] = type(codec)
+        self._is_safe = kind in (
+            JsonCodec,
+            MsgpackCodec,
+            PydanticCodec,
+            StrCodec,
+            IntCodec,
+        )  # a frame is none of theirs
+        self._is_text = kind in (JsonCodec, MsgpackCodec, PydanticCodec, StrCodec)
+
+    def encode(self, value: V, /) -> bytes:
+        """Encode a value, framed if it needs to be. Raises ``EncodeError``."""
+        payload = self._codec.encode(value)
+        time_ms = None if self._time_ms is None else self._time_ms()
+        if self._version == 1 and time_ms is None:
+            if payload.startswith(FRAME):
+                raise EncodeError(f"values that begin with {FRAME!r} are reserved in a store of several tables")
+            return payload
+        flags, fields = 0, b""
+        if self._version > 1:
+            flags, fields = _VERSION, _VERSION_FIELD.pack(self._version)
+        if time_ms is not None:
+            flags, fields = flags | _TIME, fields + _TIME_FIELD.pack(time_ms)
+        return FRAME + bytes([flags]) + fields + payload
+
+    def decode(self, data: bytes, /) -> V:
+        """Decode a value, and bring it up to the present version. Raises ``DecodeError``."""
+        version, _, payload = unframe(data)
+        if version == self._version:
+            return self._codec.decode(payload)
+        if version > self._version:
+            raise DecodeError(
+                f"the value has version {version}, this program knows versions up to {self._version}: a newer release "
+                "of it wrote the state; roll this member forward"
+            )
+        plain: dict[str, Any] = cast(Any, self._codec).decode_dict(payload)
+        for step in range(version, self._version):
+            plain = self._stepped(plain, step)
+        return cast(V, cast(Any, self._codec).from_dict(plain))
+
+    def _stepped(self, plain: dict[str, Any], step: int) -> dict[str, Any]:
+        try:
+            result = self._upcast[step](plain)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DecodeError(f"the upcaster from version {step} failed: {reason(error)}") from error
+        if not isinstance(result, dict):
+            raise DecodeError(f"the upcaster from version {step} returned {type(result).__name__}, not a dict")
+        return result
+
+    @property
+    def bare_decode(self) -> Callable[[bytes], V]:
+        """Return the decoder of ``codecs.bare_decoder``. A frame makes it raise, so that ``decode`` sees it."""
+        return bare_decoder(self._codec) if self._is_bare and self._is_safe else self.decode
+
+    @property
+    def shortcut(self) -> Shortcut:
+        """Return the shortcut of ``codecs.shortcut_of``."""
+        return shortcut_of(self._codec) if self._is_bare and self._is_text else Shortcut(self.encode)
+
+
+def check_versions(codec: Codec[Any], version: int, upcast: Mapping[int, Upcast]) -> None:
+    """Check that each older version can be read. Raises ``ConfigError``."""
+    if type(version) is not int or not 1 <= version <= LAST_VERSION:
+        raise ConfigError(f"the version of a table's values is {version!r}; it is a number from 1 to {LAST_VERSION}")
+    if set(upcast) != set(range(1, version)):
+        raise ConfigError(
+            f"values of version {version} need upcasters from each version from 1 to {version - 1}, "
+            f"not from {sorted(upcast)}"
+        )
+    if version > 1 and not hasattr(codec, "decode_dict"):
+        raise ConfigError(f"{type(codec).__name__} has no dict form that an upcaster could work on")
+
+
+class PrefixedCodec(Generic[K]):
+    """Keys of one table behind its prefix. An empty prefix: bare keys, which must not look like one."""
+
+    def __init__(self, codec: Codec[K], prefix: bytes) -> None:
+        self._codec = codec
+        self._prefix = prefix
+        self._length = len(prefix)
+        kind: type[Any] = type(codec)
+        self._is_text = kind is StrCodec
+        self.order_preserving: bool = getattr(codec, "order_preserving", False)
+        if hasattr(codec, "encode_prefix"):
+            self.encode_prefix: Callable[[Any], bytes] = self._encode_prefix
+
+    def encode(self, key: K, /) -> bytes:
+        """Encode a key. Raises ``EncodeError``."""
+        data = self._codec.encode(key)
+        if not self._length and data.startswith(OWN):
+            raise EncodeError(f"bare keys that begin with {OWN!r} are reserved in a store of several tables")
+        return self._prefix + data
+
+    def decode(self, data: bytes, /) -> K:
+        """Decode a key. Raises ``DecodeError``."""
+        if not data.startswith(self._prefix):
+            raise DecodeError(f"the key does not begin with {self._prefix!r}")
+        return self._codec.decode(data[self._length :])
+
+    @property
+    def bare_encode(self) -> Callable[[K], bytes]:
+        """Return the encoder of ``codecs.bare_encoder``."""
+        bare, prefix = bare_encoder(self._codec), self._prefix
+        if prefix:
+            return lambda key: prefix + bare(key)
+        return bare if self._is_text else self.encode
+
+    def _encode_prefix(self, prefix: Any) -> bytes:
+        return self._prefix + cast(bytes, cast(Any, self._codec).encode_prefix(prefix))

@@ -1,0 +1,308 @@
+"""``Stores``: several tables and other structures of one partition, in one changelog.
+
+Each has a name, which is in front of its keys: ``fe NAME 00``. What a release does not have a name for is carried: it
+is kept as it is, and there again for one that does. The keys that begin with ``fe 00`` are the store's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
+
+from streams.codecs import int_codec
+from streams.errors import ConfigError, DecodeError, StoreError
+from streams.records import Change, TopicPartition
+from streams.stores.framed import OWN
+from streams.stores.journalled import JournalledBytes
+from streams.stores.memory import HashEngine
+
+_log = logging.getLogger(__name__)
+
+_TIME: Final = OWN + b"\x00time"
+MOST_AT_ONCE: Final = 64
+"""Entries that expire, or windows that close, of one structure in front of one event, at most: a transaction has
+bounds."""
+
+
+class Structure(Protocol):
+    """One structure of a ``Stores``."""
+
+    @property
+    def table(self) -> JournalledBytes:
+        """Its entries."""
+        ...
+
+    @property
+    def is_timed(self) -> bool:
+        """Check for work at certain times: ``sweep``."""
+        ...
+
+    def sweep(self, time_ms: int) -> None:
+        """Do what is due, within an event: ``MOST_AT_ONCE`` of it, or a little more."""
+        ...
+
+    def decode_key(self, key: bytes, /) -> Any: ...
+    def decode_value(self, value: bytes, /) -> Any: ...
+
+
+StructureT = TypeVar("StructureT", bound=Structure)
+StoresT = TypeVar("StoresT", bound="Stores")
+
+
+class Declared(Generic[StructureT]):
+    """A structure in the body of a ``Stores`` class. An instance has the structure itself under the name."""
+
+    def __init__(
+        self, make: Callable[[Stores, str, bytes], StructureT], name: str | None, *, bare: bool = False
+    ) -> None:
+        """``make`` gets the store, the structure's name, and the prefix of its keys; ``name``: if it is not that of the
+        attribute."""
+        self._make = make
+        self.name = name or ""
+        self.bare = bare
+        if name is not None and not _is_name(name):
+            raise ConfigError(f"a structure is called {name!r}; a name has letters, digits, and some of _ - . only")
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+    @overload
+    def __get__(self, store: None, owner: type, /) -> Declared[StructureT]: ...
+
+    @overload
+    def __get__(self, store: Stores, owner: type, /) -> StructureT: ...
+
+    def __get__(self, store: Stores | None, owner: type, /) -> Declared[StructureT] | StructureT:
+        """Return the declaration, of the class. (An instance has its part in its ``__dict__``.)"""
+        if store is None:
+            return self
+        raise AttributeError(f"{self.name} of {owner.__name__} is not there before the store is made")
+
+    def make(self, store: Stores) -> StructureT:
+        """Make the structure of one partition."""
+        return self._make(store, self.name, b"" if self.bare else prefix_of(self.name))
+
+
+class Stores(JournalledBytes):
+    """The state of one partition, in several structures: subclass it, and name them.
+
+        class Shop(Stores):
+            orders = NamedTable.of(str, Order, index={"customer": Index(str, lambda order: order.customer)})
+            jobs = Heap.of(str, Job, priority=Index(int, lambda job: job.due_ms))
+
+        source = EventSource(config, store=Shop.factory())
+
+    All of them are one store: an event's writes are undone together, one transaction commits them. Not thread-safe: the
+    event loop's thread only.
+    """
+
+    declared: ClassVar[dict[str, Declared[Any]]] = {}
+    """The structures of the class by their attributes."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        found = {name: each for name, each in vars(cls).items() if isinstance(each, Declared)}
+        cls.declared = {**cls.declared, **found}
+
+    def __init__(self, partition: TopicPartition) -> None:
+        super().__init__(partition, HashEngine())  # for its own entries, and those of no structure
+        self._ctx: Any = None
+        self._event_ms: int | None = None
+        self._unknown: set[bytes] = set()
+        self._parts: dict[str, Structure] = {}
+        self._at: dict[bytes, Structure] = {}  # by the prefixes of their keys
+        self._bare: Structure | None = None
+        for attribute, declared in self.declared.items():
+            part = self.__dict__[attribute] = self._parts[declared.name] = declared.make(self)
+            if declared.bare:
+                self._bare = part
+            else:
+                self._at[prefix_of(declared.name)] = part
+        self._tables = [part.table for part in self._parts.values()]
+        self._timed = [part for part in self._parts.values() if part.is_timed]
+        self._useless_marks = [mark_of(name) for name, part in self._parts.items() if not part.is_timed]
+
+    @classmethod
+    def factory(cls: type[StoresT]) -> Callable[[TopicPartition], StoresT]:
+        """Return a factory for ``EventSource(store=...)``. Raises ``ConfigError`` for a class without structures, or
+        with two of one name."""
+        names = [declared.name for declared in cls.declared.values()]
+        if not names:
+            raise ConfigError(f"{cls.__name__} names no structure: orders = NamedTable.of(str, Order), for example")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"{cls.__name__} has two structures of the name {twice[0]!r}")
+        bare = sorted(declared.name for declared in cls.declared.values() if declared.bare)
+        if len(bare) > 1:
+            raise ConfigError(f"{cls.__name__}: {' and '.join(bare)} have bare keys; one structure may")
+        return cls
+
+    @property
+    def layout(self) -> str:
+        """Name its layout: the same whatever structures it has, as it carries all that it does not know."""
+        return "Stores"
+
+    # -- a journalled store --------------------------------------------------------------------------------------------
+
+    def begin(self, journal: list[Change], /) -> None:
+        """Start journalling into this list; see ``JournalledStore``."""
+        super().begin(journal)
+        try:
+            for table in self._tables:
+                table.begin(journal)
+        except StoreError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Stop journalling; see ``JournalledStore``."""
+        super().end()
+        self._ctx = self._event_ms = None
+        for table in self._tables:
+            table.end()
+
+    def revoked(self) -> None:
+        """Free everything. A caller that kept a structure gets ``StoreError`` from now on."""
+        super().revoked()
+        for table in self._tables:
+            table.revoked()
+
+    def dump(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every key and value as bytes, those of no structure included."""
+        yield from super().dump()
+        for table in self._tables:
+            yield from table.dump()
+
+    def __len__(self) -> int:
+        return super().__len__() + sum(len(table) for table in self._tables)
+
+    def _apply(self, key: bytes, value: bytes | None) -> None:
+        part = self._part_of(key)
+        if part is not None:
+            part.table._apply(key, value)
+            return
+        super()._apply(key, value)
+        if not key.startswith(OWN + b"\x00"):
+            self._note_unknown(key)
+
+    def _part_of(self, key: bytes) -> Structure | None:
+        return self._at.get(key[: key.find(0) + 1]) if key.startswith(OWN) else self._bare
+
+    # -- entries of no structure ---------------------------------------------------------------------------------------
+
+    def carried(self) -> Iterator[tuple[bytes, bytes]]:
+        """Scan the entries that no structure here has a name for. They stay as they are."""
+        return ((key, value) for key, value in super().dump() if not key.startswith(OWN + b"\x00"))
+
+    def _note_unknown(self, key: bytes) -> None:
+        name = key[: key.find(0) + 1] if key.startswith(OWN) else b""
+        if name not in self._unknown:
+            self._unknown.add(name)
+            what = f"of a structure {name[1:-1].decode(errors='replace')!r}" if name else "without a name"
+            _log.warning(
+                "the state of %s has entries %s, which %s does not have; they are carried as they are",
+                self.partition,
+                what,
+                type(self).__name__,
+            )
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def time_of(self, ctx: Any) -> int | None:
+        """Return the time of the event that is about to be handled, in milliseconds since the epoch: that of its
+        record, of a batch the earliest. ``None``: the partition's time stays as it is (interjections, timers). A
+        subclass may take it from elsewhere."""
+        records = (ctx.input,) if ctx.input is not None else getattr(ctx, "records", ())
+        times = [record.timestamp_ms for record in records if record.offset >= 0 and record.timestamp_ms >= 0]
+        return min(times, default=None)
+
+    @property
+    def time_ms(self) -> int | None:
+        """The partition's time, in milliseconds since the epoch: the latest of its events. ``None``: there was none
+        with a time."""
+        return self.own_number(_TIME)
+
+    @property
+    def event_ms(self) -> int | None:
+        """The time of the event that is handled, if it has one."""
+        return self._event_ms
+
+    @property
+    def context(self) -> Any:
+        """The context of the event that is handled; ``None`` outside of one."""
+        return self._ctx
+
+    @property
+    def before_event(self) -> Callable[[Any], None] | None:
+        """A function that gets the context of each event before its handler does; see ``protocols.ObservingStore``."""
+        return self._before_event if self._timed or any(map(self._get, self._useless_marks)) else None
+
+    def _before_event(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self._event_ms = time_ms = self.time_of(ctx)
+        if time_ms is not None:
+            self.advance(time_ms)
+
+    def advance(self, time_ms: int) -> None:
+        """Move the partition's time on, if that is later, and do what is due: entries expire, windows close. For
+        interjections, where no events come; events do it by themselves. At most ``MOST_AT_ONCE`` of each structure."""
+        before = self.time_ms
+        if before is None or time_ms > before:
+            self.set_own(_TIME, int_codec.encode(time_ms))
+        for key in self._useless_marks:  # a structure that has a use for its mark again must not find an old one
+            self.set_own(key, None)
+        for part in self._timed:
+            part.sweep(max(time_ms, before or 0))
+
+    # -- own entries ---------------------------------------------------------------------------------------------------
+
+    def own_number(self, key: bytes) -> int | None:
+        """Return a number among its own entries."""
+        data = self._get(key)
+        return None if data is None else int_codec.decode(data)
+
+    def own(self, key: bytes) -> bytes | None:
+        """Return one of its own entries."""
+        return self._get(key)
+
+    def set_own(self, key: bytes, value: bytes | None) -> None:
+        """Set one of its own entries, or delete it. Raises ``StoreError`` outside of events."""
+        if value is None:
+            self._delete(key)
+            return
+        journal = self._journal
+        if journal is None:
+            self._refuse_write()
+        journal.append(Change(key, value, self._get(key)))
+        self._put(key, value)
+
+    # -- for tools -----------------------------------------------------------------------------------------------------
+
+    def decode_key(self, key: bytes) -> Any:
+        """Decode a key in the changelog, for tools: (name, key). Raises ``DecodeError``."""
+        part = self._part_of(key)
+        if part is None:
+            raise DecodeError(f"the key is of no structure of {type(self).__name__}")
+        return next(name for name, each in self._parts.items() if each is part), part.decode_key(key)
+
+    def decode_entry(self, key: bytes, value: bytes) -> Any:
+        """Decode the value of a key in the changelog, for tools. Raises ``DecodeError``."""
+        part = self._part_of(key)
+        if part is None:
+            raise DecodeError(f"the key is of no structure of {type(self).__name__}")
+        return part.decode_value(value)
+
+
+def prefix_of(name: str) -> bytes:
+    """Return what the keys of a structure begin with."""
+    return OWN + name.encode() + b"\x00"
+
+
+def mark_of(name: str) -> bytes:
+    """Return the key of a structure's mark, among the own entries of the store."""
+    return OWN + b"\x00mark\x00" + name.encode()
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and all(sign.isalnum() or sign in "_-." for sign in name)

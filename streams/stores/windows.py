@@ -1,0 +1,306 @@
+"""``Windows``: values per key and span of event time; each is complete when the partition's time has passed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+
+from streams.codecs import TupleCodec, codec_for, int_codec
+from streams.errors import ConfigError, StoreError
+from streams.protocols import Codec
+from streams.stores.derived import DerivingEngine, Ranking, place_of, start_of
+from streams.stores.framed import PrefixedCodec
+from streams.stores.named_table import milliseconds
+from streams.stores.ordered import OrderedEngine
+from streams.stores.several import MOST_AT_ONCE, Declared, Stores, mark_of
+from streams.stores.table import Table
+
+K = TypeVar("K")
+V = TypeVar("V")
+E = TypeVar("E")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+Item = TypeVar("Item")
+
+Late = Literal["drop", "fail"] | Callable[[Any, K, E, int], None]
+"""The policy for items whose windows are closed: ``"drop"``; ``"fail"`` (``LateItem``, so the event's error policy
+decides); or a function of (ctx, key, item, time in ms), which may forward it."""
+
+MOST_WINDOWS: Final = 1000
+"""Windows that one item is in, at most."""
+
+_parts: Final = TupleCodec(bytes, int, int)
+
+
+class Window(NamedTuple):
+    """A span of event time, in milliseconds since the epoch: from ``start_ms`` up to and without ``end_ms``. A
+    session's end is its last item's time and the gap."""
+
+    start_ms: int
+    end_ms: int
+
+
+class LateItem(StoreError):
+    """An item came for windows that are closed."""
+
+
+class _Shape(NamedTuple):
+    """``size_ms`` of a session is the gap that ends it."""
+
+    size_ms: int
+    advance_ms: int
+    grace_ms: int
+    keep_ms: int
+    is_session: bool
+
+
+class _Plan(NamedTuple):
+    shape: _Shape
+    keys: Codec[Any]
+    values: Codec[Any]
+    add: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any], Any] | None
+    on_close: Callable[[Any, Any, Window, Any], None] | None
+    late: Any
+
+
+class Windows(Generic[K, V, E]):
+    """Values per key and window in a ``Stores``; declared there with ``tumbling``, ``hopping`` or ``session``.
+
+    Time is the partition's: that of its events, which only goes forward. A window closes when it has passed the end and
+    ``grace``: in front of the event that brings that time, ``on_close(ctx, key, window, value)`` runs in this event's
+    transaction, in the order of the ends, ``MOST_AT_ONCE`` windows an event (a backlog goes on with the next). ``keep``
+    longer a closed window can be read; then it is deleted. Threads and errors as in ``Table``.
+    """
+
+    def __init__(self, home: Stores, name: str, prefix: bytes, plan: _Plan) -> None:
+        self._home = home
+        self._name = name
+        self._plan = plan
+        self._shape = plan.shape
+        self._mark = mark_of(name)
+        self._keys = plan.keys
+        self._codec = PrefixedCodec(_parts, prefix)
+        self._order = Ranking(self._rank)
+        engine = DerivingEngine(OrderedEngine(), [self._order])
+        self._table: Table[tuple[bytes, int, int], V] = Table(home.partition, engine, self._codec, plan.values)
+
+    @property
+    def table(self) -> Table[tuple[bytes, int, int], V]:
+        """Its entries, by (key, start, end)."""
+        return self._table
+
+    # -- declarations --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def tumbling(
+        key: type[Key],
+        value: type[Value],
+        *,
+        size: timedelta | float,
+        add: Callable[[Value | None, Item], Value],
+        grace: timedelta | float = 0,
+        keep: timedelta | float = 0,
+        on_close: Callable[[Any, Key, Window, Value], None] | None = None,
+        late: Late[Key, Item] = "drop",
+        name: str | None = None,
+    ) -> Declared[Windows[Key, Value, Item]]:
+        """Declare windows of one size, one behind the other from the epoch on. ``add`` makes the new value of the old
+        one (``None``: there is none) and an item. Durations are seconds, or timedeltas. Raises ``ConfigError``."""
+        return Windows.hopping(
+            key,
+            value,
+            size=size,
+            advance=size,
+            add=add,
+            grace=grace,
+            keep=keep,
+            on_close=on_close,
+            late=late,
+            name=name,
+        )
+
+    @staticmethod
+    def hopping(
+        key: type[Key],
+        value: type[Value],
+        *,
+        size: timedelta | float,
+        advance: timedelta | float,
+        add: Callable[[Value | None, Item], Value],
+        grace: timedelta | float = 0,
+        keep: timedelta | float = 0,
+        on_close: Callable[[Any, Key, Window, Value], None] | None = None,
+        late: Late[Key, Item] = "drop",
+        name: str | None = None,
+    ) -> Declared[Windows[Key, Value, Item]]:
+        """Declare windows of one size that begin every ``advance``, so that an item is in several of them."""
+        size_ms, advance_ms = milliseconds(size, "size"), milliseconds(advance, "advance")
+        if not advance_ms <= size_ms <= MOST_WINDOWS * advance_ms:
+            raise ConfigError(f"advance is {advance!r}, size {size!r}; an item is in 1 to {MOST_WINDOWS} windows")
+        shape = _shape(size_ms, advance_ms, grace, keep, is_session=False)
+        return _declared(key, value, shape, add, None, on_close, late, name)
+
+    @staticmethod
+    def session(
+        key: type[Key],
+        value: type[Value],
+        *,
+        gap: timedelta | float,
+        add: Callable[[Value | None, Item], Value],
+        merge: Callable[[Value, Value], Value],
+        grace: timedelta | float = 0,
+        keep: timedelta | float = 0,
+        on_close: Callable[[Any, Key, Window, Value], None] | None = None,
+        late: Late[Key, Item] = "drop",
+        name: str | None = None,
+    ) -> Declared[Windows[Key, Value, Item]]:
+        """Declare sessions: items of a key, none of which comes ``gap`` or more after the one before. ``merge`` makes
+        one value of two (the earlier one first) when an item falls in between."""
+        gap_ms = milliseconds(gap, "gap")
+        if not callable(merge):
+            raise ConfigError(f"merge is {merge!r}; give a function of two values")
+        return _declared(
+            key, value, _shape(gap_ms, gap_ms, grace, keep, is_session=True), add, merge, on_close, late, name
+        )
+
+    # -- in a handler --------------------------------------------------------------------------------------------------
+
+    def add(self, key: K, item: E, *, at_ms: int | None = None) -> list[Window]:
+        """Add an item to its windows. Returns those that it is in now; of closed ones none. ``at_ms``: its time, if
+        that is not the event's (that of its record)."""
+        at = self._home.event_ms if at_ms is None else at_ms
+        if at is None:
+            raise StoreError(f"an item was added to {self._name!r} without a time: the event has none, give at_ms")
+        windows = self._session(key, item, at) if self._shape.is_session else self._fixed(key, item, at)
+        if not windows:
+            self._late(key, item, at)
+        return windows
+
+    def get(self, key: K, window: Window) -> V | None:
+        """The value of a key in a window, or ``None``."""
+        return self.table.get((self._keys.encode(key), window.start_ms, window.end_ms))
+
+    def of(self, key: K) -> Iterator[tuple[Window, V]]:
+        """Scan the windows of a key, in the order of their starts: open ones, and closed ones that are kept."""
+        for (_, start_ms, end_ms), value in self.table.prefix((self._keys.encode(key),)):
+            yield Window(start_ms, end_ms), value
+
+    def items(self) -> Iterator[tuple[K, Window, V]]:
+        """Scan all windows of all keys."""
+        for (key, start_ms, end_ms), value in self.table.items():
+            yield self._keys.decode(key), Window(start_ms, end_ms), value
+
+    def is_closed(self, key: K, window: Window) -> bool:
+        """Check whether nothing is added to a key's window any more."""
+        return self._is_closed(self._keys.encode(key), window)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def _fixed(self, key: K, item: E, at: int) -> list[Window]:
+        shape, key_bytes = self._shape, self._keys.encode(key)
+        last = at - at % shape.advance_ms
+        first = last - (shape.size_ms - 1 - at % shape.advance_ms) // shape.advance_ms * shape.advance_ms
+        starts = range(first, last + 1, shape.advance_ms)
+        windows = [Window(start, start + shape.size_ms) for start in starts]
+        windows = [window for window in windows if not self._is_closed(key_bytes, window)]
+        for window in windows:
+            place = (key_bytes, window.start_ms, window.end_ms)
+            self.table.put(place, self._plan.add(self.table.get(place), item))
+        return windows
+
+    def _session(self, key: K, item: E, at: int) -> list[Window]:
+        merge, gap_ms, key_bytes = self._plan.merge, self._shape.size_ms, self._keys.encode(key)
+        assert merge is not None
+        if self._is_closed(key_bytes, Window(at, at + gap_ms)):
+            return []
+        start, end, value = at, at + gap_ms, None
+        lowest = -(1 << 63)
+        near = self.table.range((key_bytes, lowest, lowest), (key_bytes, at + gap_ms, lowest), reverse=True)
+        for (_, begin, until), found in near:  # their ends are in the order of their starts
+            if until <= at or self._is_closed(key_bytes, Window(begin, until)):
+                break
+            value = found if value is None else merge(found, value)
+            start, end = min(start, begin), max(end, until)
+            self.table.delete((key_bytes, begin, until))
+        self.table.put((key_bytes, start, end), self._plan.add(value, item))
+        return [Window(start, end)]
+
+    def _late(self, key: K, item: E, at: int) -> None:
+        late = self._plan.late
+        if late == "fail":
+            raise LateItem(f"{self._name!r}: the item of {str(key)[:80]!r} at {at} ms is late, its windows are closed")
+        if late != "drop":
+            late(self._home.context, key, item, at)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_timed(self) -> bool:
+        """Check for work at certain times: always."""
+        return True
+
+    def sweep(self, time_ms: int) -> None:
+        """Close windows that have ended, and delete closed ones that have been kept long enough."""
+        shape, home, on_close = self._shape, self._home, self._plan.on_close
+        most = max(MOST_AT_ONCE, 2 * (shape.size_ms // shape.advance_ms + 1))  # a backlog must get smaller
+        mark = home.own(self._mark)
+        ended = start_of(int_codec.encode(time_ms - shape.grace_ms + 1))
+        closed = None
+        for place, key_bytes in islice(self._order.scan(None if mark is None else mark + b"\0", ended), most):
+            closed, value = place, self.table._get(key_bytes)
+            if on_close is not None and value is not None:
+                key, start_ms, end_ms = self.decode_key(key_bytes)
+                on_close(home.context, key, Window(start_ms, end_ms), self.decode_value(value))
+        if closed is not None:
+            home.set_own(self._mark, closed)
+            mark = closed
+        if mark is not None:
+            kept_until = start_of(int_codec.encode(time_ms - shape.grace_ms - shape.keep_ms + 1))
+            for _, key_bytes in islice(self._order.scan(None, min(kept_until, mark + b"\0")), most):
+                self.table._delete(key_bytes)
+
+    def _is_closed(self, key_bytes: bytes, window: Window) -> bool:
+        time_ms, mark = self._home.time_ms, self._home.own(self._mark)
+        if time_ms is not None and window.end_ms + self._shape.grace_ms <= time_ms:
+            return True
+        if mark is None:
+            return False
+        # it ended before the grace was made longer
+        return place_of(int_codec.encode(window.end_ms), self._codec.encode((key_bytes, *window))) <= mark
+
+    def _rank(self, key: bytes, _: bytes) -> bytes:
+        return int_codec.encode(self._codec.decode(key)[2])
+
+    # -- for tools -----------------------------------------------------------------------------------------------------
+
+    def decode_key(self, key: bytes) -> tuple[K, int, int]:
+        """Decode a key in the changelog: (key, start, end)."""
+        found, start_ms, end_ms = self.table.decode_key(key)
+        return self._keys.decode(found), start_ms, end_ms
+
+    def decode_value(self, value: bytes) -> V:
+        """Decode a value in the changelog."""
+        return self.table.decode_value(value)
+
+
+def _shape(
+    size_ms: int, advance_ms: int, grace: timedelta | float, keep: timedelta | float, *, is_session: bool
+) -> _Shape:
+    grace_ms, keep_ms = milliseconds(grace, "grace", at_least=0), milliseconds(keep, "keep", at_least=0)
+    return _Shape(size_ms, advance_ms, grace_ms, keep_ms, is_session)
+
+
+def _declared(
+    key: Any, value: Any, shape: _Shape, add: Any, merge: Any, on_close: Any, late: Any, name: str | None
+) -> Declared[Any]:
+    for what, function in (("add", add), ("on_close", on_close or add)):
+        if not callable(function):
+            raise ConfigError(f"{what} is {function!r}; give a function")
+    if late not in ("drop", "fail") and not callable(late):
+        raise ConfigError(f"late is {late!r}; give 'drop', 'fail' or a function of (ctx, key, item, at_ms)")
+    plan = _Plan(shape, codec_for(key), codec_for(value), add, merge, on_close, late)
+    return Declared(lambda home, found, prefix: Windows(home, found, prefix, plan), name)

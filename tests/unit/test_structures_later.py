@@ -1,0 +1,199 @@
+"""Releases that follow each other over one state: expiry, versions of values, and windows that change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams.errors import DecodeError, StoreError
+from streams.stores import Index, LateItem, NamedTable, Stores, Window, Windows
+from streams.stores.framed import FRAME
+from streams.stores.several import MOST_AT_ONCE
+from tests.unit.structures_kit import HERE, Order, at, entries, loaded
+
+# -- expiry ------------------------------------------------------------------------------------------------------------
+
+
+class Lasting(Stores):
+    carts = NamedTable.of(str, int)
+
+
+class Expiring(Stores):
+    carts = NamedTable.of(str, int, expires=10)
+
+
+def test_an_entry_lives_its_time_since_it_was_put() -> None:
+    store = Expiring(HERE)
+    at(store, 100, lambda: store.carts.put("a", 1))
+    at(store, 101, lambda: store.carts.put("b", 1))
+    at(store, 105, lambda: store.carts.put("a", 2))
+    at(store, 110.999)
+    assert set(store.carts.keys()) == {"a", "b"}
+    at(store, 111)
+    assert set(store.carts.keys()) == {"a"}
+    at(store, 50, lambda: store.carts.put("c", 1))  # an event that is late does not turn time back
+    assert store.time_ms == 111_000
+    at(store, 120.9)
+    assert set(store.carts.keys()) == {"c"}
+    restored = loaded(Expiring.factory(), at(store, 120.999))
+    assert set(restored.carts.keys()) == {"c"}
+    assert b"carts\x00c" not in b"".join(at(restored, 121))
+
+
+def test_expiry_is_switched_on_off_and_on_again() -> None:
+    """Entries that were put without it count from the moment at which it was switched on, the last time."""
+    state = at(store := Lasting(HERE), 100, lambda: store.carts.put("old", 1))
+    on = loaded(Expiring.factory(), state)
+    state = at(on, 1000, lambda: on.carts.put("new", 1))
+    assert set(on.carts.keys()) == {"old", "new"}
+    off = loaded(Lasting.factory(), state)
+    assert dict(off.carts.items()) == {"old": 1, "new": 1}
+    assert off.before_event is not None, "the mark must go"
+    state = at(off, 2000, lambda: off.carts.put("between", 1))
+    assert set(off.carts.keys()) == {"old", "new", "between"}
+    assert loaded(Lasting.factory(), state).before_event is None
+    again = loaded(Expiring.factory(), state)
+    at(again, 2005)
+    assert set(again.carts.keys()) == {"old", "between"}, "the one with a time is over it"
+    at(again, 2014.999)
+    assert set(again.carts.keys()) == {"old", "between"}
+    at(again, 2015)
+    assert not len(again.carts)
+
+
+def test_a_backlog_of_expiry_is_done_bit_by_bit() -> None:
+    store = Expiring(HERE)
+    at(store, 0, lambda: [store.carts.put(str(number), 1) for number in range(2 * MOST_AT_ONCE + 1)])
+    sizes = []
+    for _ in range(4):
+        at(store, 20)
+        sizes.append(len(store.carts))
+    assert sizes == [MOST_AT_ONCE + 1, 1, 0, 0]
+
+
+def test_records_without_a_time() -> None:
+    store = Expiring(HERE)
+    at(store, -0.001, lambda: store.carts.put("a", 1))
+    assert store.time_ms is None
+    at(store, 100)
+    at(store, 109)
+    assert "a" in store.carts
+    at(store, 110)
+    assert "a" not in store.carts
+
+
+# -- versions of state -------------------------------------------------------------------------------------------------
+
+
+class Account(msgspec.Struct):
+    euros: float
+    owner: str
+
+
+class First(Stores):
+    accounts = NamedTable.of(str, Order)
+
+
+class Third(Stores):
+    accounts = NamedTable.of(
+        str,
+        Account,
+        version=3,
+        upcast={
+            1: lambda old: {"cents": old["cents"], "owner": old["customer"]},
+            2: lambda old: {"euros": old["cents"] / 100, "owner": old["owner"]},
+        },
+        index={"owner": Index(str, lambda account: account.owner)},
+    )
+
+
+def test_state_of_an_older_version_is_read() -> None:
+    state = at(store := First(HERE), 0, lambda: store.accounts.put("a", Order("ada", 150)))
+    state[b"\xfeaccounts\x00b"] = FRAME + b"\x01\x00\x02" + b'{"cents":200,"owner":"bob"}'
+    newer = loaded(Third.factory(), state)
+    assert newer.accounts.get("a") == Account(1.5, "ada")
+    assert newer.accounts.get("b") == Account(2.0, "bob")
+    assert [key for key, _ in newer.accounts.by("owner", "bob")] == ["b"]
+    after = at(newer, 0, lambda: newer.accounts.put("a", Account(3.0, "ada")))
+    assert after[b"\xfeaccounts\x00a"] == FRAME + b"\x01\x00\x03" + b'{"euros":3.0,"owner":"ada"}'
+    assert after[b"\xfeaccounts\x00b"] == state[b"\xfeaccounts\x00b"], "it is as it was until it is put"
+
+
+def test_state_of_a_newer_version_is_refused_by_name() -> None:
+    state = at(store := Third(HERE), 0, lambda: store.accounts.put("a", Account(1.0, "ada")))
+    older = loaded(First.factory(), state)
+    with pytest.raises(
+        DecodeError, match=r"state of t\[0\], key 'a': the value has version 3, .* up to 1: .*roll this"
+    ):
+        older.accounts.get("a")
+    assert entries(older) == state, "and stays as it is"
+
+    class Indexed(Stores):
+        accounts = NamedTable.of(str, Order, index={"who": Index(str, lambda order: order.customer)})
+
+    copy = loaded(Indexed.factory(), state)  # a standby goes on
+    with pytest.raises(StoreError, match=r"cannot be built: .*roll this member forward"):
+        copy.begin([])
+
+
+def test_upcasters_that_fail() -> None:
+    class Failing(Stores):
+        accounts = NamedTable.of(str, Account, version=2, upcast={1: lambda old: old["nothing"]})
+
+    class Wrong(Stores):
+        accounts = NamedTable.of(str, Account, version=2, upcast={1: lambda old: 1})  # type: ignore[dict-item, return-value]
+
+    state = at(store := First(HERE), 0, lambda: store.accounts.put("a", Order("ada")))
+    with pytest.raises(DecodeError, match="key 'a': the upcaster from version 1 failed: KeyError"):
+        loaded(Failing.factory(), state).accounts.get("a")
+    with pytest.raises(DecodeError, match="the upcaster from version 1 returned int"):
+        loaded(Wrong.factory(), state).accounts.get("a")
+
+
+@pytest.mark.parametrize(
+    "data", [FRAME, FRAME + b"\x01\x00", FRAME + b"\x02\x00", FRAME + b"\x04", FRAME + b"\x01\x00\x01"]
+)
+def test_a_frame_that_is_spoiled(data: bytes) -> None:
+    for make in (Third.factory(), First.factory(), Expiring.factory()):
+        table = "carts" if make is Expiring.factory() else "accounts"
+        store = loaded(make, {b"\xfe" + table.encode() + b"\x00a": data})
+        with pytest.raises(DecodeError):
+            getattr(store, table).get("a")
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def count(old: int | None, _: str) -> int:
+    return (old or 0) + 1
+
+
+def test_windows_that_are_kept_and_a_grace_that_gets_longer() -> None:
+    closed: list[Window] = []
+
+    def note(ctx: object, key: str, window: Window, value: int) -> None:
+        closed.append(window)
+
+    def make(grace: float) -> type[Stores]:
+        class Kept(Stores):
+            minutes = Windows.tumbling(str, int, size=60, grace=grace, keep=100, add=count, on_close=note)
+
+        return Kept
+
+    store: Any = make(0)(HERE)
+    at(store, 0, lambda: store.minutes.add("a", ""))
+    state = at(store, 60)
+    window = Window(0, 60_000)
+    assert closed == [window]
+    assert store.minutes.get("a", window) == 1
+    assert store.minutes.is_closed("a", window)
+    longer: Any = loaded(make(30), state)
+    at(longer, 61, lambda: longer.minutes.add("a", "", at_ms=59_000))
+    at(longer, 95)
+    assert closed == [window], "reported once"
+    assert dict(longer.minutes.of("a")) == {window: 1}, "and not changed afterwards"
+    at(longer, 190)
+    assert not len(longer.minutes)
+    assert LateItem.__mro__[1] is StoreError
