@@ -28,13 +28,14 @@ if TYPE_CHECKING:
         SLOW_NETWORK,
         WIDE_NETWORK,
         BatcherConfig,
-        JobRetry,
         SchedulerConfig,
     )
     from streams.outbox.config import RelayConfig
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
-    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
+    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
+    from streams.outcomes import ErrorPolicy as ErrorPolicy  # former names, for one release
+    from streams.outcomes import JobRetry as JobRetry
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
@@ -64,7 +65,6 @@ __all__ = [
     "Change",
     "Codec",
     "Delivery",
-    "ErrorPolicy",
     "ErrorResponse",
     "EventContext",
     "EventFailure",
@@ -77,7 +77,6 @@ __all__ = [
     "GlobalTable",
     "GroupConfig",
     "IncomingRecord",
-    "JobRetry",
     "JournalledStore",
     "MissedRuns",
     "NotDelivered",
@@ -88,6 +87,7 @@ __all__ = [
     "Record",
     "Relay",
     "RelayConfig",
+    "Retry",
     "SchedulerConfig",
     "SimpleStore",
     "SourceState",
@@ -117,11 +117,11 @@ _NAMES = {
     "events": "event_type to_record upcaster",
     "global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
     "global_table": "GlobalTable",
-    "job_settings": "BatcherConfig COMPUTE FAST_NETWORK JobRetry SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
+    "job_settings": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
     "outbox.config": "RelayConfig",
     "outbox.relay": "Relay",
     "outbox.stash": "AsyncOutbox Outbox",
-    "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState SKIP STOP",
+    "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState JobRetry Retry SKIP STOP",
     "protocols": "Codec JournalledStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
