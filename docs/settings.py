@@ -16,15 +16,14 @@ import msgspec
 from streams import (
     BatcherConfig,
     BatchProducer,
-    ErrorPolicy,
     EventProducer,
     EventSourceConfig,
     GlobalChangeLog,
     GroupConfig,
-    JobRetry,
     PoolConfig,
     QueueConfig,
     RelayConfig,
+    Retry,
     SchedulerConfig,
     StateConfig,
     TimeoutConfig,
@@ -70,7 +69,7 @@ environment, then the file `kes.toml`.
 ```toml
 bootstrap_servers = "kafka-1:9093,kafka-2:9093"
 replication_factor = 3
-error_policy = "dead_letter"                        # or { then = "dead_letter", retries = 5 }
+error_policy = "dead_letter"                        # or { then = "dead_letter", attempts = 6 }
 
 [pool]
 pool_size = 5
@@ -221,17 +220,22 @@ SECTIONS: Final = (
         },
     ),
     Section(
-        ErrorPolicy,
-        "What happens to an event that failed: [errors](../guides/errors.md). Ready ones: `STOP`, `SKIP`, "
-        "`DEAD_LETTER`.",
+        Retry,
+        "How often failed work is tried again, and what comes after the last attempt: of events "
+        "([`error_policy`, `on_error`](../guides/errors.md)), jobs, batches (`retry`) and views. Ready ones, with one "
+        "attempt: `STOP`, `SKIP`, `DEAD_LETTER`.",
         {
-            "retries": "further attempts after the first",
-            "backoff_seconds": (
-                "wait before the first retry; doubled for each further one, with up to a quarter added or taken "
-                "off at random"
+            "attempts": "in all, the first one included",
+            "backoff_seconds": "the wait before the second one",
+            "max_backoff_seconds": "the longest wait",
+            "backoff_factor": "each wait is so many times the one before",
+            "jitter": "share of a wait, up to which it is made longer or shorter at random",
+            "timeout_seconds": "no further attempt so long after the first one began; `None`: no such bound",
+            "on": "classes of exceptions that are worth another attempt (in code only)",
+            "then": (
+                "the last word about an event: `FAIL_CONSUMER`, `DEAD_LETTER`, `CONTINUE` or `FATALLY_EXIT`; "
+                "a job or a batch has none"
             ),
-            "max_backoff_seconds": "the longest such wait",
-            "then": "the last word: `FAIL_CONSUMER`, `DEAD_LETTER`, `CONTINUE` or `FATALLY_EXIT`",
         },
     ),
     Section(
@@ -242,7 +246,7 @@ SECTIONS: Final = (
             "worker_queue_depth": "jobs of one key that may wait behind the one that runs",
             "max_concurrent_keys": "keys of one partition that may have jobs",
             "timeout_seconds": "for one attempt of a job",
-            "retry": "a `JobRetry`; `None`: one attempt",
+            "retry": "a `Retry`; `None`: one attempt",
         },
     ),
     Section(
@@ -254,19 +258,7 @@ SECTIONS: Final = (
             "max_concurrent_batches": "calls that run at a time in this process",
             "max_queued_items": "items of one partition that wait or run; its reading waits beyond",
             "timeout_seconds": "for one attempt of a call",
-            "retry": "a `JobRetry` for a call that raises, with all of its items; `None`: one attempt",
-        },
-    ),
-    Section(
-        JobRetry,
-        "Retries of a job or of a call.",
-        {
-            "attempts": "in all, the first one included",
-            "wait_initial_seconds": "wait before the second; doubled for each further one",
-            "wait_max_seconds": "the longest such wait",
-            "wait_jitter_seconds": "added at random, up to so much",
-            "timeout_seconds": "no further attempt so long after the first one began; `None`: no such bound",
-            "on": "classes of exceptions that are worth a retry; others fail at once",
+            "retry": "a `Retry` for a call that raises, with all of its items; `None`: one attempt",
         },
     ),
     Section(
@@ -303,8 +295,8 @@ SECTIONS: Final = (
             "table": "of the outbox",
             "batch_rows": "rows of one transaction, at most",
             "batch_bytes": "bytes of keys and values of one transaction, about",
-            "retry_seconds": "until a refused row is tried again; doubled each time",
-            "longest_retry_seconds": "the longest such time",
+            "backoff_seconds": "until a refused row is tried again; doubled each time",
+            "max_backoff_seconds": "the longest such time",
         },
     ),
     Section(
@@ -314,9 +306,7 @@ SECTIONS: Final = (
             "topic": "the topic that is followed",
             "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
             "client_settings": "as those of `EventSourceConfig`",
-            "on_error": (
-                "for a record that cannot be decoded, or a receiver that raises: an `ErrorPolicy`, or a function"
-            ),
+            "on_error": ("for a record that cannot be decoded, or a receiver that raises: a `Retry`, or a function"),
             "client_id": "name of the client at the broker",
             "topic_timeout_seconds": "how long the start waits for a topic that is missing",
         },
@@ -350,7 +340,7 @@ def shown(name: str, default: Any) -> str:
     """Return a default as a reader writes it."""
     if default is inspect.Parameter.empty:
         return "**required**"
-    if isinstance(default, ErrorPolicy):
+    if isinstance(default, Retry):
         return POLICIES[default]
     if isinstance(default, msgspec.Struct):
         return f"`{type(default).__name__}()`"

@@ -41,7 +41,7 @@ source = EventSource(
 Context = EventContext[Table[str, Account]]
 
 
-@source.register_event_type(Deposited)
+@source.on
 def on_deposited(ctx: Context, event: Deposited) -> None:
     account = ctx.store.get(event.account) or Account()
     account.cents += event.cents

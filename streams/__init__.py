@@ -29,13 +29,13 @@ if TYPE_CHECKING:
         SLOW_NETWORK,
         WIDE_NETWORK,
         BatcherConfig,
-        JobRetry,
         SchedulerConfig,
     )
     from streams.outbox.config import RelayConfig
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
-    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
+    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState, Retry
+    from streams.outcomes import JobRetry as JobRetry
     from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
@@ -103,6 +103,7 @@ __all__ = [
     "Record",
     "Relay",
     "RelayConfig",
+    "Retry",
     "SchedulerConfig",
     "SimpleStore",
     "SourceState",
@@ -137,12 +138,12 @@ _NAMES = {
     "events": "event_type to_record upcaster",
     "global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
     "global_table": "GlobalTable",
-    "job_settings": "BatcherConfig COMPUTE FAST_NETWORK JobRetry SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
+    "job_settings": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
     "outbox.config": "RelayConfig",
     "outbox.relay": "Relay",
     "outbox.stash": "AsyncOutbox Outbox",
-    "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState SKIP STOP",
     "protocols": "Codec JournalledStore ObservingStore StateStore",
+    "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState JobRetry Retry SKIP STOP",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",

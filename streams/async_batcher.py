@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from streams.errors import BatchError
 from streams.event_source import EventSource
 from streams.job_settings import BatcherConfig, check_settings
-from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime.async_work.batch_stage import BatchDefinition, BatchItem, BatchStage
 from streams.runtime.async_work.invoke import check_ends, kind_of
@@ -90,7 +90,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         /,
         *,
         key: Callable[[E], Hashable] | None = None,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
     ) -> Callable[[P], P]:
         """Batch the items of each event of this class.
 

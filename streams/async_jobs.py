@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from streams.errors import PlanError, RegistrationError
 from streams.event_source import EventSource
 from streams.job_settings import COMPUTE, SchedulerConfig, check_settings
-from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime.async_work.invoke import check_ends, kind_of
 from streams.runtime.async_work.job_stage import JobDefinition, JobStage
@@ -39,7 +39,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
 
     ``finalizer(ctx, item, result)`` is a handler like any other: it runs in the order of the partition, has the store,
     forwards, and takes effect exactly once. ``on_failure(ctx, item, error)`` is called in its place when a job has
-    failed for good; without it such an event goes to its error policy's last word (``ErrorPolicy.then``: retries are
+    failed for good; without it such an event goes to its error policy's last word (``Retry.then``: retries are
     the job's, ``config.retry``). ``then`` passes results on to another scheduler as its items, with the same key,
     instead of finalizing: stages with limits of their own, still in order per key.
 
@@ -121,7 +121,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         /,
         *,
         key: Callable[[E], Hashable] | None = None,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
     ) -> Callable[[P], P]:
         """Schedule a job for each event of this class.
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, RecordError
 from streams.event_source import EventSource
-from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.outcomes import ExecutionState, Retry
 from streams.records import Delivery, IncomingRecord, Record
 from streams.runtime.async_work.invoke import check_ends
 from streams.runtime.async_work.producer_stage import ProducerDefinition, ProducerStage
@@ -91,7 +91,7 @@ class BatchProducer(Generic[StoreT]):
         planner: Callable[[IncomingRecord, E], Sequence[Record] | Record | None] | None = None,
         /,
         *,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
     ) -> Callable[[P], P]:
         """Send the records of each event of this class.
 

@@ -16,9 +16,9 @@ import msgspec
 
 from streams.errors import ConfigError
 from streams.metrics import MetricsHandler
-from streams.outcomes import STOP, ErrorPolicy
+from streams.outcomes import STOP, Retry
 from streams.sak.numbers import is_number, is_whole
-from streams.settings_sources import TakesOutsideSettings, bootstrap_servers, flat, variable
+from streams.settings_sources import TakesOutsideSettings, bootstrap_servers, flat, variable, without_credentials
 from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name
 
 BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
@@ -302,8 +302,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     replication_factor: int = 1
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"
-    decode_policy: ErrorPolicy = STOP
-    error_policy: ErrorPolicy = STOP
+    decode_policy: Retry = STOP
+    error_policy: Retry = STOP
     group: GroupConfig = GroupConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     queues: QueueConfig = QueueConfig()
@@ -339,6 +339,9 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         for name in ("group_id", "topic", "changelog_topic", "dead_letter_topic", "instance_id"):
             if getattr(self, name) or name in ("group_id", "topic"):
                 _check_name(name, getattr(self, name), _INSTANCE if name == "instance_id" else _NAME)
+        for name in ("bootstrap_servers", "source_bootstrap_servers"):
+            _made_of((str,), name, getattr(self, name), "addresses as text: host:port,host:port")
+            without_credentials(name, getattr(self, name))
         _count("num_partitions", self.num_partitions, 1)
         _count("replication_factor", self.replication_factor, 1)
         if not 1 <= self.min_insync_replicas <= self.replication_factor:
@@ -350,6 +353,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
         for name in ("client_settings", "source_client_settings"):
             _made_of((Mapping,), name, getattr(self, name), "a dictionary")
+        for name in ("decode_policy", "error_policy"):
+            _made_of((Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, or one of your own")
         for name, kind in GROUPS.items():
             _made_of((kind,), name, getattr(self, name), f"a {kind.__name__}")
         if self.source_client_settings and not self.source_is_elsewhere:

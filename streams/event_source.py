@@ -102,7 +102,7 @@ class EventSource(Handlers[StoreT]):
         given up before the commit, ``MembershipLost`` when it was lost before the commit, ``Stopped``. Awaiting it
         always ends. A caller that is cancelled before the interjection began withdraws it. When the partition is
         restarted meanwhile (another event of it is refused by the broker, or a store cannot undo one) it has its turn
-        afterwards; if it had begun, it begins anew. A handler must not await it for its own partition:
+        afterwards; if it had begun, it starts over. A handler must not await it for its own partition:
         ``WouldDeadlock``, as far as that can be detected.
         """
         return await self._running().ad_hoc.interject(partition, handler, blocking=blocking)

@@ -15,7 +15,7 @@ from streams.clients.settings import ClientSettings
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, RegistrationError
 from streams.global_table import GlobalTable, make_table
-from streams.outcomes import STOP, ErrorPolicy, ErrorResponse
+from streams.outcomes import STOP, ErrorResponse, Retry
 from streams.protocols import Codec
 from streams.runtime.reading.followed_topic import LogConnections
 from streams.runtime.reading.log_reader import LogReader
@@ -59,11 +59,11 @@ class GlobalChangeLog:
 
     **When something is wrong.** After an outage of the cluster the log goes on by itself. It *fails* when a receiver
     raises or a record cannot be decoded and ``on_error`` is a stop (``RecordError``, ``DecodeError``, with
-    ``topic[partition]@offset``), when its place in a log was deleted or the topic was made again (``OffsetError``), and
+    ``topic[partition]@offset``), when its place in a log was deleted or the topic was recreated (``OffsetError``), and
     when the topic is gone or may not be read (``TopicError``). Nothing is received any more then, tables refuse to be
     read, and the error is raised by ``wait_caught_up``, ``wait_stopped``, and ``async with``, whose body is cancelled.
 
-    ``on_error``: an ``ErrorPolicy`` (retries, then stop or skip), or a function ``(record, error) -> ErrorResponse``,
+    ``on_error``: a ``Retry`` (retries, then stop or skip), or a function ``(record, error) -> ErrorResponse``,
     on the reading thread, that answers ``CONTINUE`` or ``FAIL_CONSUMER``. ``client_settings`` are librdkafka's, as in
     ``EventSourceConfig``. ``client_id`` also stands for the ``group.id`` that librdkafka wants to have (no group is
     joined). ``topic_timeout_seconds``: how long to wait for a missing topic.
@@ -262,11 +262,11 @@ def _is_plain(function: object) -> TypeGuard[Callable[..., object]]:
 
 
 def _checked(on_error: OnError) -> OnError:
-    if isinstance(on_error, ErrorPolicy):
+    if isinstance(on_error, Retry):
         if on_error.then not in (ErrorResponse.FAIL_CONSUMER, ErrorResponse.CONTINUE):
             raise ConfigError(
                 f"on_error is {on_error.then.value}; a global change log can stop (fail_consumer) or skip (continue)"
             )
     elif not callable(on_error):
-        raise ConfigError(f"on_error is {on_error!r}; it must be an ErrorPolicy or a function of record and error")
+        raise ConfigError(f"on_error is {on_error!r}; it must be a Retry or a function of record and error")
     return on_error

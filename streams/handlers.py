@@ -13,7 +13,7 @@ from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
-from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime import source_topics
 from streams.runtime.async_work.async_stage import Ahead, StageDefinition
@@ -58,7 +58,7 @@ class Handlers(Generic[StoreT]):
         handler: Handler[StoreT, E] | None = None,
         /,
         *,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
         blocking: bool = False,
         concurrency: int | SchedulerConfig | None = None,
         batch: Literal[False] = False,
@@ -71,7 +71,7 @@ class Handlers(Generic[StoreT]):
         handler: BatchHandler[StoreT, E] | None = None,
         /,
         *,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
         batch: Literal[True],
     ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
 
@@ -81,7 +81,7 @@ class Handlers(Generic[StoreT]):
         handler: Callable[..., Any] | None = None,
         /,
         *,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
         blocking: bool = False,
         concurrency: int | SchedulerConfig | None = None,
         batch: bool = False,
@@ -138,7 +138,7 @@ class Handlers(Generic[StoreT]):
         self,
         /,
         *,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
         blocking: bool = False,
         concurrency: int | SchedulerConfig | None = None,
         batch: Literal[False] = False,
@@ -146,7 +146,7 @@ class Handlers(Generic[StoreT]):
 
     @overload
     def on(
-        self, /, *, on_error: ErrorPolicy | None = None, batch: Literal[True]
+        self, /, *, on_error: Retry | None = None, batch: Literal[True]
     ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
 
     def on(self, handler: Callable[..., Any] | None = None, /, **options: Any) -> Callable[..., Any]:
@@ -182,7 +182,7 @@ class Handlers(Generic[StoreT]):
         handler: Handler[StoreT, bytes | None] | None = None,
         /,
         *,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
         blocking: bool = False,
     ) -> Callable[[Handler[StoreT, bytes | None]], Handler[StoreT, bytes | None]]:
         """Register the handler of records whose type has no handler; it gets the value's bytes as they came."""
@@ -205,7 +205,7 @@ class Handlers(Generic[StoreT]):
         every: float | timedelta,
         jitter: float | timedelta = 0.0,
         missed: MissedRuns = MissedRuns.SKIP,
-        on_error: ErrorPolicy | None = None,
+        on_error: Retry | None = None,
         blocking: bool = False,
     ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
         """Run a handler on every active partition, every so many seconds, within its order and transaction.
@@ -299,7 +299,7 @@ class Handlers(Generic[StoreT]):
         event_class: type[Any],
         planner: Callable[..., Any] | None,
         key: Callable[[Any], Any] | None,
-        on_error: ErrorPolicy | None,
+        on_error: Retry | None,
     ) -> Callable[[P], P]:
         """Register a stage that carries out the plan of ``planner`` for each event of a class, ahead of the event's
         turn; or, with ``key`` alone, the event itself under its key. ``check`` turns a plan into the stage's input;
@@ -351,7 +351,7 @@ def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
     )
 
 
-def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:
+def _concurrent(name: str, handler: Callable[..., Any], policy: Retry, settings: SchedulerConfig) -> Ahead:
     if not inspect.iscoroutinefunction(handler):
         raise RegistrationError(
             f"the handler of {name} has a concurrency, so it must be async def; for plain functions there is "
@@ -360,7 +360,7 @@ def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, set
     if settings.timeout_seconds is not None or settings.retry is not None:
         raise RegistrationError(
             f"the handler of {name}: timeout_seconds and retry are for the jobs of AsyncJobScheduler; a handler has "
-            "on_error=ErrorPolicy(retries=...), and asyncio.timeout"
+            "on_error=Retry(attempts=...), and asyncio.timeout"
         )
     return Ahead(ConcurrentStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)
 

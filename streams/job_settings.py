@@ -1,46 +1,15 @@
-"""Settings of work that runs ahead of its turn: limits, timeouts, retries."""
+"""Settings of work that runs ahead of its turn: limits and timeouts."""
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Final
 
 import msgspec
 
 from streams.errors import ConfigError
+from streams.outcomes import ErrorResponse, Retry
 from streams.sak.numbers import is_number, is_whole
-
-
-class JobRetry(msgspec.Struct, frozen=True, kw_only=True):
-    """Retries of a job that failed, and the waits before them (``stamina`` does it).
-
-    ``attempts``: in all, the first one included. ``wait_initial_seconds`` before the second, doubled for each further
-    one up to ``wait_max_seconds``, plus up to ``wait_jitter_seconds`` at random; the job keeps its slot and its key
-    meanwhile. ``timeout_seconds``: what fails so long after the first attempt began is not tried again (``None``: no
-    such bound). ``on``: the errors that are worth it; others fail the job at once.
-    """
-
-    attempts: int = 3
-    wait_initial_seconds: float = 0.1
-    wait_max_seconds: float = 5.0
-    wait_jitter_seconds: float = 0.1
-    timeout_seconds: float | None = 45.0
-    on: tuple[type[Exception], ...] = (Exception,)
-
-    def __post_init__(self) -> None:
-        _check_whole(self, "attempts", 1)
-        for name in ("wait_initial_seconds", "wait_max_seconds", "wait_jitter_seconds"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value < math.inf:
-                raise ConfigError(f"JobRetry.{name} is {value!r}; it must be seconds, 0 or more")
-        kinds: object = self.on  # whatever it is
-        if not isinstance(kinds, tuple):
-            raise ConfigError(f"JobRetry.on is {kinds!r}; it must be a tuple of classes of exceptions")
-        for kind in kinds:
-            if not (isinstance(kind, type) and issubclass(kind, Exception)):
-                raise ConfigError(f"JobRetry.on has {kind!r}; it takes classes of exceptions (no BaseException)")
-        _check_timeout(self)
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +26,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     worker_queue_depth: int = 100
     max_concurrent_keys: int = 10_000
     timeout_seconds: float | None = None
-    retry: JobRetry | None = None
+    retry: Retry | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("worker_queue_depth", 0), ("max_concurrent_keys", 1)):
@@ -82,7 +51,7 @@ class BatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_batches: int = 4
     max_queued_items: int = 10_000
     timeout_seconds: float | None = None
-    retry: JobRetry | None = None
+    retry: Retry | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_concurrent_batches", "max_queued_items"):
@@ -106,7 +75,7 @@ def _check_whole(settings: msgspec.Struct, name: str, least: int) -> None:
         raise ConfigError(f"{type(settings).__name__}.{name} is {value!r}; it must be a whole number, {least} or more")
 
 
-def _check_timeout(settings: JobRetry | SchedulerConfig | BatcherConfig) -> None:
+def _check_timeout(settings: SchedulerConfig | BatcherConfig) -> None:
     value: object = settings.timeout_seconds
     if value is None or (is_number(value) and value > 0):
         return
@@ -115,8 +84,13 @@ def _check_timeout(settings: JobRetry | SchedulerConfig | BatcherConfig) -> None
 
 def _check_retry(settings: SchedulerConfig | BatcherConfig) -> None:
     value: object = settings.retry
-    if value is not None and not isinstance(value, JobRetry):
-        raise ConfigError(f"{type(settings).__name__}.retry is {value!r}; it must be a JobRetry, or None")
+    if value is None:
+        return
+    name = f"{type(settings).__name__}.retry"
+    if not isinstance(value, Retry):
+        raise ConfigError(f"{name} is {value!r}; it must be a Retry, or None")
+    if value.then is not ErrorResponse.FAIL_CONSUMER:
+        raise ConfigError(f"{name} has then={value.then}; the last word is that of the event: its on_error")
 
 
 _CPUS: Final = os.cpu_count() or 1

@@ -1,13 +1,20 @@
-"""Answers of a handler, and policies for failed records."""
+"""Answers of a handler, and what follows when work has failed: retries, and a last word."""
 
 from __future__ import annotations
 
 import enum
-from typing import Final
+import random
+import warnings
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from streams.errors import ConfigError
+from streams.sak.backoff import backoff_seconds
+from streams.sak.numbers import is_number, is_whole
+
+_A_DAY: Final = 86_400
+"""In seconds."""
 
 
 class ExecutionState(enum.Enum):
@@ -34,33 +41,122 @@ class ErrorResponse(enum.Enum):
     """End the process at once with exit code 70 (``EX_SOFTWARE``). The record is not passed."""
 
 
-class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Policy for an event that failed: first retries, then ``then``.
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """Attempts of work that failed, the waits between them, and the last word after the last one.
 
-    ``retries``: further attempts after the first. ``backoff_seconds``: wait before the first retry; doubled for each
-    further one up to ``max_backoff_seconds``, with up to a quarter of it added or taken off at random. While an event
-    waits for its retry its partition waits with it (order is kept), other partitions go on. ``then``: the last word.
-    Decode errors are never retried: the bytes do not change.
+    ``attempts``: in all, the first one included. ``backoff_seconds``: the wait before the second; multiplied by
+    ``backoff_factor`` for each further one, up to ``max_backoff_seconds``, with up to the share ``jitter`` of it added
+    or taken off at random. ``timeout_seconds``: what fails so long after the first attempt began is not tried again
+    (``None``: no such bound). ``on``: the errors that are worth another attempt. ``then``: the last word about an
+    event; a job or a call has none, because its event has one.
+
+    While an event waits its partition waits with it (order is kept), other partitions go on; a job keeps its slot and
+    its key. Records that cannot be read, or that a broker refused, are not tried again: the bytes do not change.
     """
 
-    retries: int = 0
+    attempts: int = 3
     backoff_seconds: float = 0.1
     max_backoff_seconds: float = 10.0
+    backoff_factor: float = 2.0
+    jitter: float = 0.25
+    timeout_seconds: float | None = None
+    on: tuple[type[Exception], ...] = (Exception,)
     then: ErrorResponse = ErrorResponse.FAIL_CONSUMER
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise ConfigError(f"ErrorPolicy.retries is {self.retries}; it must be 0 or more")
-        if not 0 <= self.backoff_seconds <= self.max_backoff_seconds:
-            raise ConfigError(
-                f"ErrorPolicy.backoff_seconds is {self.backoff_seconds}; it must be between 0 and "
-                f"max_backoff_seconds ({self.max_backoff_seconds})"
+        if not is_whole(self.attempts) or self.attempts < 1:
+            raise ConfigError(f"Retry.attempts is {self.attempts!r}; it must be a whole number, 1 or more")
+        for name, least, most in (
+            ("max_backoff_seconds", 0, _A_DAY),
+            ("backoff_seconds", 0, self.max_backoff_seconds),
+            ("backoff_factor", 1, 1000),
+            ("jitter", 0, 1),
+        ):
+            value = getattr(self, name)
+            if not is_number(value) or not least <= value <= most:
+                limit = f"max_backoff_seconds ({most})" if name == "backoff_seconds" else most
+                raise ConfigError(f"Retry.{name} is {value!r}; it must be between {least} and {limit}")
+        seconds: object = self.timeout_seconds  # whatever it is
+        if seconds is not None and not (is_number(seconds) and seconds > 0):
+            raise ConfigError(f"Retry.timeout_seconds is {seconds!r}; it must be more than 0, or None")
+        kinds: object = self.on
+        if not isinstance(kinds, tuple):
+            raise ConfigError(f"Retry.on is {kinds!r}; it must be a tuple of classes of exceptions")
+        for kind in kinds:
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                raise ConfigError(f"Retry.on has {kind!r}; it takes classes of exceptions (no BaseException)")
+        then: object = self.then
+        if not isinstance(then, ErrorResponse):
+            raise ConfigError(f"Retry.then is {then!r}; use one of {', '.join(map(str, ErrorResponse))}")
+
+    def allows(self, attempts: int, error: BaseException, elapsed_seconds: float = 0.0) -> bool:
+        """Check for a further attempt after so many, the last of which ended with ``error``, so long after the first
+        one began."""
+        in_time = self.timeout_seconds is None or elapsed_seconds < self.timeout_seconds
+        return attempts < self.attempts and in_time and isinstance(error, self.on)
+
+    def pause_seconds(self, attempts: int, rng: random.Random | None = None) -> float:
+        """Return the wait after so many failed attempts. ``rng`` is for tests."""
+        return backoff_seconds(
+            attempts, self.backoff_seconds, self.max_backoff_seconds, self.backoff_factor, jitter=self.jitter, rng=rng
+        )
+
+
+STOP: Final = Retry(attempts=1)
+"""No retry; leave the group and stop. This is the default, so that nothing is skipped unless a policy says so."""
+SKIP: Final = Retry(attempts=1, then=ErrorResponse.CONTINUE)
+"""No retry; skip the record."""
+DEAD_LETTER: Final = Retry(attempts=1, then=ErrorResponse.DEAD_LETTER)
+"""No retry; write the record to the dead-letter topic."""
+
+# -- former names of Retry, for one release ----------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+
+    class ErrorPolicy(Retry, frozen=True, kw_only=True):
+        """``Retry`` with the arguments of 0.1."""
+
+        retries: int = 0
+
+    class JobRetry(Retry, frozen=True, kw_only=True):
+        """``Retry`` with the arguments of 0.1."""
+
+        wait_initial_seconds: float = 0.1
+        wait_max_seconds: float = 5.0
+        wait_jitter_seconds: float = 0.1
+
+else:
+
+    class ErrorPolicy:
+        """Make a ``Retry`` from the arguments of 0.1: ``retries`` come after the first attempt."""
+
+        def __new__(cls, *, retries: int = 0, **settings: Any) -> Retry:
+            """Warn, and return the ``Retry``."""
+            _warn("ErrorPolicy(retries=n)", "Retry(attempts=n + 1)")
+            return Retry(attempts=retries + 1, **settings)
+
+    class JobRetry:
+        """Make a ``Retry`` from the arguments of 0.1; the jitter is a share of the wait now."""
+
+        def __new__(
+            cls,
+            *,
+            wait_initial_seconds: float = 0.1,
+            wait_max_seconds: float = 5.0,
+            wait_jitter_seconds: float = 0.1,
+            timeout_seconds: float | None = 45.0,
+            **settings: Any,
+        ) -> Retry:
+            """Warn, and return the ``Retry``."""
+            _warn("JobRetry(wait_initial_seconds=, wait_max_seconds=)", "Retry(backoff_seconds=, max_backoff_seconds=)")
+            return Retry(
+                backoff_seconds=min(wait_initial_seconds, wait_max_seconds),
+                max_backoff_seconds=wait_max_seconds,
+                jitter=0.25 if wait_jitter_seconds else 0.0,
+                timeout_seconds=timeout_seconds,
+                **settings,
             )
 
 
-STOP: Final = ErrorPolicy()
-"""No retry; leave the group and stop. This is the default, so that nothing is skipped unless a policy says so."""
-SKIP: Final = ErrorPolicy(then=ErrorResponse.CONTINUE)
-"""No retry; skip the record."""
-DEAD_LETTER: Final = ErrorPolicy(then=ErrorResponse.DEAD_LETTER)
-"""No retry; write the record to the dead-letter topic."""
+def _warn(former: str, instead: str) -> None:
+    warnings.warn(f"{former} is {instead} now; the next release drops it", DeprecationWarning, stacklevel=3)

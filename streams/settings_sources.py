@@ -124,16 +124,24 @@ def variable(path: Path_) -> str:
     return PREFIX + "_".join(path).upper().replace(".", "_")
 
 
+def without_credentials(setting: str, servers: str) -> str:
+    """Return the brokers' addresses, which are shown in logs and errors. Raises ``ConfigError``: a password may be in
+    them."""
+    if "@" in servers:
+        raise ConfigError(f"{setting} must not hold credentials; use the sasl.* settings")
+    return servers
+
+
 def bootstrap_servers(given: str = "", environment: Mapping[str, str] | None = None) -> str:
     """Return the brokers' addresses: those that are given, else those from outside. Raises ``ConfigError``: none."""
     if given:
-        return given
+        return without_credentials("bootstrap_servers", given)
     found = SettingsSources(environment).find(("bootstrap_servers",))
     if found is None or not found.value:
         raise ConfigError(
             f"no broker is named: set bootstrap_servers or the variable {variable(('bootstrap_servers',))}"
         )
-    return str(found.value)
+    return without_credentials(f"bootstrap_servers ({found.origin})", str(found.value))
 
 
 def joined_client_settings(given: Mapping[str, Any] | None, table: str = CLIENTS[0]) -> dict[str, Any]:
@@ -266,8 +274,8 @@ def is_group(kind: Any) -> bool:
 def _converted(found: Found, kind: Any) -> Any:
     value = found.value
     try:
-        if isinstance(value, str) and getattr(kind, "__name__", "") == "ErrorPolicy":
-            value = {"then": value}  # a policy may be named by its last word
+        if isinstance(value, str) and getattr(kind, "__name__", "") == "Retry":
+            value = {"attempts": 1, "then": value}  # a policy may be named by its last word
         elif found.is_text and get_origin(kind) is not None and "tuple" in str(kind) and "," in value:
             value = [part.strip() for part in value.split(",")]
         return msgspec.convert(value, kind, strict=not found.is_text, str_keys=True)

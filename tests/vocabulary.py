@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from streams import Change, ErrorPolicy, EventContext, EventSource, Record, Table, TopicPartition, event_type
+from streams import Change, EventContext, EventSource, Record, Retry, Table, TopicPartition, event_type
 from streams.codecs import codec_for
 from streams.records import TYPE_HEADER, Headers
 
@@ -55,7 +55,7 @@ def register(
     source: EventSource[Any],
     work: Work,
     kind: str = "plain",
-    on_error: ErrorPolicy | None = None,
+    on_error: Retry | None = None,
     event_class: type[Any] = Added,
 ) -> None:
     """Register ``work`` as a handler of one of the ``KINDS``."""

@@ -19,7 +19,7 @@ from streams import (
     EventSource,
     EventSourceConfig,
     IncomingRecord,
-    JobRetry,
+    Retry,
     SchedulerConfig,
     Table,
     event_type,
@@ -119,7 +119,7 @@ charges = AsyncJobScheduler(
     config=SchedulerConfig(
         concurrency=64,
         timeout_seconds=2.0,  # of one attempt
-        retry=JobRetry(attempts=6, on=(Unavailable, TimeoutError, httpx.TransportError)),
+        retry=Retry(attempts=6, on=(Unavailable, TimeoutError, httpx.TransportError)),
     ),
 )
 

@@ -21,7 +21,7 @@ from streams import (
     EventContext,
     EventSource,
     EventSourceConfig,
-    JobRetry,
+    Retry,
     Table,
     event_type,
 )
@@ -110,7 +110,7 @@ pricing = AsyncJobScheduler(
     source,
     price,
     bill,
-    config=msgspec.structs.replace(WIDE_NETWORK, timeout_seconds=2.0, retry=JobRetry(attempts=8)),
+    config=msgspec.structs.replace(WIDE_NETWORK, timeout_seconds=2.0, retry=Retry(attempts=8)),
 )
 parsing = AsyncJobScheduler(source, parse, kind="process", config=COMPUTE, on_failure=refuse, then=pricing)
 parsing.register_event_type(ReadingsUploaded, key=lambda upload: upload.meter)

@@ -21,7 +21,7 @@ from streams import (
     EventSource,
     EventSourceConfig,
     IncomingRecord,
-    JobRetry,
+    Retry,
     event_type,
 )
 
@@ -98,7 +98,7 @@ async def change(items: list[BatchItem[Move]]) -> None:
 changes = AsyncBatcher(
     source,
     change,
-    config=BatcherConfig(max_batch_size=500, retry=JobRetry(attempts=10, on=(psycopg.OperationalError,))),
+    config=BatcherConfig(max_batch_size=500, retry=Retry(attempts=10, on=(psycopg.OperationalError,))),
 )
 
 

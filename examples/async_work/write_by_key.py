@@ -20,7 +20,7 @@ from streams import (
     EventSource,
     EventSourceConfig,
     IncomingRecord,
-    JobRetry,
+    Retry,
     event_type,
 )
 
@@ -75,7 +75,7 @@ rows = AsyncBatcher(
     config=BatcherConfig(
         max_batch_size=500,
         max_concurrent_batches=1,  # SQLite has one writer anyway
-        retry=JobRetry(attempts=10, on=(sqlite3.OperationalError,)),
+        retry=Retry(attempts=10, on=(sqlite3.OperationalError,)),
     ),
 )
 

@@ -217,7 +217,7 @@ def certify(
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Write a file anew that only this user may read."""
+    """Write a file that only this user can read, in place of an older one."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)

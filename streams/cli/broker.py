@@ -56,7 +56,7 @@ def start(
 ) -> None:
     """Start a broker in the background. The first time, Kafka (45 MB) is fetched into the cache folder.
 
-    With --tls, --mutual-tls or --sasl, the settings of each user are in a file that only you may read.
+    With --tls, --mutual-tls or --sasl, the settings of each user are in a file that only you can read.
     """
     with progress("bytes") as show:
         broker = start_detached(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -108,11 +109,11 @@ def _line(
     name = ".".join(path)
     found, default = sources.find(path), _at(path, DEFAULTS)
     if config is None:
-        value = default if found is None else found.value
+        value = default if found is None else _without_credentials(found.value)
         return Setting(name, value, DEFAULT if found is None else found.origin)
     value = _at(path, {field: getattr(config, field) for field in config.__struct_fields__})
     if found is not None and path[0] in RESOLVED_LATE and not value:
-        return Setting(name, found.value, found.origin)
+        return Setting(name, _without_credentials(found.value), found.origin)
     if found is not None and value == _at(path, outside):
         return Setting(name, value, found.origin)
     return Setting(name, value, DEFAULT if value == default and found is None else CODE)
@@ -121,6 +122,11 @@ def _line(
 def _at(path: tuple[str, ...], settings: Mapping[str, Any]) -> Any:
     value = settings.get(path[0])
     return value if len(path) == 1 or value is None else getattr(value, path[1])
+
+
+def _without_credentials(value: Any) -> Any:
+    """Mask the part of an address that may hold a password."""
+    return re.sub(r"(^|,|://)[^,/@\s]+@", rf"\1{MASK}@", value) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:
@@ -133,7 +139,7 @@ def _client_lines(table: str, config: EventSourceConfig | None, sources: Setting
     return [
         Setting(
             f"{table}.{key}",
-            MASK if is_secret(key) else value,
+            MASK if is_secret(key) else _without_credentials(value),
             found[key].origin if key in found and found[key].value == value else CODE,
         )
         for key, value in sorted(values.items())

@@ -41,12 +41,13 @@ SETTLE_SECONDS: Final = 3.0
 """Time for a rebalance to end, before the members are shown without what they have."""
 
 
-@app.command()
-def group(
-    name: Annotated[str, typer.Argument(metavar="GROUP", help="The group, if no source is named.")] = "",
-    source: Annotated[
-        str, typer.Option("--source", "-s", metavar="MODULE:SOURCE", help="An EventSource: its group and settings.")
+@app.command("group")
+def show_group(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource: its group and settings are taken.")
     ] = "",
+    group: Annotated[str, typer.Option("--group", "-g", help="The group, if no source is named.")] = "",
+    source: Annotated[str, typer.Option("--source", "-s", hidden=True)] = "",  # the former way to name a source
     bootstrap_servers: Servers = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
     interval: Interval = 1.0,
@@ -59,11 +60,12 @@ def group(
 
     Exit codes: 0 shown; 1 no broker answers, or no such group; 2 wrong usage.
     """
-    if bool(source) == bool(name):
-        raise typer.BadParameter("name either a group or --source MODULE:SOURCE", param_hint="GROUP")
-    config = named_source(source).config if source else None
+    if len([text for text in (target, group, source) if text]) != 1:
+        raise typer.BadParameter("name either MODULE:SOURCE or --group GROUP", param_hint="MODULE:SOURCE")
+    named = source or (target if ":" in target else "")
+    config = named_source(named).config if named else None
     servers = brokers(bootstrap_servers, config)
-    group_id = config.group_id if config else name
+    group_id = config.group_id if config else group or target
     security = kafka_python_settings.security_of(client_settings_of(config))
     with (
         closing(GroupQuestions(servers, security)) as questions,
@@ -82,10 +84,9 @@ def group(
         else:
             picture = look.settled(time.monotonic, time.sleep)
             if picture.view.kind == NONE and not picture.view.committed:
-                advice = f"; for an event source: kes group --source {name}" if ":" in name else ""
                 raise ConfigError(
                     f"there is no group {picture.view.group!r} at {servers}: no member has joined it or committed in it"
-                    f" (kes group --watch waits for it){advice}"
+                    " (kes group --watch waits for it)"
                 )
             emit(facts(picture), json, lambda: shown(picture, time.time()))
 

@@ -4,7 +4,7 @@
 a *mark*, a record with a reserved key, whose value lists all offsets up to there that are settled. A mark repeats what
 the mark before it says, so the last one of a partition counts. It stands behind the letters that it settles. So
 whatever deletes from the start of the log (retention, DeleteRecords) takes a letter before the mark that settles it;
-compaction keeps the last mark, since all have the same key; and a topic that is made again, or restored from a backup,
+compaction keeps the last mark, since all have the same key; and a topic that is recreated, or restored from a backup,
 has both or neither. (Offsets of a group would expire before the letters do.)
 
 **Why no letter is sent twice, and none is lost.** All writing is done under one transactional id per dead-letter topic:

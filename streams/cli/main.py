@@ -110,15 +110,23 @@ def _hide_variables(command: Any) -> None:
 
 def build(argv: Sequence[str]) -> typer.Typer:
     """The application for this command line: all commands are listed, the called one is loaded."""
-    root = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    root = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     root.callback()(_root)
-    called = next((argument for argument in argv if not argument.startswith("-")), None)
+    called = next((word for word in (*argv, *_words_to_complete()) if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         if name == called:
             _add(root, name, command, _load(name, command))
         else:
             root.command(name, help=command.help, hidden=command.hidden)(_not_loaded)
     return root
+
+
+def _words_to_complete() -> list[str]:
+    """Return the words behind ``kes`` for which the shell wants completions, if that is why this process runs."""
+    if "_KES_COMPLETE" not in os.environ:
+        return []
+    text = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")  # bash; the other shells
+    return text.split()[1:]
 
 
 def report(error: BaseException) -> int:

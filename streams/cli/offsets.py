@@ -115,7 +115,7 @@ def accept(
         complain(
             f"the group {config.group_id} has offsets for the partitions {lost}, and the changelog {config.changelog} "
             "has none: there is nothing to go back to",
-            hint="Restore the changelog, or delete it and the group's offsets to begin anew.",
+            hint="Restore the changelog, or delete it and the group's offsets to start over.",
         )
         raise typer.Exit(1)
 

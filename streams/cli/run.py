@@ -17,7 +17,7 @@ from rich.text import Text
 from streams.cli.console import as_json, notices
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.source_name import checked_name
-from streams.cli.supervisor import Status, Supervisor, worker_command, worker_names
+from streams.cli.supervisor import CodeChanges, Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.config import host_name
 from streams.errors import ConfigError
@@ -27,8 +27,22 @@ _log = logging.getLogger("streams.cli.run")
 
 app = typer.Typer()
 
-_STYLES = {"started": "green", "exited": "yellow", "removed": "yellow", "gave up": "bold red", "killed": "bold red"}
-_LEVELS = {"restarting": logging.WARNING, "killed": logging.WARNING, "gave up": logging.ERROR}
+_STYLES = {
+    "started": "green",
+    "exited": "yellow",
+    "removed": "yellow",
+    "gave up": "bold red",
+    "killed": "bold red",
+    "not reloading": "bold red",
+}
+_LEVELS = {
+    "restarting": logging.WARNING,
+    "killed": logging.WARNING,
+    "gave up": logging.ERROR,
+    "watching": logging.WARNING,
+    "not reloading": logging.WARNING,
+    "waiting": logging.WARNING,
+}
 
 
 @app.command()
@@ -62,6 +76,9 @@ def run(
     metrics: Annotated[
         str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
     ] = "",
+    reload: Annotated[
+        bool, typer.Option("--reload", help="For development: start again when Python files here have changed.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,
 ) -> None:
     """Run an event source in worker processes that are kept alive.
@@ -78,9 +95,13 @@ def run(
     level = log_level or verbose_options(max(0 if quiet else 1, verbosity)).level
     logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))
     configure_logging(msgspec.structs.replace(logs, config=""))
+    if reload and getattr(context.get_parameter_source("reload"), "name", "") != "COMMANDLINE":
+        raise ConfigError(
+            "--reload is for development and belongs on the command line: take it out of kes.toml and KES_RUN_RELOAD"
+        )
     report = _status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet)
     prefix = instance_prefix or host_name()
-    with _served(metrics, worker_names(prefix, workers)) as noted:
+    with _served(metrics, worker_names(prefix, workers)) as noted, _watched(reload, report) as code:
 
         def status(status: Status) -> None:
             noted(status)
@@ -94,9 +115,24 @@ def run(
             policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
             drain_seconds=drain_seconds,
             status=status,
+            code=code,
         )
-        code = supervisor.run()
-    raise typer.Exit(code)
+        exit_code = supervisor.run()
+    raise typer.Exit(exit_code)
+
+
+@contextmanager
+def _watched(reload: bool, report: Callable[[Status], None]) -> Iterator[CodeChanges | None]:
+    """Watch the code below the current folder, if it is to be reloaded."""
+    if not reload:
+        yield None
+        return
+    from streams.cli.reloading import WatchedCode
+
+    code = WatchedCode(Path.cwd())
+    with code.watching():
+        report({"event": "watching", "folder": str(code.folder)})
+        yield code
 
 
 @contextmanager
@@ -164,6 +200,16 @@ def sentence(status: Status) -> str:
             return f"stopping; they have {status['drain_seconds']:g} s to drain"
         case "killed":
             return f"killed, because {status['reason']} (process {status['pid']})"
+        case "watching":
+            return (
+                f"--reload, for development: they start again when a Python file below {status['folder']} has changed"
+            )
+        case "reloading":
+            return f"reloading: {', '.join(status['files'])} changed"
+        case "not reloading":
+            return f"not reloading, what runs goes on: {status['problem']}"
+        case "waiting":
+            return "none is left: waiting for a change of the code, or Ctrl-C"
         case event:
             raise AssertionError(f"a status without words: {event}")
 

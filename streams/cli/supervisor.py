@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -43,6 +43,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FIRST_PROCESS = 1
 """Process id in a container: whatever loses its parent becomes a child of this one."""
 
+_FRESH = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""With code that changes: Python takes a ``.pyc`` for that of another source of the same second and size."""
 _REMEMBERED = 100
 """Dead members that are to be removed; more are not remembered."""
 
@@ -66,6 +68,25 @@ class _Worker:
             self.channel = None
 
 
+class CodeChange(NamedTuple):
+    """Files that have changed, and what keeps them from running: nothing, or the place of a syntax error."""
+
+    files: tuple[str, ...]
+    problem: str
+
+
+class CodeChanges(Protocol):
+    """The user's code, watched."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read once the code has changed."""
+        ...
+
+    def taken(self) -> CodeChange | None:
+        """Return what has changed since the last call."""
+        ...
+
+
 @dataclass
 class _Dead:
     """A member that has to be removed from the group, until a worker reports that it is."""
@@ -80,7 +101,8 @@ class Supervisor:
 
     ``command`` gets the descriptor of its end of the channel as its last argument. Worker ``n`` finds its name,
     ``<instance_prefix>-<n>``, in ``KES_INSTANCE_ID``: the same name after each restart, so that transactional ids
-    stay what they were. ``status`` is called with what happens, for people or programs to see.
+    stay what they were. ``status`` is called with what happens, for people or programs to see. With ``code``, workers
+    drain and start again when it has changed, and a run without workers waits for that until a signal ends it.
     """
 
     def __init__(
@@ -92,12 +114,15 @@ class Supervisor:
         policy: RestartPolicy,
         drain_seconds: float,
         status: Callable[[Status], None],
+        code: CodeChanges | None = None,
     ) -> None:
         self._command = list(command)
         self._workers = [_Worker(name, Restarts(policy)) for name in worker_names(instance_prefix, workers)]
         self._policy = policy
         self._drain_seconds = drain_seconds
         self._status = status
+        self._code = code
+        self._changed = self._waiting = False
         self._exit_code = EXIT_DONE
         self._stop_signal: int | None = None
         self._stopping = False
@@ -129,13 +154,46 @@ class Supervisor:
             self._reap(now)
             if self._drain_until is not None and now >= self._drain_until:
                 self._give_up_draining()
-            if all(worker.process is None and worker.start_at is None for worker in self._workers):
+            gone = all(worker.process is None and worker.start_at is None for worker in self._workers)
+            if gone and not self._goes_on():
                 return
             channels = [worker.channel for worker in self._workers if worker.channel is not None]
-            for number in _signals(wake_read, channels, self._wait_seconds(time.monotonic())):
+            others: list[Channel | CodeChanges] = [*channels]
+            if self._code is not None:
+                others.append(self._code)
+            for number in _signals(wake_read, others, self._wait_seconds(time.monotonic())):
                 if number in STOP_SIGNALS:
                     self._signalled(number)
             self._receive()
+            self._look_at_code()
+
+    def _look_at_code(self) -> None:
+        """Drain the workers if the code has changed and can be run. ``_goes_on`` starts them once all are gone, so old
+        and new code never run side by side."""
+        change = None if self._code is None or self._stop_signal is not None else self._code.taken()
+        if change is None:
+            return
+        if change.problem:
+            self._status({"event": "not reloading", "problem": change.problem})
+            return
+        self._status({"event": "reloading", "files": change.files})
+        self._changed = True
+        self._stop_all(EXIT_DONE)
+
+    def _goes_on(self) -> bool:
+        """Start the workers, all of which are gone, if the code has changed; without a change, wait for it. ``False``:
+        it is the end."""
+        if self._code is None or self._stop_signal is not None:
+            return False
+        if self._changed:
+            self._changed = self._waiting = self._stopping = False
+            self._drain_until, self._exit_code = None, EXIT_DONE
+            for worker in self._workers:
+                worker.start_at, worker.restarts = 0.0, Restarts(self._policy)
+        elif not self._waiting:
+            self._waiting, self._drain_until = True, None
+            self._status({"event": "waiting"})
+        return True
 
     def _wait_seconds(self, now: float) -> float | None:
         due = [worker.start_at for worker in self._workers if worker.start_at is not None]
@@ -157,7 +215,7 @@ class Supervisor:
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     process_group=0,  # Ctrl-C on the terminal is for the supervisor, which passes it on once
-                    env={**os.environ, "KES_INSTANCE_ID": worker.instance_id},
+                    env={**os.environ, "KES_INSTANCE_ID": worker.instance_id, **({} if self._code is None else _FRESH)},
                 )
             self._report("started", worker, pid=worker.process.pid, starts=worker.starts)
             for dead in self._dead.values():
@@ -308,9 +366,10 @@ def _reason(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _signals(wake_read: int, channels: Sequence[Channel], wait_seconds: float | None) -> bytes:
-    """Wait for signals, or for a message on a channel; return the signals' numbers, in the order of arrival."""
-    select.select([wake_read, *(channel.fileno() for channel in channels)], [], [], wait_seconds)
+def _signals(wake_read: int, others: Sequence[Channel | CodeChanges], wait_seconds: float | None) -> bytes:
+    """Wait for signals, for a message on a channel, or for a change of the code; return the signals' numbers, in the
+    order of arrival."""
+    select.select([wake_read, *(other.fileno() for other in others)], [], [], wait_seconds)
     with contextlib.suppress(BlockingIOError):
         return os.read(wake_read, 4096)
     return b""

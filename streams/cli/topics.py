@@ -115,7 +115,7 @@ def grow(
     """Add partitions to the topics of an event source that is stopped, until all have equally many.
 
     Keys move: most of the records that are written from now on go to other partitions than the state of their keys.
-    That is right for a source without state, or whose keys are new every day; for others begin anew in new topics.
+    That is right for a source without state, or whose keys are new every day; for others start over in new topics.
 
     Exit codes: 0 all have as many; 1 members are running, a topic is missing or has more, you said no; 2 wrong usage.
     """

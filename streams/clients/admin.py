@@ -55,7 +55,7 @@ for the first two, and may go on waiting for connections that are no more. A new
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it is. ``topic_id`` changes when a topic is deleted and made again."""
+    """A topic as it is. ``topic_id`` changes when a topic is deleted and recreated."""
 
     name: str
     topic_id: str

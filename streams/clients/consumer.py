@@ -376,7 +376,7 @@ def reading_failed(
     if code in BAD_OFFSET and partition >= 0:
         return OffsetError(
             f"{where}: offset {position} is not in the log at {addresses} ({error.str()}): it was deleted by retention,"
-            " or the topic was truncated or made again. Nothing was reset; start from another offset on purpose, or"
+            " or the topic was truncated or recreated. Nothing was reset; start from another offset on purpose, or"
             " restore the topic"
         )
     if code in NO_SUCH_TOPIC:

@@ -122,7 +122,7 @@ class GroupChecks:
             number, offset = min(committed.items())
             raise OffsetError(
                 f"group {config.group_id} has a position already ({config.topic}[{number}] at offset {offset}): "
-                "delete the group's offsets and the changelog to begin anew, or use another group_id"
+                "delete the group's offsets and the changelog to start over, or use another group_id"
             )
 
     def committed(self, partitions: list[int]) -> dict[int, int | None]:
@@ -185,7 +185,7 @@ class GroupChecks:
         if found:
             raise OffsetError(
                 f"{found[0].where} holds state or a position already: delete the group's offsets and the changelog to "
-                "begin anew, or use another group_id"
+                "start over, or use another group_id"
             )
 
 

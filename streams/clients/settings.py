@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException
 from streams.clients.connection import ConnectionLog
 from streams.clients.translate import error_of
 from streams.errors import ConfigError
+from streams.settings_sources import without_credentials
 
 C = TypeVar("C")
 
@@ -191,7 +192,4 @@ def _addresses(text: str) -> str:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise ConfigError("bootstrap_servers is empty; it must be like 'host:9092' or 'host1:9092,host2:9092'")
-    for part in parts:
-        if "@" in part:
-            raise ConfigError("bootstrap_servers must not hold credentials; use the sasl.* settings")
-    return ",".join(parts)
+    return without_credentials("bootstrap_servers", ",".join(parts))

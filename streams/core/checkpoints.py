@@ -34,7 +34,7 @@ class FolderMark(msgspec.Struct, frozen=True):
 
     ``as_of_ms``: no later than the moment at which that record was appended: all that the folder lacks is younger.
     ``file``, ``size`` and ``crc`` are the file of the data, how much of it counts, and the CRC-32 of that. ``live``:
-    its size when it was written anew for the last time.
+    its size when it was rewritten for the last time.
     """
 
     identity: LogIdentity
@@ -81,5 +81,5 @@ def reason_to_refuse(
         return f"the log ends at {end}, before offset {mark_offset} is reached" if 0 <= end <= mark_offset else ""
     offset, value, is_offset_record = first
     if offset == mark_offset and not (is_offset_record and value == mark_record):
-        return f"another record is at offset {mark_offset} now: the log was cut and written anew"
+        return f"another record is at offset {mark_offset} now: the log was truncated and rewritten"
     return ""

@@ -10,7 +10,7 @@ import enum
 from typing import Final, NamedTuple
 
 from streams.errors import DecodeError, RecordRefused
-from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
+from streams.outcomes import ErrorResponse, ExecutionState, Retry
 
 
 class Answered(Exception):
@@ -52,13 +52,14 @@ class Decision(enum.Enum):
 
 
 class Failure(NamedTuple):
-    """A unit of work that failed: so many attempts were made, the last one ended with ``error``. ``is_final``: no
-    further one is possible."""
+    """A unit of work that failed: so many attempts were made, the last one ended with ``error``, ``elapsed_seconds``
+    after the first one began. ``is_final``: no further one is possible."""
 
     attempts: int
     error: BaseException
     work: WorkKind = WorkKind.EVENT
     is_final: bool = False
+    elapsed_seconds: float = 0.0
 
 
 FINAL: Final = (DecodeError, RecordRefused)
@@ -67,13 +68,15 @@ FINAL: Final = (DecodeError, RecordRefused)
 _BY_RESPONSE: Final[dict[ErrorResponse, Decision]] = {response: Decision(response.value) for response in ErrorResponse}
 
 
-def apply_error_policy(failure: Failure, policy: ErrorPolicy) -> Decision:
-    """Decide what becomes of failed work. The wait before a retry is ``failures.backoff``."""
+def apply_error_policy(failure: Failure, policy: Retry) -> Decision:
+    """Decide what becomes of failed work. The wait before a retry is ``Retry.pause_seconds``."""
     error, work = failure.error, failure.work
     demands_stop = isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
     is_final = failure.is_final or demands_stop or isinstance(error, FINAL) or not isinstance(error, Exception)
-    if not is_final and failure.attempts <= policy.retries and work is not WorkKind.INTERJECTION:
-        return Decision.RETRY
+    if not is_final and work is not WorkKind.INTERJECTION:
+        reason = error.__cause__ if isinstance(error, Answered) and error.__cause__ is not None else error
+        if policy.allows(failure.attempts, reason, failure.elapsed_seconds):
+            return Decision.RETRY
     decision = Decision.STOP if demands_stop else _BY_RESPONSE[policy.then]
     if work is WorkKind.INTERJECTION and decision is Decision.DEAD_LETTER:
         return Decision.SKIP

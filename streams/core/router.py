@@ -9,7 +9,7 @@ from typing import Any
 
 from streams.errors import RegistrationError
 from streams.events import EventType
-from streams.outcomes import ErrorPolicy
+from streams.outcomes import Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 from streams.sak.users_code import calling_place, place_of
 from streams.tracing import Tracer
@@ -75,7 +75,7 @@ class Route:
         handler: Callable[..., Any],
         *,
         blocking: bool,
-        policy: ErrorPolicy,
+        policy: Retry,
         ahead: Any = None,
         kind: Any = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Route:
         handler = self.handler if hasattr(self.handler, "__qualname__") else type(self.handler)
         return f"{handler.__module__}.{handler.__qualname__}"
 
-    def with_policy(self, policy: ErrorPolicy) -> Route:
+    def with_policy(self, policy: Retry) -> Route:
         made, arguments = self.__reduce__()
         return made(*arguments, policy=policy)
 

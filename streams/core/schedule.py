@@ -20,7 +20,7 @@ class MissedRuns(enum.Enum):
     """The policy for late runs of a schedule: late by more than the interval, some were missed.
 
     ``SKIP``: one run at once, and then the rhythm goes on as before; the others are not made up for. ``DELAY``: one run
-    at once, and the rhythm begins anew with it, so that two runs are never closer than the interval. ``CATCH_UP``: all
+    at once, and the rhythm starts over with it, so that two runs are never closer than the interval. ``CATCH_UP``: all
     of them, one after another, with events in between. Counted from the moment a partition became active here: runs due
     while no member had it were not missed.
     """

@@ -23,7 +23,7 @@ class RelayConfig:
     ``database``: address for psycopg, not through a pooler in transaction mode (else ``KES_OUTBOX_DATABASE``).
     ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``) and ``client_settings`` are as those of
     ``EventSourceConfig``. ``table``: of the outbox. A transaction has at most ``batch_rows``, and about
-    ``batch_bytes``. A refused row is tried again after ``retry_seconds``, doubled up to ``longest_retry_seconds``.
+    ``batch_bytes``. A refused row is tried again after ``backoff_seconds``, doubled up to ``max_backoff_seconds``.
     """
 
     name: str
@@ -33,8 +33,8 @@ class RelayConfig:
     table: str = DEFAULT_TABLE
     batch_rows: int = 2_000
     batch_bytes: int = 4_000_000
-    retry_seconds: float = 10.0
-    longest_retry_seconds: float = 3_600.0
+    backoff_seconds: float = 10.0
+    max_backoff_seconds: float = 3_600.0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", self.name):
@@ -44,8 +44,8 @@ class RelayConfig:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= longest:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number from 1 to {longest:,}")
-        if not 0.1 <= self.retry_seconds <= self.longest_retry_seconds <= 86_400:
-            raise ConfigError("retry_seconds must be 0.1 or more, and longest_retry_seconds as much, at most a day")
+        if not 0.1 <= self.backoff_seconds <= self.max_backoff_seconds <= 86_400:
+            raise ConfigError("backoff_seconds must be 0.1 or more, and max_backoff_seconds as much, at most a day")
         if not self.database:
             object.__setattr__(self, "database", os.environ.get(DATABASE_VARIABLE, ""))
         if not self.database:

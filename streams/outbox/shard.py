@@ -142,7 +142,7 @@ class ShardLoop:
             if (known := session.adopt(topic_id)) != topic_id:
                 raise OffsetError(
                     f"the positions topic of {positions.where} has the id {topic_id}, and the outbox belongs to the "
-                    f"topic {known}: it was made again, or another cluster answers. Rows could be sent twice, so "
+                    f"topic {known}: it was recreated, or another cluster answers. Rows could be sent twice, so "
                     'nothing is sent. The guide, "After a restored backup", has the ways out'
                 )
             slot = BlockingSlot(
@@ -199,7 +199,7 @@ class ShardLoop:
                 errors.update((index, record.reason) for index in of_topic if index not in errors)
         for index, error in sorted(errors.items()):
             row, output = rows[index]
-            session.park(self.shard, row, error, self._config.retry_seconds, self._config.longest_retry_seconds)
+            session.park(self.shard, row, error, self._config.backoff_seconds, self._config.max_backoff_seconds)
             _log.error("%s: row %d for %s is parked: %s", self._id, row.id, output.topic, error)
             self._emit(RowParked(self.shard, row.id, output.topic, error))
         return len(errors)

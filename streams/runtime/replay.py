@@ -29,7 +29,7 @@ from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
 from streams.errors import EventFailure, StreamsError
 from streams.metrics import EventFailed, Measurement
-from streams.outcomes import ErrorPolicy, ErrorResponse
+from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord, Output, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Worker, in_process
@@ -317,5 +317,5 @@ def _without_waiting(program: Program) -> Router:
 
 
 def _copy(route: Route) -> Route:
-    policy: ErrorPolicy = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
+    policy: Retry = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
     return route.with_policy(policy)

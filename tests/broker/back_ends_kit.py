@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams import ErrorPolicy, EventSource, EventSourceConfig, IncomingRecord, Record
+from streams import EventSource, EventSourceConfig, IncomingRecord, Record, Retry
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.events import event_type_of
 from streams.records import Headers
@@ -180,7 +180,7 @@ class BackEnd(ABC):
     def close(self) -> None: ...
 
 
-def making(work: Work, on_error: ErrorPolicy | None = None, store: Any = TOTALS) -> Make:
+def making(work: Work, on_error: Retry | None = None, store: Any = TOTALS) -> Make:
     """Makes sources with one handler."""
 
     def make(config: EventSourceConfig) -> EventSource[Any]:

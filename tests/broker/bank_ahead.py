@@ -14,7 +14,8 @@ from typing import Any
 
 from streams import EventContext, EventSource
 from streams.async_jobs import AsyncJobScheduler
-from streams.job_settings import JobRetry, SchedulerConfig
+from streams.job_settings import SchedulerConfig
+from streams.outcomes import Retry
 from streams.testing.faults import FaultPlan
 
 KINDS = ("job", "process", "turn")
@@ -22,7 +23,7 @@ CONFIG = SchedulerConfig(
     concurrency=32,
     worker_queue_depth=20,
     max_concurrent_keys=50,
-    retry=JobRetry(attempts=5, wait_initial_seconds=0.001, wait_max_seconds=0.01, wait_jitter_seconds=0.001),
+    retry=Retry(attempts=5, backoff_seconds=0.001, max_backoff_seconds=0.01, jitter=0),
 )
 
 

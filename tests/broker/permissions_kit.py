@@ -339,7 +339,7 @@ def command(
 
 
 command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
-command("group", "--source", rights=["Describe group GROUP"])
+command("group", rights=["Describe group GROUP"], behind=1)
 command("state", "ls", rights=["Read topic CHANGELOG"])
 command("dlq", "list", rights=["Read topic DEAD_LETTERS"])
 command(

@@ -42,7 +42,7 @@ from tests.vocabulary import Added, TOTALS, Total
 lab = Lab(sys.argv[1], sys.argv[2])
 source = EventSource(lab.config(instance_id="process", session_timeout_seconds=2, transaction_timeout_seconds=1.5,
                                 heartbeat_interval_seconds=0.3), TOTALS)
-policy = ErrorPolicy(then=ErrorResponse[sys.argv[3]])
+policy = Retry(attempts=1, then=ErrorResponse[sys.argv[3]])
 
 @source.register_event_type(Added, on_error=policy)
 def handler(ctx, event):

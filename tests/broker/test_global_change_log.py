@@ -122,7 +122,7 @@ async def test_it_goes_on_after_a_restart_and_stops_quickly_beside_a_frozen_brok
 async def test_a_topic_that_is_deleted(
     settings: ClientSettings, admin: TopicAdmin, topic: str, writer: Writer, again: bool
 ) -> None:
-    """By itself, sooner or later; and at once if somebody asks. One that is made again may have more records than
+    """By itself, sooner or later; and at once if somebody asks. One that is recreated may have more records than
     the first one: nobody must read on in the middle of it."""
     await in_thread(writer.commit, (0, "a", "1"))
     log = log_over(settings, topic)

@@ -121,7 +121,7 @@ def test_positions_or_a_database_that_were_set_back_stop_the_relay_by_name(ledge
     assert "run `kes outbox apply`" in str(fails(ledger))
     apply(config, 2)
     admin.close()
-    assert "it was made again, or another cluster answers" in str(fails(ledger))
+    assert "it was recreated, or another cluster answers" in str(fails(ledger))
 
 
 def test_two_databases_under_one_name_are_refused(ledger: Ledger, postgres: PostgresServer, topic_prefix: str) -> None:

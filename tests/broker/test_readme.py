@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -130,3 +131,14 @@ def test_the_tutorial_runs_as_it_is_written(shell: Shell) -> None:
         if workers.poll() is None:
             workers.kill()
         workers.communicate(timeout=10)
+
+
+@pytest.mark.nightly
+def test_the_recording_of_the_readme_can_be_made_again(shell: Shell, tmp_path: Path) -> None:
+    """The same lines, but for numbers and their order."""
+    spec = importlib.util.spec_from_file_location("recording", ROOT / "docs" / "recording.py")
+    assert spec is not None
+    assert spec.loader is not None
+    recording = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recording)
+    assert recording.shape(recording.record(shell.servers, tmp_path / "log")) == recording.shape(recording.shown())

@@ -12,13 +12,13 @@ from streams import (
     DEAD_LETTER,
     SKIP,
     STOP,
-    ErrorPolicy,
     ErrorResponse,
     EventContext,
     EventSource,
     EventSourceConfig,
     ExecutionState,
     Record,
+    Retry,
 )
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.back_ends_kit import BackEnd, Make, Scenario, feed, making, scenario, telling, turn_of_others
@@ -30,10 +30,10 @@ from tests.vocabulary import ADDED, MISDEEDS, Added, Total, Totals, Words, added
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 SMALL = {"out": {"max_message_bytes": "20000"}}
-RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
+RETRIED = Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
 
-def counting(end: BackEnd, policy: ErrorPolicy | None = None) -> Make:
+def counting(end: BackEnd, policy: Retry | None = None) -> Make:
     """Makes sources that count, and do what an event says besides. What was tried is noted: name and attempt."""
     seen = end.notes.setdefault("seen", {})
 
@@ -69,7 +69,7 @@ def handlers(end: BackEnd) -> None:
     end.settle()
 
 
-def policies(name: str, policy: ErrorPolicy) -> Scenario:
+def policies(name: str, policy: Retry) -> Scenario:
     """What fails for good: by an exception, and by its answer."""
 
     def play(end: BackEnd) -> None:
@@ -102,7 +102,7 @@ def own_store(end: BackEnd) -> None:
     end.settle()
 
 
-def stops(deed: str, policy: ErrorPolicy = STOP) -> Scenario:
+def stops(deed: str, policy: Retry = STOP) -> Scenario:
     """The source stops, and what came before is committed; the next one, which need not wait for the session of the
     first, meets the record again."""
 

@@ -29,8 +29,8 @@ from streams import (
 )
 from streams.async_jobs import AsyncJobScheduler
 from streams.config import PoolConfig
-from streams.job_settings import JobRetry, SchedulerConfig
-from streams.outcomes import DEAD_LETTER, ErrorPolicy, ErrorResponse
+from streams.job_settings import SchedulerConfig
+from streams.outcomes import DEAD_LETTER, ErrorResponse, Retry
 from streams.records import IncomingRecord
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
@@ -166,7 +166,7 @@ class Process:
             ),
             Table.factory(key=str, value=int),
         )
-        self.retries = ErrorPolicy(retries=3, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
+        self.retries = Retry(attempts=4, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
         self.register_jobs()
         self.register_handlers()
         self.register_batches()
@@ -228,7 +228,7 @@ class Process:
                 return None
             return "no tuple" if record.record_type == "BadPlan" else (event.key, self.item(record, event))
 
-        config = self.scheduler(retry=JobRetry(attempts=3, wait_initial_seconds=0.01, wait_jitter_seconds=0.0))
+        config = self.scheduler(retry=Retry(attempts=3, backoff_seconds=0.01, jitter=0))
         last = AsyncJobScheduler(self.source, second, finalize, config=msgspec.structs.replace(config, concurrency=1))
         chain = AsyncJobScheduler(self.source, job, config=config, then=last)
         single = AsyncJobScheduler(self.source, job, finalize, config=config)

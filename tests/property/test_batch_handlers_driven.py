@@ -16,12 +16,12 @@ from streams import (
     DEAD_LETTER,
     SKIP,
     BatchContext,
-    ErrorPolicy,
     ErrorResponse,
     EventContext,
     EventSource,
     EventSourceConfig,
     Record,
+    Retry,
     Table,
     event_type,
 )
@@ -36,7 +36,7 @@ OUT, LIMIT = "out", 200
 POLICIES = {
     "skip": SKIP,
     "dead letter": DEAD_LETTER,
-    "retried": ErrorPolicy(retries=1, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER),
+    "retried": Retry(attempts=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER),
 }
 
 
@@ -73,7 +73,7 @@ def add(ctx: EventContext[Any], key: str, offset: int, deed: str = "") -> None:
         ctx.schedule_in(5.0, Step(f"{key} later"), name=f"{key}-{offset}")
 
 
-def source_of(policy: ErrorPolicy, batch: bool) -> EventSource[Any]:
+def source_of(policy: Retry, batch: bool) -> EventSource[Any]:
     config = EventSourceConfig(
         group_id="g", topic="in", num_partitions=2, error_policy=policy, decode_policy=DEAD_LETTER
     )

@@ -25,7 +25,7 @@ from streams.core.partition import PartitionState
 from streams.core.router import Route, Router
 from streams.errors import EventFailure
 from streams.events import event_type_of
-from streams.outcomes import ErrorPolicy, ErrorResponse
+from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord, Output, TopicPartition
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.event_context import EventContext as Context
@@ -63,8 +63,8 @@ deeds = st.builds(
     st.sampled_from(THEN[:3] * 4 + THEN[3:6] * 2 + THEN[6:]),
 )
 policies = st.builds(
-    ErrorPolicy,
-    retries=st.integers(0, 2),
+    Retry,
+    attempts=st.integers(1, 3),
     backoff_seconds=st.just(0.0),
     then=st.sampled_from([ErrorResponse.CONTINUE, ErrorResponse.DEAD_LETTER]),
 )
@@ -109,7 +109,7 @@ class World:
 
     is_full = False
 
-    def __init__(self, way: str, policy: ErrorPolicy, awaits: bool) -> None:
+    def __init__(self, way: str, policy: Retry, awaits: bool) -> None:
         self.way = way
         self.outputs: list[Output] = []
         self.changes: list[Change] = []
@@ -204,7 +204,7 @@ def records(events: list[Deed]) -> list[IncomingRecord]:
     return [IncomingRecord("t", 0, at, b"k", made.encode(deed), made.headers) for at, deed in enumerate(events)]
 
 
-async def compare(events: list[Deed], policy: ErrorPolicy, awaits: bool) -> None:
+async def compare(events: list[Deed], policy: Retry, awaits: bool) -> None:
     expected = (await World("hot path", policy, awaits).handle(records(events))).left()
     for way in ("execution", "finalizers"):
         assert (await World(way, policy, awaits).handle(records(events))).left() == expected, way
@@ -214,10 +214,10 @@ PUT = ("put", "a", 1)
 
 
 @seeded
-@example([Deed((PUT, PUT), "complete"), Deed((("put and record", "a", 1),), "complete")], ErrorPolicy(), True)
+@example([Deed((PUT, PUT), "complete"), Deed((("put and record", "a", 1),), "complete")], Retry(attempts=1), True)
 @given(st.lists(deeds, max_size=12), policies, st.booleans())
 @settings(deadline=None)
-def test_the_hot_path_is_a_unit_of_work(events: list[Deed], policy: ErrorPolicy, awaits: bool) -> None:
+def test_the_hot_path_is_a_unit_of_work(events: list[Deed], policy: Retry, awaits: bool) -> None:
     asyncio.run(compare(events, policy, awaits))
 
 
@@ -236,4 +236,4 @@ def test_a_unit_that_differs_is_found(name: str, monkeypatch: pytest.MonkeyPatch
     events = [Deed((PUT, ("read", "a", 0)), "complete"), Deed((PUT, ("read", "a", 0), ("read", "b", 0)), "raise")]
     events.append(Deed((("read", "a", 0),), "complete"))
     with pytest.raises(AssertionError):
-        asyncio.run(compare(events, ErrorPolicy(then=ErrorResponse.CONTINUE), awaits=False))
+        asyncio.run(compare(events, Retry(attempts=1, then=ErrorResponse.CONTINUE), awaits=False))

@@ -14,8 +14,8 @@ from streams.codecs import codec_for
 from streams.config import EventSourceConfig, PoolConfig, StateConfig
 from streams.event_source import EventSource
 from streams.events import event_type, event_type_of
-from streams.job_settings import JobRetry, SchedulerConfig
-from streams.outcomes import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, ExecutionState
+from streams.job_settings import SchedulerConfig
+from streams.outcomes import DEAD_LETTER, SKIP, ErrorResponse, ExecutionState, Retry
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.event_context import EventContext
@@ -192,7 +192,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         call_timeout_seconds=plan.call_timeout,
         max_queued_records=plan.max_queued,
         max_poll_records=20,
-        error_policy=ErrorPolicy(then=ErrorResponse.FAIL_CONSUMER),
+        error_policy=Retry(attempts=1, then=ErrorResponse.FAIL_CONSUMER),
         strategy=strategies,
         publish_status=False,
         num_standbys=plan.num_standbys,
@@ -293,7 +293,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
 
 
 SECONDS = (0.0, 0.001, 0.01, 0.1, 0.1, 0.5, 2.0)
-RETRIES = ErrorPolicy(retries=2, backoff_seconds=0.05, then=ErrorResponse.DEAD_LETTER)
+RETRIES = Retry(attempts=3, backoff_seconds=0.05, then=ErrorResponse.DEAD_LETTER)
 
 
 def _register_ahead(source: EventSource[Any], process: Any, add: Callable[[EventContext[Any], Any], None]) -> None:
@@ -331,7 +331,7 @@ def _register_ahead(source: EventSource[Any], process: Any, add: Callable[[Event
         await elapse(rng.choice((0.0, 0.0, 0.01, 0.3)))
         add(ctx, event)
 
-    retry = JobRetry(attempts=2, wait_initial_seconds=0.05, wait_jitter_seconds=0.0, timeout_seconds=None)
+    retry = Retry(attempts=2, backoff_seconds=0.05, jitter=0, timeout_seconds=None)
     few = SchedulerConfig(concurrency=3, worker_queue_depth=1, max_concurrent_keys=3, retry=retry)
     fetches: Any = AsyncJobScheduler(source, fetch, finalize, config=few)
     fetches.register_event_type(KINDS["Fetch"], plan)

@@ -9,13 +9,13 @@ import msgspec
 
 from streams import (
     DEAD_LETTER,
-    ErrorPolicy,
     ErrorResponse,
     EventContext,
     EventSource,
     EventSourceConfig,
     ExecutionState,
     Record,
+    Retry,
     Table,
     event_type,
     upcaster,
@@ -72,7 +72,7 @@ class Account(msgspec.Struct):
 
 
 Context = EventContext[Table[str, Account]]
-RETRY = ErrorPolicy(retries=2, backoff_seconds=0.0, max_backoff_seconds=0.0, then=ErrorResponse.DEAD_LETTER)
+RETRY = Retry(attempts=3, backoff_seconds=0.0, max_backoff_seconds=0.0, then=ErrorResponse.DEAD_LETTER)
 
 
 def bank(
@@ -80,8 +80,8 @@ def bank(
     *,
     partitions: int = PARTITIONS,
     bonus: int = 0,
-    on_error: ErrorPolicy = RETRY,
-    decode_policy: ErrorPolicy = DEAD_LETTER,
+    on_error: Retry = RETRY,
+    decode_policy: Retry = DEAD_LETTER,
     **settings: Any,
 ) -> EventSource[Table[str, Account]]:
     """A bank with every kind of handler. ``bonus``: what a changed version of it adds to deposits of account a1."""

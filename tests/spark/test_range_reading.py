@@ -143,7 +143,7 @@ def test_a_topic_made_again_is_not_read_as_the_one_that_was_planned(log: Log, ma
     log.make_again(topic)
     fill(log, topic, 50)
     new = planned(topic, 0, 50, strict)
-    told = f"{topic} was deleted and made again (id {old.topic_id} then, {new.topic_id} now) before offsets 0 to 29 of "
+    told = f"{topic} was deleted and recreated (id {old.topic_id} then, {new.topic_id} now) before offsets 0 to 29 of "
     with pytest.raises(OffsetError, match=re.escape(told) + r".*\[0\] were read. Load the DataFrame again"):
         offsets(old, strict)
     assert offsets(old, lax) == []
@@ -162,7 +162,7 @@ def test_a_topic_made_again_while_it_is_read(log: Log, make_topic: MakeTopic, mo
     log.make_again(topic)
     fill(log, topic, 30)
     for each in readers:
-        with pytest.raises(OffsetError, match=r"deleted and made again .* may be of either topic and must not count"):
+        with pytest.raises(OffsetError, match=r"deleted and recreated .* may be of either topic and must not count"):
             list(each)
 
 

@@ -96,7 +96,7 @@ def test_a_topic_made_again_begins_where_its_log_does() -> None:
     found = advance(Positions({"t": "x"}, {P0: 5}), logs((2, 9), topic_id="z"))
     assert (found.begin, found.end) == ({P0: 2}, {P0: 9})
     (loss,) = found.losses
-    assert "t was deleted and made again (id x then, z now): it had been read up to t[0] offset 5" in loss
+    assert "t was deleted and recreated (id x then, z now): it had been read up to t[0] offset 5" in loss
 
 
 def test_a_new_partition_that_lost_its_beginning_is_a_loss() -> None:

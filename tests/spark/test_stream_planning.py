@@ -175,8 +175,8 @@ LOSSES = [
     # before, now, what is told, what is left without failOnDataLoss
     (T10, {"t": log(20, first=12)}, r"t\[0\]: offsets 10 to 11 are gone", {"t": {"0": 20}}, [("t", 0, 10, 20)]),
     (T10, {"t": log(8)}, r"t\[0\]: the log ends at 8, but had been read up to 10", {"t": {"0": 8}}, []),
-    (T10, {"t": log(4, topic_id="z")}, r"made again \(id x then, z now\)", {"t": {"0": 4}}, [("t", 0, 0, 4)]),
-    (T10, {"t": log(40, topic_id="z")}, "t was deleted and made again", {"t": {"0": 40}}, [("t", 0, 0, 40)]),
+    (T10, {"t": log(4, topic_id="z")}, r"recreated \(id x then, z now\)", {"t": {"0": 4}}, [("t", 0, 0, 4)]),
+    (T10, {"t": log(40, topic_id="z")}, "t was deleted and recreated", {"t": {"0": 40}}, [("t", 0, 0, 40)]),
     (
         {"t1": log(10), "t2": log(5, topic_id="y")},
         {"t1": log(11)},
@@ -234,7 +234,7 @@ def test_a_loss_is_believed_only_when_it_lasts(monkeypatch: pytest.MonkeyPatch, 
         ({"t": log(30, first=4)}, r"t\[0\]: offsets 2 to 3 are gone", [("t", 0, 4, 10)]),
         ({"t": log(30, first=40)}, r"t\[0\]: offsets 2 to 9 are gone", []),
         ({"t": log(6)}, r"t\[0\]: the log ends at 6, below 10", [("t", 0, 2, 6)]),
-        ({"t": log(30, topic_id="z")}, r"t was deleted and made again \(id x then, z now\) before offsets 2 to 9", []),
+        ({"t": log(30, topic_id="z")}, r"t was deleted and recreated \(id x then, z now\) before offsets 2 to 9", []),
         ({}, r"t\[0\] was deleted before offsets 2 to 9 were read", []),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_topic_made_again_after_a_batch_was_planned_is_not_read_as_the_old_one
 
     stream.planned = make_again
     for _ in range(2):  # the batch is in Spark's log now, and so is the id of its topic
-        with pytest.raises(Exception, match=r"was deleted and made again \(id .* then, .* now\)") as told:
+        with pytest.raises(Exception, match=r"was deleted and recreated \(id .* then, .* now\)") as told:
             stream.run(subscribe=topic)
         assert "Nothing was skipped" not in str(told.value)
         assert stream.values() == []

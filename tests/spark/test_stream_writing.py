@@ -146,7 +146,7 @@ def _query_id(job: Job) -> str:
     return (job.folder / job.checkpoint / "metadata").read_text().split('"id":"')[1].split('"')[0]
 
 
-@pytest.mark.parametrize("how", ["expired", pytest.param("topic made again", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("how", ["expired", pytest.param("recreated topic", marks=pytest.mark.nightly)])
 def test_a_lost_marker_stops_the_query_until_somebody_says_what_is_there(job: Job, log: Log, how: str) -> None:
     job.add(10)
     job.add(10)

@@ -12,13 +12,17 @@ from typing import assert_type
 import msgspec
 
 from streams import (
+    DEAD_LETTER,
     AsyncJobScheduler,
     BatchContext,
+    ErrorPolicy,
     EventContext,
     EventSource,
     EventSourceConfig,
     ExecutionState,
     IncomingRecord,
+    JobRetry,
+    Retry,
     SchedulerConfig,
     Table,
     event_type,
@@ -173,6 +177,16 @@ def mistakes_in_the_short_form(source: EventSource[Store]) -> None:
     source.on(of_lists)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     source.on(batch=True)(add)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     source.on(batch=True, blocking=True)(of_lists)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
+def retries(source: EventSource[Store]) -> None:
+    """One class for events and jobs; the former names are kinds of it."""
+    for policy in (DEAD_LETTER, Retry(attempts=5, on=(OSError,), jitter=0.0), ErrorPolicy(retries=4)):
+        source.register_event_type(Ordered, add, on_error=policy)
+    SchedulerConfig(concurrency=1, retry=Retry(attempts=3))
+    SchedulerConfig(concurrency=1, retry=JobRetry(wait_initial_seconds=0.5))
+    Retry(retries=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Retry(on=OSError)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def mistakes_in_batches(source: EventSource[Store]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from streams import ErrorPolicy, EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord
 
 Ending = Literal["decoded", "refused", "no route"]
@@ -190,7 +190,7 @@ class Seen(msgspec.Struct, frozen=True):
     count: int
 
 
-def counting(config: EventSourceConfig, output: str, policy: ErrorPolicy) -> EventSource[Table[bytes, int]]:
+def counting(config: EventSourceConfig, output: str, policy: Retry) -> EventSource[Table[bytes, int]]:
     """A source of ``Sample``: keeps the count, also by key (a null key is the store's affair), sends ``Seen``."""
     source = EventSource(config, Table.factory(key=bytes, value=int))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from streams import DEAD_LETTER, SKIP, BatchContext, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record
+from streams import DEAD_LETTER, SKIP, BatchContext, ErrorResponse, EventContext, EventSource, Record, Retry
 from streams.events import event_type, upcaster
 from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, VERSION_HEADER
@@ -15,7 +15,7 @@ from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config
 from tests.vocabulary import TOTALS, Totals
 
-RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
+RETRIED = Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
 
 @event_type("batched.Added", version=2)
@@ -47,7 +47,7 @@ Handle = Callable[[BatchContext[Totals], list[Added]], Any]
 class Bench:
     """A source with one batch handler, and what it has seen: ``calls`` are the keys of lists."""
 
-    def __init__(self, policy: ErrorPolicy = SKIP, then: Handle | None = None) -> None:
+    def __init__(self, policy: Retry = SKIP, then: Handle | None = None) -> None:
         self.calls: list[str] = []
         self.attempts: list[int] = []
         self.measured: list[Measurement] = []

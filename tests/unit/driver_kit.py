@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from streams import DEAD_LETTER, ErrorPolicy, ErrorResponse, EventContext, EventSource, EventSourceConfig
+from streams import DEAD_LETTER, ErrorResponse, EventContext, EventSource, EventSourceConfig, Retry
 from streams.events import event_type
 from tests.vocabulary import TOTALS, Added, Total, Totals, count
 
@@ -78,7 +78,7 @@ def build(partitions: int = 3, **settings: Any) -> EventSource[Totals]:
     def on_fatal(ctx: EventContext[Totals], event: Fatal) -> None:
         raise RuntimeError(event.text)
 
-    retries = ErrorPolicy(retries=3, backoff_seconds=10.0, then=ErrorResponse.DEAD_LETTER)
+    retries = Retry(attempts=4, backoff_seconds=10.0, then=ErrorResponse.DEAD_LETTER)
     source.register_event_type(Added, add)
     source.register_event_type(OnThread, add, blocking=True)
     source.register_event_type(Broken, on_broken, on_error=retries)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from streams import (
-    ErrorPolicy,
     EventContext,
     EventSource,
     EventSourceConfig,
     ExecutionState,
+    Retry,
 )
 from streams.testing import TestDriver
 from tests.vocabulary import TOTALS, Added, Total, Work, register
@@ -26,7 +26,7 @@ def config(partitions: int = 1, **settings: Any) -> EventSourceConfig:
 def driven(
     work: Work,
     kind: str = "plain",
-    on_error: ErrorPolicy | None = None,
+    on_error: Retry | None = None,
     *,
     store: Any = TOTALS,
     partitions: int = 1,

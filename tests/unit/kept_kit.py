@@ -54,7 +54,7 @@ def reopened(parent: Path, **more: Any) -> tuple[int, State]:
 
 
 class Script:
-    """The same checkpoints every time: keys that are new, changed and deleted, and files that are written anew."""
+    """The same checkpoints every time: keys that are new, changed and deleted, and files that are rewritten."""
 
     def __init__(self, parent: Path, seed: int = 0) -> None:
         self.parent, self.rng = parent, random.Random(seed)

@@ -14,13 +14,12 @@ from streams import (
     BatchItem,
     EventContext,
     ExecutionState,
-    JobRetry,
     Record,
     SchedulerConfig,
 )
 from streams.errors import EventFailure, StoreError
 from streams.metrics import JobEnded
-from streams.outcomes import DEAD_LETTER, ErrorPolicy, ErrorResponse
+from streams.outcomes import DEAD_LETTER, ErrorResponse, Retry
 from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
 from tests.unit.async_kit import STAGES, World, driven, names, new_source, reasons, send, watch
@@ -75,7 +74,7 @@ def test_a_call_that_goes_wrong_is_tried_again_then_fails_its_event_and_no_other
 ) -> None:
     measured: list[Any] = []
     stage: dict[str, Any] = {"max_batch_size": 1} if kind == "batches" else {}
-    stage["retry"] = JobRetry(attempts=3, wait_initial_seconds=0.001, wait_jitter_seconds=0)
+    stage["retry"] = Retry(attempts=3, backoff_seconds=0.001, jitter=0)
     stage["timeout_seconds"] = 0.4 if fault is never_ends else None
     world = World(kind, stage, late=late, fault=fault, metrics_handler=measured.append)
     with driven(world) as driver:
@@ -115,7 +114,7 @@ def test_the_outcome_of_a_call_is_that_of_all_of_its_items(answer: Any, said: st
     def end(ctx: EventContext[Any], items: Items) -> None:
         found.extend((item.result, str(item.error or "")) for item in items)
 
-    config = BatcherConfig(retry=JobRetry(attempts=3, wait_initial_seconds=0.001, wait_jitter_seconds=0))
+    config = BatcherConfig(retry=Retry(attempts=3, backoff_seconds=0.001, jitter=0))
     batcher: Any = AsyncBatcher(source, execute, end, on_failure=end, config=config, name="writer")
     batcher.register_event_type(Named, lambda record, event: [(word, word) for word in event.name.split()])
     with TestDriver(source) as driver:
@@ -252,7 +251,7 @@ def test_bytes_that_nobody_can_read_wait_behind_jobs() -> None:
 
 def test_finalizers_may_fail_wait_and_schedule_again() -> None:
     tries: list[str] = []
-    policy = ErrorPolicy(retries=2, backoff_seconds=0.001, then=ErrorResponse.DEAD_LETTER)
+    policy = Retry(attempts=3, backoff_seconds=0.001, then=ErrorResponse.DEAD_LETTER)
     source = new_source(error_policy=policy)
 
     async def shout(event: Named) -> str:

@@ -18,7 +18,7 @@ from streams import (
     BatcherConfig,
     BatchItem,
     EventContext,
-    JobRetry,
+    Retry,
     SchedulerConfig,
 )
 from streams.errors import ProcessJobError
@@ -122,7 +122,7 @@ def test_retries_go_by_the_time_of_the_loop() -> None:
         times.append(asyncio.get_running_loop().time())
         raise ConnectionError
 
-    retry = JobRetry(attempts=50, wait_initial_seconds=5, wait_max_seconds=5, wait_jitter_seconds=0, timeout_seconds=12)
+    retry = Retry(attempts=50, backoff_seconds=5, max_backoff_seconds=5, jitter=0, timeout_seconds=12)
     jobs = AsyncJobScheduler(source, job, config=SchedulerConfig(concurrency=1, retry=retry))
     jobs.register_event_type(Named, key=by_name)
     with TestDriver(source) as driver:
@@ -165,7 +165,7 @@ async def test_a_job_that_takes_too_long_fails_and_is_tried_again(bench: Bench) 
         if len(tries) == 1:
             release.wait(PATIENCE)
 
-    retry = JobRetry(attempts=2, wait_initial_seconds=0.001, wait_jitter_seconds=0)
+    retry = Retry(attempts=2, backoff_seconds=0.001, jitter=0)
     config = SchedulerConfig(concurrency=1, timeout_seconds=0.2, retry=retry)
     AsyncJobScheduler(bench.make(None), slow, config=config).register_event_type(Named, key=by_name)
     await bench.over("a")

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from streams import (
+    DEAD_LETTER,
     AsyncBatcher,
     AsyncJobScheduler,
     BatcherConfig,
     BatchProducer,
     EventSource,
     EventSourceConfig,
-    JobRetry,
     MissedRuns,
+    Retry,
     SchedulerConfig,
 )
 from streams.errors import ConfigError, RegistrationError
@@ -51,7 +52,7 @@ jobs: Any = functools.partial(AsyncJobScheduler, SOURCE)
 calls: Any = functools.partial(AsyncBatcher, SOURCE)
 records: Any = functools.partial(BatchProducer, SOURCE)
 limits: Any = functools.partial(SchedulerConfig, concurrency=1)
-retries: Any = JobRetry
+retries: Any = Retry
 batch_limits: Any = BatcherConfig
 every: Any = SOURCE.schedule_interjection
 
@@ -109,13 +110,18 @@ WRONG: list[Any] = [
     (lambda: limits(timeout_seconds=NOT_A_NUMBER), "SchedulerConfig.timeout_seconds"),
     (lambda: limits(timeout_seconds="5"), "SchedulerConfig.timeout_seconds"),
     (lambda: limits(retry=3), "SchedulerConfig.retry"),
-    (lambda: retries(attempts=0), "JobRetry.attempts"),
-    (lambda: retries(attempts=2.5), "JobRetry.attempts"),
-    (lambda: retries(wait_initial_seconds=-1), "JobRetry.wait_initial_seconds"),
-    (lambda: retries(wait_max_seconds=NOT_A_NUMBER), "JobRetry.wait_max_seconds"),
-    (lambda: retries(timeout_seconds=0), "JobRetry.timeout_seconds"),
-    (lambda: retries(timeout_seconds=NOT_A_NUMBER), "JobRetry.timeout_seconds"),
-    (lambda: retries(on=(asyncio.CancelledError,)), "JobRetry.on"),
+    (lambda: limits(retry=DEAD_LETTER), "the last word is that of the event: its on_error"),
+    (lambda: retries(attempts=0), "Retry.attempts"),
+    (lambda: retries(attempts=2.5), "Retry.attempts"),
+    (lambda: retries(backoff_seconds=-1), "Retry.backoff_seconds"),
+    (lambda: retries(backoff_seconds=11), "between 0 and max_backoff_seconds (10.0)"),
+    (lambda: retries(max_backoff_seconds=NOT_A_NUMBER), "Retry.max_backoff_seconds"),
+    (lambda: retries(backoff_factor=0.5), "Retry.backoff_factor"),
+    (lambda: retries(jitter=2), "Retry.jitter"),
+    (lambda: retries(then="dead_letter"), "ErrorResponse.DEAD_LETTER"),
+    (lambda: retries(timeout_seconds=0), "Retry.timeout_seconds"),
+    (lambda: retries(timeout_seconds=NOT_A_NUMBER), "Retry.timeout_seconds"),
+    (lambda: retries(on=(asyncio.CancelledError,)), "Retry.on"),
     (lambda: retries(on=ValueError), "a tuple"),
     (lambda: batch_limits(max_batch_size=0), "BatcherConfig.max_batch_size"),
     (lambda: batch_limits(max_concurrent_batches=0), "BatcherConfig.max_concurrent_batches"),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, SKIP, BatchContext, ErrorPolicy, EventContext, EventSource, ExecutionState, Record
+from streams import DEAD_LETTER, SKIP, BatchContext, EventContext, EventSource, ExecutionState, Record, Retry
 from streams.errors import EventFailure, RegistrationError, StoreError
 from streams.events import event_type, event_type_of
 from streams.metrics import BatchFailed, EventFailed, TransactionSettled
@@ -228,7 +228,7 @@ BAD = unless("bad", do=raises)
     ids=["an event", "retried", "company", "refused", "a refused change", "refused company", "many", "two lists"],
 )
 def test_a_failure_is_that_of_one_event(
-    policy: ErrorPolicy, then: Any, keys: str, came: str, calls: str | None, failed: list[int]
+    policy: Retry, then: Any, keys: str, came: str, calls: str | None, failed: list[int]
 ) -> None:
     """Not that of the last one of the list, nor of the first; and no innocent one is dead-lettered for it. Lists come
     again behind it."""
@@ -298,7 +298,7 @@ def test_what_stops_the_source_names_one_event(do: Any, said: str, left: str) ->
 
 
 @pytest.mark.parametrize("policy", [SKIP, DEAD_LETTER, RETRIED], ids=["skip", "dead letter", "retried"])
-def test_a_store_that_cannot_undo_is_restored(policy: ErrorPolicy) -> None:
+def test_a_store_that_cannot_undo_is_restored(policy: Retry) -> None:
     made: list[Words] = []
     calls: list[str] = []
 
@@ -321,7 +321,7 @@ def test_a_store_that_cannot_undo_is_restored(policy: ErrorPolicy) -> None:
         driver.check()
         assert driver.store(0).words == driver.changelog(0) == {b"a": b"xx", b"b": b"x"}
         assert len(driver.dead_letters()) == (policy is not SKIP)
-    tries = ["bad"] * (1 + policy.retries)
+    tries = ["bad"] * policy.attempts
     assert calls == ["a bad a b", "a", *tries, "a", "b"]
     assert restarts == len(tries)
 

@@ -282,7 +282,7 @@ def test_the_command_shows_a_group(
     there = on(Cluster(moving))
     monkeypatch.setenv("COLUMNS", "40")  # names are whole all the same
     assert row_of(kes("group", "shop").out, "a")[:6] == ["a", "5f4fb1a9", "10.0.0.7", ANY, "0, 2-3", "-"]
-    assert kes("group", "shop", "--json").data["members"][0]["instance"] == "a"
+    assert kes("group", "--group", "shop", "--json").data["members"][0]["instance"] == "a"
     assert there.asked == ["shop", "shop"]
 
 
@@ -290,9 +290,9 @@ def test_the_command_shows_a_group(
     ("arguments", "code", "message"),
     [
         (["group", "nobody"], 1, "there is no group 'nobody'"),
-        (["group", "shop:source"], 1, "for an event source: kes group --source shop:source"),
-        (["group"], 2, "either a group or --source"),
-        (["group", "shop", "--source", "fleet:source"], 2, "either a group or --source"),
+        (["group", "nowhere:source"], 1, "No module named 'nowhere'"),
+        (["group"], 2, "either MODULE:SOURCE or --group"),
+        (["group", "fleet:source", "--group", "shop"], 2, "either MODULE:SOURCE or --group"),
         (["group", "--source", "./fleet.py"], 2, "MODULE:SOURCE"),
         (["group", "--source", "nowhere:source"], 1, "No module named 'nowhere'"),
     ],

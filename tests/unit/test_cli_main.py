@@ -45,6 +45,24 @@ def interrupted_in_c() -> SystemError:
 
 
 @pytest.mark.parametrize(
+    ("typed", "completed"), [("d", "demo doctor dlq"), ("dlq re", "replay"), ("run --rel", "--reload")]
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str, typed: str, completed: str
+) -> None:
+    words = ["kes", *typed.split()]
+    monkeypatch.setenv("_KES_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("COMP_WORDS" if shell == "bash" else "_TYPER_COMPLETE_ARGS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    assert main.main([]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert all(word in out for word in completed.split())
+    assert "tail" not in out
+
+
+@pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         (BrokerUnavailable("nothing answers at localhost:1"), 1, "kes: broker unavailable: nothing answers"),

@@ -116,6 +116,9 @@ def test_a_wrong_setting_is_named_as_it_was_written(group: Any, wrong: dict[str,
         ({"session_timeout_seconds": "6"}, "session_timeout_seconds is '6'; it must be a number"),
         ({"leave_timeout_seconds": None}, "leave_timeout_seconds is None; it must be a number"),
         ({"client_settings": "hunter2"}, "client_settings is of type str; it must be a dictionary"),
+        ({"bootstrap_servers": "me:hunter2@host:1"}, "bootstrap_servers must not hold credentials"),
+        ({"source_bootstrap_servers": ["a:1"]}, "source_bootstrap_servers is of type list; it must be addresses"),
+        ({"error_policy": "skip"}, "error_policy is of type str; it must be a Retry"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+import streams
 from streams.core import origin
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import INTERJECTION, batch_end, batch_origin, timer_origin
 from streams.core.policy import Answered, Decision, Failure, WorkKind, apply_error_policy, text_of
 from streams.core.timers import Timer
 from streams.errors import DecodeError, RecordRefused
-from streams.outcomes import ErrorPolicy, ErrorResponse, ExecutionState
+from streams.outcomes import STOP, ErrorResponse, ExecutionState, Retry
 
 R, D = ErrorResponse, Decision
 ERROR = ValueError("no")
@@ -40,7 +43,7 @@ NEVER_RETRIED = [DecodeError("bytes"), RecordRefused("too large"), KeyboardInter
     ],
 )
 def test_the_response_of_a_policy_by_kind_of_work(work: WorkKind, response: ErrorResponse, decision: Decision) -> None:
-    policy = ErrorPolicy(retries=2, then=response)
+    policy = Retry(attempts=3, then=response)
     for error in RETRIED:
         assert apply_error_policy(Failure(3, error, work), policy) is decision
         assert apply_error_policy(Failure(1, error, work, is_final=True), policy) is decision
@@ -49,8 +52,8 @@ def test_the_response_of_a_policy_by_kind_of_work(work: WorkKind, response: Erro
 
 
 @pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(WorkKind, R, RETRIED)))
-def test_attempts_up_to_the_number_of_retries(work: WorkKind, response: ErrorResponse, error: Exception) -> None:
-    policy = ErrorPolicy(retries=2, then=response)
+def test_attempts_up_to_their_number(work: WorkKind, response: ErrorResponse, error: Exception) -> None:
+    policy = Retry(attempts=3, then=response)
     decisions = [apply_error_policy(Failure(attempts, error, work), policy) for attempts in (1, 2, 3)]
     retried = work is not WorkKind.INTERJECTION
     assert [decision is D.RETRY for decision in decisions] == [retried, retried, False]
@@ -59,7 +62,57 @@ def test_attempts_up_to_the_number_of_retries(work: WorkKind, response: ErrorRes
 @pytest.mark.parametrize(("work", "response", "error"), list(itertools.product(WorkKind, R, DEMANDS_STOP)))
 def test_a_handler_that_demands_a_stop_gets_it(work: WorkKind, response: ErrorResponse, error: Exception) -> None:
     """Whatever the policy says, and at once."""
-    assert apply_error_policy(Failure(1, error, work), ErrorPolicy(retries=5, then=response)) is D.STOP
+    assert apply_error_policy(Failure(1, error, work), Retry(attempts=6, then=response)) is D.STOP
+
+
+@pytest.mark.parametrize(("work", "wrap"), [(WorkKind.EVENT, False), (WorkKind.EVENT, True), (WorkKind.VIEW, False)])
+def test_only_some_errors_are_tried_again_and_only_for_some_time(work: WorkKind, wrap: bool) -> None:
+    """The reason counts where a handler answers ``FAIL`` because of it."""
+    policy = Retry(attempts=9, timeout_seconds=5.0, on=(OSError,), then=R.CONTINUE)
+
+    def decided(error: Exception, seconds: float) -> Decision:
+        raised = Answered(ExecutionState.FAIL, error) if wrap else error
+        return apply_error_policy(Failure(1, raised, work, elapsed_seconds=seconds), policy)
+
+    assert decided(TimeoutError(), 4.9) is D.RETRY
+    assert decided(TimeoutError(), 5.0) is D.SKIP
+    assert decided(ValueError(), 0.0) is D.SKIP
+    assert apply_error_policy(Failure(1, Answered(ExecutionState.FAIL, None), work), policy) is D.SKIP, "no reason"
+
+
+def test_the_waits_of_a_retry() -> None:
+    retry = Retry(attempts=9, backoff_seconds=1.0, max_backoff_seconds=20.0, backoff_factor=3.0, jitter=0.0)
+    assert [retry.pause_seconds(attempts) for attempts in range(1, 6)] == [1.0, 3.0, 9.0, 20.0, 20.0]
+    waits = [Retry(backoff_seconds=1.0, jitter=0.5).pause_seconds(1, random.Random(seed)) for seed in range(100)]
+    assert 0.5 <= min(waits) < 0.6
+    assert 1.4 < max(waits) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("former", "arguments", "retry"),
+    [
+        ("ErrorPolicy", {}, STOP),
+        ("ErrorPolicy", {"retries": 2, "then": R.CONTINUE}, Retry(attempts=3, then=R.CONTINUE)),
+        ("JobRetry", {}, Retry(max_backoff_seconds=5.0, timeout_seconds=45.0)),
+        (
+            "JobRetry",
+            {
+                "attempts": 5,
+                "wait_initial_seconds": 2,
+                "wait_max_seconds": 1,
+                "wait_jitter_seconds": 0,
+                "on": (OSError,),
+            },
+            Retry(
+                attempts=5, backoff_seconds=1, max_backoff_seconds=1, jitter=0.0, timeout_seconds=45.0, on=(OSError,)
+            ),
+        ),
+    ],
+)
+def test_former_names_of_retry_warn_and_do_what_they_did(former: str, arguments: dict[str, Any], retry: Retry) -> None:
+    with pytest.warns(DeprecationWarning, match=former) as warned:
+        assert getattr(streams, former)(**arguments) == retry
+    assert warned[0].filename == __file__
 
 
 def test_decisions_are_measured_as_responses() -> None:

@@ -64,6 +64,12 @@ def test_the_page_of_settings_is_that_of_the_classes() -> None:
     assert public - classes == set()
 
 
+def test_the_recording_of_the_readme_is_of_the_commands_in_its_script() -> None:
+    recording = script("recording")
+    commands = [line.removeprefix("$ ") for line in recording.shown().splitlines() if line.startswith("$ ")]
+    assert [re.sub(r"^kill -9 \d+", "kill -9 PID", command) for command in commands] == list(recording.STEPS)
+
+
 @cache
 def texts_of_the_code() -> list[str]:
     """Every text in the code, with a mark where a value is put in."""

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from streams import STOP, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record, SourceState
+from streams import STOP, ErrorResponse, EventContext, EventSource, Record, Retry, SourceState
 from streams.errors import ConfigError, DecodeError, EncodeError, EventFailure, NotOwned, RegistrationError, Stopped
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver, Unsettled
@@ -237,7 +237,7 @@ def test_a_record_that_cannot_be_read_is_named_once_with_the_ways_on(
 
 
 def test_fatally_exit_ends_the_member_and_not_the_tests() -> None:
-    source = build(error_policy=ErrorPolicy(then=ErrorResponse.FATALLY_EXIT))
+    source = build(error_policy=Retry(attempts=1, then=ErrorResponse.FATALLY_EXIT))
     with TestDriver(source) as made, pytest.raises(Exited, match="member 0 ended its process with code 70"):
         made.send(Fatal("it hurts"))
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, SKIP, ErrorPolicy, ErrorResponse, EventContext, EventSource, Record
+from streams import DEAD_LETTER, SKIP, ErrorResponse, EventContext, EventSource, Record, Retry
 from streams.errors import NotOwned
 from streams.metrics import EventFailed, Measurement
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord
@@ -36,7 +36,7 @@ def test_a_retried_event_keeps_its_place_and_holds_up_its_partition_only() -> No
                 raise OSError("not yet")
         done.append(event.name)
 
-    policy = ErrorPolicy(retries=9, backoff_seconds=2.0, max_backoff_seconds=6.0, then=ErrorResponse.FAIL_CONSUMER)
+    policy = Retry(attempts=10, backoff_seconds=2.0, max_backoff_seconds=6.0, then=ErrorResponse.FAIL_CONSUMER)
     with driven(work, on_error=policy, partitions=2) as driver:
         send(driver, "stubborn", deed="five times", wait=False)
         send(driver, "behind", wait=False)
@@ -155,7 +155,7 @@ def test_an_interjection_of_a_partition_that_is_not_there(partition: int) -> Non
 
 
 @pytest.mark.parametrize("policy", [DEAD_LETTER, SKIP], ids=["dead letter", "skip"])
-def test_records_that_cannot_be_read_among_good_ones(policy: ErrorPolicy, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_that_cannot_be_read_among_good_ones(policy: Retry, caplog: pytest.LogCaptureFixture) -> None:
     """Each is a dead letter as it came, or skipped and named in the log; those around it are counted once, in order."""
     cases = small_records()
     failed: list[int] = []

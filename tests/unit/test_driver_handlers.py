@@ -15,12 +15,12 @@ from streams import (
     SKIP,
     STOP,
     Change,
-    ErrorPolicy,
     ErrorResponse,
     EventContext,
     EventSource,
     ExecutionState,
     Record,
+    Retry,
     SimpleStore,
     Table,
 )
@@ -31,7 +31,7 @@ from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, misbehave, send, totals
 from tests.vocabulary import KINDS, TOTALS, Added, Total, Words, count, tell_total, write
 
-RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
+RETRIED = Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
 
 # -- failures, policies and answers ------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ RETRIED = ErrorPolicy(retries=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_L
 @pytest.mark.parametrize("policy", [SKIP, DEAD_LETTER, RETRIED, STOP], ids=["skip", "dead letter", "retried", "stop"])
 @pytest.mark.parametrize("deed", ["raise", "ctx.fail", "FAIL", "FATAL", "COMPLETE"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_failure_leaves_behind(kind: str, deed: str, policy: ErrorPolicy) -> None:
+def test_what_a_failure_leaves_behind(kind: str, deed: str, policy: Retry) -> None:
     """No effect of the event, the policy's response, its neighbours in order. FATAL stops whatever the policy is."""
     tried: list[tuple[str, int]] = []
     measured: list[Measurement] = []
@@ -86,7 +86,7 @@ def test_a_policy_per_event_type_and_the_default_handler() -> None:
     source = EventSource(config(error_policy=DEAD_LETTER), TOTALS)
     source.register_event_type(Added, refuse, on_error=SKIP)
     source.register_event_type(Total, refuse)
-    source.register_default_handler(refuse, on_error=ErrorPolicy(retries=1, backoff_seconds=0))
+    source.register_default_handler(refuse, on_error=Retry(attempts=2, backoff_seconds=0))
     with TestDriver(source) as driver:
         driver.send(Added("a"))
         driver.send(Total("a", 1))
@@ -333,7 +333,7 @@ def test_a_store_that_cannot_undo_is_made_anew_after_a_failed_event(kind: str) -
             ctx.store.words.clear()
             raise ValueError("spoiled")
 
-    policy = ErrorPolicy(retries=1, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
+    policy = Retry(attempts=2, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
     with driven(work, kind, policy, store=store) as driver:
         for name, deed in (("w", "a"), ("v", "a"), ("w", "fail"), ("w", "b"), ("w", "once"), ("v", "c")):
             send(driver, name, deed=deed)

@@ -11,12 +11,12 @@ from streams import (
     DEAD_LETTER,
     SKIP,
     STOP,
-    ErrorPolicy,
     ErrorResponse,
     EventContext,
     EventSource,
     ExecutionState,
     Record,
+    Retry,
     Table,
     event_type,
     upcaster,
@@ -110,7 +110,7 @@ def test_latest_means_the_latest_of_the_first_start() -> None:
 
 def test_a_refused_record_is_not_tried_again() -> None:
     """The same bytes would be refused again: retries are for handlers."""
-    policy = ErrorPolicy(retries=1_000, backoff_seconds=5, then=ErrorResponse.CONTINUE)
+    policy = Retry(attempts=1_001, backoff_seconds=5, then=ErrorResponse.CONTINUE)
     with driven(refused, on_error=policy, limits=[OUT]) as driver:
         before = driver.now
         send(driver, "a", deed="over the client's limit")
@@ -188,7 +188,7 @@ def test_interjections_have_their_place_in_the_order_of_the_partition() -> None:
 
 
 @pytest.mark.parametrize("policy", [SKIP, STOP], ids=["skip", "stop"])
-def test_a_scheduled_interjection_that_fails(policy: ErrorPolicy) -> None:
+def test_a_scheduled_interjection_that_fails(policy: Retry) -> None:
     failures: list[EventFailed] = []
     source = EventSource(
         config(metrics_handler=lambda m: failures.append(m) if isinstance(m, EventFailed) else None), TOTALS

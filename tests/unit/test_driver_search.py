@@ -61,7 +61,7 @@ class Outside:
 
 
 def test_a_state_of_the_process_is_found_and_its_seed_run_alone_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash the event is handled again, and the state begins anew: no broker is needed to see it."""
+    """After a crash the event is handled again, and the state starts over: no broker is needed to see it."""
 
     def run() -> SearchFailed:
         with pytest.raises(SearchFailed) as raised:

@@ -13,11 +13,11 @@ import pytest
 from streams import (
     DEAD_LETTER,
     SKIP,
-    ErrorPolicy,
     ErrorResponse,
     EventSourceConfig,
     GlobalChangeLog,
     IncomingRecord,
+    Retry,
     SourceState,
 )
 from streams.errors import (
@@ -127,7 +127,7 @@ async def test_what_can_not_be_decoded_stops_it_by_default(topic: MemoryTopic) -
 
 
 async def test_retries_come_first_but_not_for_bytes(topic: MemoryTopic) -> None:
-    policy = ErrorPolicy(retries=2, backoff_seconds=0.001, then=ErrorResponse.CONTINUE)
+    policy = Retry(attempts=3, backoff_seconds=0.001, then=ErrorResponse.CONTINUE)
     tries = {b"twice": 0, b"never": 0, b"bytes": 0}
 
     def receive(record: IncomingRecord) -> None:
@@ -147,7 +147,7 @@ async def test_retries_come_first_but_not_for_bytes(topic: MemoryTopic) -> None:
 
 
 async def test_stop_does_not_wait_for_a_retry(topic: MemoryTopic) -> None:
-    policy = ErrorPolicy(retries=1, backoff_seconds=3600, max_backoff_seconds=3600)
+    policy = Retry(attempts=2, backoff_seconds=3600, max_backoff_seconds=3600)
     topic.put(b"k", b"")
     receiver = Heard(refuse=b"k")
     async with log_over(topic, receiver, on_error=policy) as log:
@@ -251,7 +251,7 @@ async def test_nobody_answers(topic: MemoryTopic) -> None:
 
 
 @pytest.mark.parametrize("noticed_by", ["watching", "waiting", "reading"])
-@pytest.mark.parametrize("what", ["made again", "deleted"])
+@pytest.mark.parametrize("what", ["recreated", "deleted"])
 async def test_one_that_is_not_the_same_any_more(
     topic: MemoryTopic, what: str, noticed_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,12 +260,12 @@ async def test_one_that_is_not_the_same_any_more(
     topic.put(b"k", b"")
     log = log_over(topic)
     table = log.table(key=str, value=bytes)
-    expected, text = (OffsetError, "id-1, and is id-2") if what == "made again" else (TopicError, "any more")
+    expected, text = (OffsetError, "id-1, and is id-2") if what == "recreated" else (TopicError, "any more")
 
     async def body() -> None:
         async with log:
             await caught_up(log)
-            topic.exists, topic.identity = what == "made again", "id-2"
+            topic.exists, topic.identity = what == "recreated", "id-2"
             if noticed_by == "waiting":
                 await log.wait_caught_up(PATIENCE)
             elif noticed_by == "reading":

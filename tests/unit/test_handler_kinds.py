@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streams import DEAD_LETTER, ErrorPolicy, ErrorResponse, EventContext, EventSource
+from streams import DEAD_LETTER, ErrorResponse, EventContext, EventSource, Retry
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.errors import RegistrationError
@@ -69,7 +69,7 @@ class Pairs:
 PAIRS: HandlerKind = Pairs()
 
 
-def source_of(handler: Any, policy: ErrorPolicy) -> EventSource[Any]:
+def source_of(handler: Any, policy: Retry) -> EventSource[Any]:
     source: EventSource[Any] = EventSource(config(), TOTALS)
     route = Route("Added", event_type_of(Added), handler, blocking=False, policy=policy, kind=PAIRS)
     source._router.add(route)
@@ -87,7 +87,7 @@ def test_a_new_kind_has_attempts_policies_and_an_undo() -> None:
         if ctx.attempt <= int(event.deed or 0):
             raise ValueError("not yet")
 
-    retried = ErrorPolicy(retries=1, backoff_seconds=0.0, then=ErrorResponse.DEAD_LETTER)
+    retried = Retry(attempts=2, backoff_seconds=0.0, then=ErrorResponse.DEAD_LETTER)
     with TestDriver(source_of(add, retried)) as driver:
         for key, event in (
             ("a", Added("n")),

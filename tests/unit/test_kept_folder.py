@@ -41,7 +41,7 @@ SEEDS = range(5)
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are written anew when they are small, and not flushed: only a loss of power needs that."""
+    """Files are rewritten when they are small, and not flushed: only a loss of power needs that."""
     monkeypatch.setattr(folder_module, "LEAST_REWRITE", 600)
     monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
 
@@ -118,8 +118,8 @@ def test_the_log_has_to_go_on_where_the_folder_ends() -> None:
     assert not reason(12, 14, (9, b"x", False)), "compacted away for a younger one"
     assert not reason(7, -1, None), "nothing is known yet"
     assert not reason(7, 9, None), "nothing is read yet"
-    assert "written anew" in reason(8, 9, (7, b"other", True))
-    assert "written anew" in reason(8, 9, (7, b"r", False))
+    assert "rewritten" in reason(8, 9, (7, b"other", True))
+    assert "rewritten" in reason(8, 9, (7, b"r", False))
     assert "nothing between" in reason(9, 9, None)
     assert "ends at 7" in reason(7, 7, None)
 

@@ -42,7 +42,7 @@ def kept(bench: Bench, tmp_path: Path) -> Kept:
 
 @pytest.fixture(autouse=True)
 def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody loses power here but where that is said; files are written anew when they are small."""
+    """Nobody loses power here but where that is said; files are rewritten when they are small."""
     monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
     monkeypatch.setattr(folder_module, "LEAST_REWRITE", 600)
 
@@ -324,7 +324,7 @@ OF_FOLDERS: dict[str, tuple[Any, str, Any, Callable[[Path, pytest.MonkeyPatch], 
     "K2, the data is flushed": (StateFolder, "_sync_data", nothing, power_is_lost),
     "K2, names are flushed": (StateFolder, "_sync_folder", nothing, power_is_lost),
     "K4, the checksum": (folder_module, "zlib", NoChecksum, data_is_spoiled),
-    "K4, the checksum of what is written anew": (
+    "K4, the checksum of what is rewritten": (
         folder_module, "zlib", NoChecksum, bit_is_rotten_when_it_is_written_anew
     ),
     "K6, the lock": (folder_module, "_lock", lambda _: True, two_want_it),

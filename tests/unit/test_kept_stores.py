@@ -192,7 +192,7 @@ async def test_a_log_that_was_cut_and_written_anew(kept: Kept, caplog: Any, name
     await bench.over()
     await bench.stop()
     kept.make()
-    await begins_anew(kept, caplog, "its warm copy begins anew")
+    await begins_anew(kept, caplog, "its warm copy starts over")
     assert "set aside" in caplog.text
 
 

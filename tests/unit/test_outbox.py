@@ -141,7 +141,7 @@ def test_tables_that_need_quotes_are_refused(table: str) -> None:
         ({"database": ""}, "KES_OUTBOX_DATABASE"),
         ({"bootstrap_servers": ""}, "KES_BOOTSTRAP_SERVERS"),
         ({"batch_rows": 0}, "batch_rows is 0"),
-        ({"retry_seconds": 20.0, "longest_retry_seconds": 10.0}, "retry_seconds"),
+        ({"backoff_seconds": 20.0, "max_backoff_seconds": 10.0}, "backoff_seconds"),
     ],
 )
 def test_settings_of_a_relay_are_checked(

@@ -201,7 +201,7 @@ async def test_a_question_that_comes_too_late_pauses_nobody(bench_of: Any) -> No
 
 
 async def test_a_partition_that_cannot_be_read_ends_the_input_once(bench_of: Any) -> None:
-    """What else comes may be of a topic that was made again."""
+    """What else comes may be of a recreated topic."""
     bench = bench_of(2)
     bench.consumer.failures = {number: OffsetError(f"t[{number}]") for number in range(2)}
     bench.start()

@@ -16,11 +16,11 @@ from streams import (
     SKIP,
     STOP,
     Change,
-    ErrorPolicy,
     ErrorResponse,
     EventContext,
     EventSource,
     ExecutionState,
+    Retry,
     event_type,
 )
 from streams.errors import RegistrationError, StreamsError
@@ -32,7 +32,8 @@ from tests.unit.handlers_kit import OUT, config
 from tests.vocabulary import INTS, TOTALS, Added, Totals, Words, register, write
 
 NOW = 1_700_000_000_000
-PATIENT = ErrorPolicy(retries=3, backoff_seconds=3600, max_backoff_seconds=3600)
+EXIT = Retry(attempts=1, then=ErrorResponse.FATALLY_EXIT)
+PATIENT = Retry(attempts=4, backoff_seconds=3600, max_backoff_seconds=3600)
 
 
 @event_type("Counted")
@@ -43,7 +44,7 @@ class Counted(msgspec.Struct, frozen=True):
     fails: int = 0
 
 
-def program(handler: Callable[..., Any], policy: ErrorPolicy = STOP, store: Any = TOTALS, kind: str = "") -> Program:
+def program(handler: Callable[..., Any], policy: Retry = STOP, store: Any = TOTALS, kind: str = "") -> Program:
     source: EventSource[Any] = EventSource(config(4, error_policy=policy), store)
     register(source, handler, kind, event_class=Counted)
     return source.program()
@@ -89,14 +90,14 @@ FATAL = ExecutionState.FATAL
         (count, SKIP, "a a!9 a", "a@0 a@2", {"a": 2}, [(1, "continue")], ""),
         (count, DEAD_LETTER, "a a!9 a", "a@0 letter@1 a@2", {"a": 2}, [(1, "dead_letter")], ""),
         (count, STOP, "a a!9 a", "a@0", {"a": 1}, [(1, "fail_consumer")], "in[2]@1"),
-        (count, ErrorPolicy(then=ErrorResponse.FATALLY_EXIT), "a a!9 a", "a@0", {"a": 1}, [(1, "fatally_exit")], "@1"),
+        (count, EXIT, "a a!9 a", "a@0", {"a": 1}, [(1, "fatally_exit")], "@1"),
         (count, SKIP, "a {", "a@0", {"a": 1}, [(1, "fail_consumer")], "in[2]@1"),  # the decode policy
         (lambda ctx, event: FATAL, SKIP, "a", "", {}, [(0, "fail_consumer")], "FATAL"),
     ],
     ids=["all", "retried", "skip", "dead letter", "stop", "exit", "unreadable", "fatal"],
 )
 async def test_what_is_left_of_a_replay(
-    handler: Any, policy: ErrorPolicy, words: str, outputs: str, state: Any, failed: Any, stopped: str
+    handler: Any, policy: Retry, words: str, outputs: str, state: Any, failed: Any, stopped: str
 ) -> None:
     replay, completed = await replayed(program(handler, policy), words)
     letters = [output for output in completed.outputs if output.topic == "g.in.dead-letters"]
@@ -186,7 +187,7 @@ async def test_a_store_that_cannot_undo_is_made_again_from_what_completed() -> N
         if ctx.attempt <= event.fails:
             raise ValueError("its store is soiled now")
 
-    policy = ErrorPolicy(retries=1, backoff_seconds=0, then=ErrorResponse.CONTINUE)
+    policy = Retry(attempts=2, backoff_seconds=0, then=ErrorResponse.CONTINUE)
     replay, completed = await replayed(program(own, policy, store), "a a!1 b a!2 a")
     assert {change.key: change.value for change in replay.contents()} == {b"b": b"x", b"a": b"xxx"}
     assert [change.type for change in replay.contents()] == ["word", "word"]

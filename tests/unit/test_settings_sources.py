@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streams import DEAD_LETTER, ErrorPolicy, EventProducer, EventSourceConfig, GroupConfig, PoolConfig
+from streams import DEAD_LETTER, EventProducer, EventSourceConfig, GroupConfig, PoolConfig, Retry
 from streams.cli import cluster
 from streams.errors import ConfigError
 from streams.outcomes import ErrorResponse
@@ -19,7 +19,7 @@ FILE = f"""
 bootstrap_servers = "file:1"
 replication_factor = 3
 error_policy = "dead_letter"
-decode_policy = {{ then = "continue", retries = 2 }}
+decode_policy = {{ then = "continue", attempts = 3 }}
 
 [group]
 strategy = ["range", "incremental"]
@@ -64,7 +64,7 @@ def test_the_code_wins_over_the_environment_and_that_over_the_file(monkeypatch: 
     assert (config.replication_factor, config.pool.pool_size, config.group.num_standbys) == (3, 5, 1)
     assert config.group.strategies == ("range", "incremental")
     assert config.error_policy == DEAD_LETTER
-    assert config.decode_policy == ErrorPolicy(retries=2, then=ErrorResponse.CONTINUE)
+    assert config.decode_policy == Retry(attempts=3, then=ErrorResponse.CONTINUE)
     assert config.resolved().bootstrap_servers == "file:1"
     for name, value in {
         "KES_REPLICATION_FACTOR": "2",
@@ -178,6 +178,16 @@ def test_kes_config_shows_where_each_comes_from(kes: Kes, monkeypatch: pytest.Mo
     assert origins["client_settings.ssl.key.password"] == ("***", "code")
     assert origins["pool.max_batch_size"][1] == "default"
     tables = [kes("config"), kes("config", "market:source"), shown]
+    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", f"a:1,me:{SECRET}@b:1")
+    monkeypatch.setenv("KES_CLIENT_SETTINGS_HTTPS_PROXY", f"http://me:{SECRET}@proxy:1")
+    for words in ([], ["market:source"]):
+        tables.append(kes("config", *words, "--json"))
+        values = {line["setting"]: line["value"] for line in tables[-1].data}
+        assert values["bootstrap_servers"] == "a:1,***@b:1"
+        if not words:  # the source was made before
+            assert values["client_settings.https.proxy"] == "http://***@proxy:1"
+    tables.append(kes("lag", "market:source", code=1))
+    assert "bootstrap_servers (KES_BOOTSTRAP_SERVERS) must not hold credentials" in tables[-1].words
     assert SECRET not in "".join(answer.out + answer.err for answer in tables)
     assert SECRET not in repr(made()) + repr(GroupConfig())
     assert "settings file: kes.toml" in tables[0].out

@@ -15,7 +15,7 @@ from streams.async_jobs import AsyncJobScheduler
 from streams.errors import EventFailure, StoreError
 from streams.job_settings import SchedulerConfig
 from streams.metrics import EventFailed
-from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse
+from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, Retry
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config
@@ -283,7 +283,7 @@ def test_one_that_fails_goes_to_its_policy(store: Any, then: ErrorResponse, fail
     def measure(found: Any) -> None:
         failed.extend([found] if isinstance(found, EventFailed) else [])
 
-    policy = ErrorPolicy(retries=2, backoff_seconds=0.001, then=then)
+    policy = Retry(attempts=3, backoff_seconds=0.001, then=then)
     with clocked(bad, store=store, policy=policy, metrics_handler=measure) as driver:
         handled(driver, "a+5")
         due_ms = driver.statistics().partitions[0].next_timer_ms

@@ -73,7 +73,7 @@ def test_a_topic_that_is_created_again_stops_a_running_member_by_name(topic: str
         driver._world.broker.recreate(topic)
         with pytest.raises(TopicReplaced) as stopped:
             driver.advance(A_LOOK)
-        for said in (f"{topic}[", f"id {topic}#0", f"id {topic}#1 now", LOG, "begin anew"):
+        for said in (f"{topic}[", f"id {topic}#0", f"id {topic}#1 now", LOG, "start over"):
             assert said in str(stopped.value)
         assert driver.members == []
         if topic == SOURCE:
@@ -276,7 +276,7 @@ def test_a_topic_that_is_created_again_between_two_questions_is_asked_about_agai
 
 
 def test_a_copy_that_is_not_complete_any_more_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tail reads on its own thread: the copy may fail, or begin anew, while the broker is asked once more."""
+    """The tail reads on its own thread: the copy may fail, or start over, while the broker is asked once more."""
     take, taken = Replicas.take, []
 
     def fails_first(self: Replicas, partition: int, when: Any) -> Replica | None:

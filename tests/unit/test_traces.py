@@ -19,11 +19,11 @@ from streams import (
     AsyncJobScheduler,
     BatchItem,
     BatchProducer,
-    ErrorPolicy,
     ErrorResponse,
     EventSource,
     EventSourceConfig,
     Record,
+    Retry,
     event_type,
 )
 from streams.errors import RegistrationError
@@ -261,7 +261,7 @@ def test_a_failed_job_and_its_letter_are_in_the_trace(traced: Traced) -> None:
         raise ConnectionError("no line")
 
     scheduler = AsyncJobScheduler(traced.source, job, None, name="charge")
-    policy = ErrorPolicy(then=ErrorResponse.DEAD_LETTER)
+    policy = Retry(attempts=1, then=ErrorResponse.DEAD_LETTER)
     scheduler.register_event_type(Ordered, lambda record, event: (event.id, event.id), on_error=policy)
     driver = traced.start()
     driver.send(Ordered("o1"), headers=SAMPLED)
@@ -291,7 +291,7 @@ def test_an_interjection_is_in_the_trace_of_its_caller(traced: Traced) -> None:
 
 
 def test_retries_and_the_dead_letter_are_in_the_events_span(traced: Traced) -> None:
-    policy = ErrorPolicy(retries=1, then=ErrorResponse.DEAD_LETTER)
+    policy = Retry(attempts=2, then=ErrorResponse.DEAD_LETTER)
 
     @traced.source.register_event_type(Ordered, on_error=policy)
     def fails(ctx: Any, event: Ordered) -> None:

@@ -215,7 +215,7 @@ class WireSlot:
 
     def _leader(self, part: Part) -> int:
         leaders = self._cluster.leaders[part.topic]
-        return leaders[part.partition] if part.partition < len(leaders) else -1  # made again, or a broker that lags
+        return leaders[part.partition] if part.partition < len(leaders) else -1  # recreated, or a broker that lags
 
     async def _enlist(self, parts: Iterable[Part], *, with_offsets: bool) -> None:
         """Tell the coordinator which partitions take part, and that offsets do. Both requests go in a row."""

@@ -12,13 +12,13 @@ import msgspec
 from streams.core.policy import Answered, Decision, Failure, apply_error_policy
 from streams.errors import StoreError
 from streams.job_settings import SchedulerConfig
-from streams.outcomes import ErrorPolicy, ExecutionState
+from streams.outcomes import ExecutionState, Retry
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.async_work.async_stage import described
 from streams.runtime.async_work.job_runner import Job, JobRunner
 from streams.runtime.partition.context_fields import ContextFields
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import backoff, cancelled_inside
+from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry, WaitingContext
 from streams.statistics import StageStatistics
@@ -90,7 +90,7 @@ class ConcurrentStageDefinition:
 
     name: str
     handler: Callable[[EventContext[Any], Any], Any]
-    policy: ErrorPolicy
+    policy: Retry
     config: SchedulerConfig
 
     @property
@@ -154,18 +154,20 @@ class _Run(Job):
     # -- ahead of the turn ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        entry, policy, rng = self._entry, self._stage.definition.policy, self._stage.host.rng
+        entry, policy, host = self._entry, self._stage.definition.policy, self._stage.host
+        began = host.now()
         entry.begun = True
         while True:
             error = await self._try()
             if entry.is_settled or error is None:
                 self._end(error)
                 return
-            if apply_error_policy(Failure(self._attempt, error), policy) is not Decision.RETRY:
+            failure = Failure(self._attempt, error, elapsed_seconds=host.now() - began)
+            if apply_error_policy(failure, policy) is not Decision.RETRY:
                 self.runner.over(self, holds_key=True)  # until its failure was dealt with
                 entry.fail(error, self._attempt)
                 return
-            await asyncio.sleep(backoff(policy, self._attempt, rng))
+            await asyncio.sleep(policy.pause_seconds(self._attempt, host.rng))
             self._attempt += 1
 
     def lost(self, error: BaseException) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import stamina
 
 from streams.core.router import check_callable
 from streams.errors import RegistrationError
-from streams.job_settings import JobRetry
+from streams.outcomes import Retry
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
 from streams.tracing import with_context
@@ -62,14 +61,16 @@ class Calls:
         kind: str,
         function: Callable[[Any], Any],
         timeout_seconds: float | None,
-        retry: JobRetry | None,
+        retry: Retry | None,
         prepare: Callable[[Any], Any] | None = None,
     ) -> None:
         run = _runner(host, kind, function)
         prepared = run if prepare is None else lambda argument: run(prepare(argument))
         self._once = _once(prepared, timeout_seconds)
         self._retry = retry
-        self._retries = _retries(retry)
+        self._host = host
+        # Waits and bounds are those of Retry: stamina only knows the machine's clock and randomness.
+        self._retries = None if retry is None else stamina.AsyncRetryingCaller(attempts=retry.attempts, timeout=None)
 
     async def outcome(self, argument: Any) -> Outcome:
         """Call the function until it answers or its retries end. Raises ``CancelledError`` only if its task is
@@ -82,17 +83,17 @@ class Calls:
                 return await self._once(argument), None, made
             made = 0
             now = asyncio.get_running_loop().time
-            until = math.inf if retry.timeout_seconds is None else now() + retry.timeout_seconds
+            began = now()
 
-            def is_worth_it(error: Exception) -> bool:
-                return isinstance(error, retry.on) and now() < until
+            def pause(error: Exception) -> bool | float:
+                return retry.allows(made, error, now() - began) and retry.pause_seconds(made, self._host.rng)
 
             async def attempt() -> Any:
                 nonlocal made
                 made += 1
                 return await self._once(argument)
 
-            return await self._retries(is_worth_it, attempt), None, made
+            return await self._retries(pause, attempt), None, made
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -123,19 +124,6 @@ def _once(run: Callable[[Any], Awaitable[Any]], seconds: float | None) -> Callab
             raise TimeoutError(f"it took longer than timeout_seconds={seconds}") from error
 
     return run if seconds is None else limited
-
-
-def _retries(retry: JobRetry | None) -> stamina.AsyncRetryingCaller | None:
-    """Make the retrying caller. Its time is not stamina's, which only knows the machine's clock."""
-    if retry is None or retry.attempts == 1:
-        return None
-    return stamina.AsyncRetryingCaller(
-        attempts=retry.attempts,
-        timeout=None,
-        wait_initial=retry.wait_initial_seconds,
-        wait_max=retry.wait_max_seconds,
-        wait_jitter=retry.wait_jitter_seconds,
-    )
 
 
 async def _on_thread(host: Host, function: Callable[[Any], Any], argument: Any) -> Any:

@@ -206,7 +206,7 @@ class StateFolder:
         self._remove_strays()
 
     def rewrite_if_due(self, *, pause: bool = True) -> bool:
-        """Write the data file anew without what was replaced, if it is twice as large as it was after the last time
+        """Rewrite the data file without what was replaced, if it is twice as large as it was after the last time
         and all of it counts. Raises as ``commit`` does."""
         mark = self.mark
         if mark is None or mark.size != self._size or mark.size <= max(2 * mark.live, LEAST_REWRITE):

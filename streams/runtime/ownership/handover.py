@@ -138,7 +138,7 @@ class Handover:
                 member.takeover_client.log_range, member.config.changelog, partitions, member.now() + ASK_SECONDS
             )
         except StreamsError as error:
-            _log.info("the copies that stay here begin anew: %s", error)
+            _log.info("the copies that stay here start over: %s", error)
             return {}
         return {partition: end for partition, (_, end) in ranges.items()}
 

@@ -371,11 +371,11 @@ class Replicas:
         self.changed.notify()
 
     def _lost_copy(self, copy: Replica) -> None:
-        """Begin a copy anew if its place in the log is gone. Otherwise it cannot be read on: a take-over, or a marker
+        """Start a copy over if its place in the log is gone. Otherwise it cannot be read on: a take-over, or a marker
         that is waited for, meets the error, and stops the source."""
         where = f"{self._member.config.changelog}[{copy.partition}]"
         if copy.begins_anew:
-            _log.warning("%s: its warm copy begins anew: %s", where, copy.failure)
+            _log.warning("%s: its warm copy starts over: %s", where, copy.failure)
             self._discard(copy.partition)
             self._begin(self._new(copy.partition))
         elif copy.partition not in self._held:

@@ -278,7 +278,7 @@ class TakeOvers:
                 raise OffsetError(
                     f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the changelog "
                     f"{config.changelog}[{worker.partition}] holds no offset: the changelog was deleted, or another "
-                    "program uses the group. Restore the changelog, or delete the group's offsets to begin anew"
+                    "program uses the group. Restore the changelog, or delete the group's offsets to start over"
                 )
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
@@ -291,7 +291,7 @@ class TakeOvers:
             raise OffsetError(
                 f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset {record.offset}, but "
                 f"{lost} (log start {low}, end {high}). Restore the topic, or delete the changelog and the group's "
-                "offsets to begin anew"
+                "offsets to start over"
             )
         if group_offset is not None and group_offset > record.offset:
             raise OffsetError(

@@ -44,7 +44,7 @@ def refuse_replaced(config: EventSourceConfig, partition: int, known: TopicIds, 
     that is not known is no difference: older versions did not write one."""
     begin_anew = (
         f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
-        f"{config.group_id} to begin anew, or use another group_id. If it was restored or copied with the same "
+        f"{config.group_id} to start over, or use another group_id. If it was restored or copied with the same "
         "offsets, run `kes offsets accept MODULE:SOURCE --restored` instead"
     )
     if _differ(known.source, now.source):
@@ -133,7 +133,7 @@ class TopicWatch:
             raise OffsetError(
                 f"{changelog}: the log ended at offset {self._ends[worker]} before, and ends at {end} now: records of "
                 f"the state of {worker.topic_partition} are lost (by an unclean election of a leader?). Restore them, "
-                "or stop all members and delete the changelog and the group's offsets to begin anew"
+                "or stop all members and delete the changelog and the group's offsets to start over"
             )
         self._ends = found
 

@@ -23,7 +23,7 @@ from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
 from streams.runtime.partition.dead_letters import dead_letter
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import RestartNeeded, backoff, describe, describe_type, trace_of
+from streams.runtime.partition.failures import RestartNeeded, describe, describe_type, trace_of
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
@@ -131,6 +131,7 @@ class Execution:
         with ``error``; ``store_dirty``: the store has seen an attempt that failed. ``timer``: the record is that
         timer's event. ``begun``: the next attempt is under way."""
         origin = record.offset if timer is None else timer.origin
+        began = 0.0 if route.policy.timeout_seconds is None else self._host.now()
         known = self._partition.failures.meet(origin)
         if known is not None and error is None:
             attempts, error = known.attempts, known.error
@@ -138,14 +139,14 @@ class Execution:
             if error is not None:
                 if store_dirty and not self._partition.is_journalled:
                     raise RestartNeeded(origin, attempts, error)
-                failure = Failure(attempts, error)
+                failure = Failure(attempts, error, elapsed_seconds=self._host.now() - began)
                 decision = apply_error_policy(failure, route.policy)
                 if self._span is not None and decision is Decision.RETRY:
                     self._span.failed(error, attempts)
                 if decision is not Decision.RETRY:
                     await self._carry_out(decision, failure, record, route, timer)
                     return
-                await anyio.sleep(backoff(route.policy, attempts, self._host.rng))
+                await anyio.sleep(route.policy.pause_seconds(attempts, self._host.rng))
                 if not self._partition.state.admits:
                     return  # given up meanwhile
             attempts += 1

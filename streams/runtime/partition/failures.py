@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused
 from streams.logs import Trace, exception_info
-from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, Change, IncomingRecord
-from streams.sak.backoff import backoff_seconds
 
 
 class RestartNeeded(Exception):
@@ -35,12 +31,6 @@ def cancelled_inside(error: BaseException) -> RuntimeError:
     )
     wrapped.__cause__ = error
     return wrapped
-
-
-def backoff(policy: ErrorPolicy, attempts: int, rng: random.Random) -> float:
-    """Return the seconds to wait after so many failed attempts: doubled each time, capped, a quarter to either side at
-    random."""
-    return backoff_seconds(attempts, policy.backoff_seconds, policy.max_backoff_seconds, rng=rng)
 
 
 def reason_of(error: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,15 +17,14 @@ import msgspec
 from streams.codecs import RESERVED_KEY_PREFIX, reason
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.errors import ConfigError, DecodeError, RecordError
-from streams.outcomes import ErrorPolicy, ErrorResponse
+from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord
 from streams.runtime.ports import Tail
 from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
-from streams.sak.backoff import backoff_seconds
 
 _log = logging.getLogger(__name__)
 
-OnError = ErrorPolicy | Callable[[IncomingRecord, RecordError], ErrorResponse]
+OnError = Retry | Callable[[IncomingRecord, RecordError], ErrorResponse]
 
 
 class Receiver(NamedTuple):
@@ -267,19 +267,21 @@ class Following:
             return False
         passed_over = False
         for receiver in self._receivers:
-            attempt = 0
+            attempt, began = 0, time.monotonic()
             while True:
                 try:
                     receiver.receive(record)
                 except BaseException as error:  # a thread that ends silently would look like a silent topic
                     attempt += 1
-                    if self._refused(record, receiver.name, error, attempt):
+                    if self._refused(record, receiver.name, error, attempt, time.monotonic() - began):
                         continue
                     passed_over = True
                 break
         return passed_over
 
-    def _refused(self, record: IncomingRecord, who: str, error: BaseException, attempt: int) -> bool:
+    def _refused(
+        self, record: IncomingRecord, who: str, error: BaseException, attempt: int, elapsed_seconds: float = 0.0
+    ) -> bool:
         """Decide about a record that a receiver refused: ``True``, another try; ``False``, go on without it. Raises
         ``RecordError``: stop."""
         kind = DecodeError if isinstance(error, DecodeError) else RecordError
@@ -287,10 +289,12 @@ class Following:
         failure = kind(f"{record.where} can not be received by {who}: {text}")
         failure.__cause__ = error
         policy = self._on_error
-        if isinstance(policy, ErrorPolicy):
-            decision = apply_error_policy(Failure(attempt, error, WorkKind.VIEW), policy)
+        if isinstance(policy, Retry):
+            decision = apply_error_policy(
+                Failure(attempt, error, WorkKind.VIEW, elapsed_seconds=elapsed_seconds), policy
+            )
             if decision is Decision.RETRY:
-                if self._ended.wait(backoff_seconds(attempt, policy.backoff_seconds, policy.max_backoff_seconds)):
+                if self._ended.wait(policy.pause_seconds(attempt)):
                     raise failure
                 return True
             skip = decision is Decision.SKIP

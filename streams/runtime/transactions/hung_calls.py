@@ -44,7 +44,7 @@ class HungCalls:
             self._fail(
                 StreamsError(
                     f"{calls.total()} calls to the broker hang and keep their threads and connections ({named}): at "
-                    f"most {MOST} may, so the source stops. Start it anew; the log says since when the broker "
+                    f"most {MOST} may, so the source stops. Start it again; the log says since when the broker "
                     "has not answered"
                 )
             )

@@ -71,7 +71,7 @@ def advance(start: Positions, logs: Logs) -> Advance:
         made_again = bool(known) and known != log.id
         if made_again:
             found.losses.append(
-                f"{topic} was deleted and made again (id {known} then, {log.id} now): {_stood(start, topic)}; what it "
+                f"{topic} was deleted and recreated (id {known} then, {log.id} now): {_stood(start, topic)}; what it "
                 "held after that is gone"
             )
         for partition, bounds in sorted(log.partitions.items()):
@@ -121,7 +121,7 @@ def still_there(planned: Advance, ids: Mapping[str, str], logs: Logs) -> Advance
             found.losses.append(f"{place} was deleted before offsets {begin} to {end - 1} were read")
         elif ids.get(place.topic, log.id) != log.id:
             found.losses.append(
-                f"{place.topic} was deleted and made again (id {ids[place.topic]} then, {log.id} now) before offsets "
+                f"{place.topic} was deleted and recreated (id {ids[place.topic]} then, {log.id} now) before offsets "
                 f"{begin} to {end - 1} of {place} were read"
             )
         else:

@@ -4,7 +4,7 @@ Where a range ends is a *position*. "The record before the end" may not exist: t
 and compacted ones take offsets too. So the end is reached by a record at or past it, or by the broker's word that the
 partition (as a reader of committed records sees it) ends at or past it.
 
-Offsets mean nothing without the topic that they were planned for: one that was deleted and made again has the same
+Offsets mean nothing without the topic that they were planned for: one that was deleted and recreated has the same
 name, and other records under the same offsets. So a range names the topic's id, and the reader asks for it again.
 """
 
@@ -305,7 +305,7 @@ class _RangeReader:
             self._look_for_topic()
 
     def _look_for_topic(self) -> None:
-        """A consumer of a topic that is deleted, or was made again, does not notice it for a long time."""
+        """A consumer of a topic that is deleted, or was recreated, does not notice it for a long time."""
         try:
             now = _view_for(self._options).topic_id(self._span.topic)
         except KafkaException as error:
@@ -332,7 +332,7 @@ class _RangeReader:
         what = f"{place} was deleted before it was read up to {span.end} (its id was {span.topic_id})"
         if now is not None:
             what = (
-                f"{span.topic} was deleted and made again (id {span.topic_id} then, {now} now) before offsets "
+                f"{span.topic} was deleted and recreated (id {span.topic_id} then, {now} now) before offsets "
                 f"{span.start} to {span.end - 1} of {place} were read"
             )
         if self.unproven:  # rows that are out cannot be taken back: the task fails, and its next attempt gives none
@@ -344,7 +344,7 @@ class _RangeReader:
         if self._log_end is not None:
             return OffsetError(
                 f"reading {span.topic}[{span.partition}] up to {span.end}: the log ends at {self._log_end} and nothing "
-                f"came for {seconds}; was the topic made again, or its log truncated?"
+                f"came for {seconds}; was the topic recreated, or its log truncated?"
             )
         because = f": {self._last_error}" if self._last_error else ""
         return BrokerUnavailable(

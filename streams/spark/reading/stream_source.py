@@ -164,8 +164,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.fail_on_data_loss:
             raise OffsetError(
                 f"records that this query has not read are gone: {losses}. The query stops where its checkpoint stands."
-                " Set failOnDataLoss=false to go on with what is there (the gap is then logged; a topic made again is "
-                "read from its beginning), or begin anew with another checkpointLocation"
+                " Set failOnDataLoss=false to go on with what is there (the gap is then logged; a recreated topic is "
+                "read from its beginning), or start over with another checkpointLocation"
             )
         _log.warning("failOnDataLoss=false: goes on although records are gone: %s", losses)
 

@@ -222,7 +222,7 @@ class _Request:
         found = read_metadata(stored, _Metadata)
         if found.digest != self.digest:
             raise OffsetError(
-                f"{self}: it was given another state before ({found.rows} records). To begin anew use another "
+                f"{self}: it was given another state before ({found.rows} records). To start over use another "
                 "group_id, or delete the changelog and the groups of the source and of its bootstrap"
             )
         return Written(rows=found.rows, at_ms=found.at_ms)

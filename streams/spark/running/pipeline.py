@@ -209,7 +209,7 @@ class _Kept:
         self.begin(RestartPolicy())
 
     def begin(self, policy: RestartPolicy) -> None:
-        """Begin anew: the query is to be started."""
+        """Start over: the query is to be started."""
         self._restarts, self._start_at = Restarts(policy), 0.0
         self.state, self.is_refused = "waiting", False
 

@@ -34,7 +34,7 @@ def upsert(changes: DataFrame, *, connect: Callable[[], Any], table: str) -> Non
 
     ``connect`` makes a connection of Python's DB-API on the worker; the database must know ``ON CONFLICT`` (PostgreSQL,
     SQLite). Each task is a transaction of its own, so readers may see a part of a batch. Offsets are compared, so the
-    table is for one topic, which never gets more partitions and is not made again. Raises ``ConfigError`` before the
+    table is for one topic, which never gets more partitions and is not recreated. Raises ``ConfigError`` before the
     job for columns that a table cannot have; records with an ``_error`` fail the job.
     """
     names, values = _columns(changes)
