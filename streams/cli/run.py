@@ -78,7 +78,7 @@ def run(
     level = log_level or verbose_options(max(0 if quiet else 1, verbosity)).level
     logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))
     configure_logging(msgspec.structs.replace(logs, config=""))
-    report = _status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet)
+    report = _status_json if json else _log_status if log_format is LogFormat.JSON else StatusLines(quiet)
     prefix = instance_prefix or host_name()
     with _served(metrics, worker_names(prefix, workers)) as noted:
 
@@ -127,7 +127,7 @@ def _log_status(status: Status) -> None:
     _log.log(level, sentence(status), extra={"worker": name, "status": status})
 
 
-class _StatusLines:
+class StatusLines:
     """Writes the events of the workers to stderr, a line each."""
 
     def __init__(self, quiet: bool) -> None:
