@@ -289,7 +289,7 @@ SECTIONS: Final = (
         "A relay of an outbox: [the outbox](../guides/outbox.md).",
         {
             "name": "of the outbox in Kafka: its topic is `<name>.outbox`",
-            "database": "address for psycopg; else `KES_OUTBOX_DATABASE`",
+            "database": "address for psycopg, or `sqlite:FILE`; else `KES_OUTBOX_DATABASE`",
             "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
             "client_settings": "as those of `EventSourceConfig`",
             "table": "of the outbox",
@@ -297,6 +297,7 @@ SECTIONS: Final = (
             "batch_bytes": "bytes of keys and values of one transaction, about",
             "backoff_seconds": "until a refused row is tried again; doubled each time",
             "max_backoff_seconds": "the longest such time",
+            "session_seconds": "until a relay that was killed or cut off is replaced; brokers allow 6 and more",
         },
     ),
     Section(

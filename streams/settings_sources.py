@@ -74,19 +74,25 @@ class SettingsSources:
 
     def find(self, path: Path_) -> Found | None:
         """Find the value of a setting; ``None``: there is none."""
+        if (found := self.variable(path)) is not None:
+            return found
+        table: Any = self.tables
+        for part in path[:-1]:
+            table = table.get(part, {})
+        return in_file(self.path, table[path[-1]], path) if path[-1] in table else None
+
+    def variable(self, path: Path_) -> Found | None:
+        """Find the value of a setting in the environment; ``None``: there is none."""
         name = variable(path)
         if name in self._environment:
             return Found(self._environment[name], name, True)
         if (file := self._environment.get(f"{name}_FILE")) is not None:
             return Found(_content(file, f"{name}_FILE"), f"{name}_FILE", True)
-        table: Any = self.tables
-        for part in path[:-1]:
-            table = table.get(part, {})
-        return self._in_file(table[path[-1]], path) if path[-1] in table else None
+        return None
 
     def client_settings(self, table: str) -> dict[str, Found]:
         """Find librdkafka's settings of one of the two clients, by their names."""
-        found = {key: self._in_file(value, (table, key)) for key, value in self.tables.get(table, {}).items()}
+        found = {key: in_file(self.path, value, (table, key)) for key, value in self.tables.get(table, {}).items()}
         begin = variable((table, ""))
         for name, text in self._environment.items():
             if name.startswith(begin):
@@ -95,12 +101,6 @@ class SettingsSources:
                 found[key] = Found(value, name, True)
         return found
 
-    def _in_file(self, value: Any, path: Path_) -> Found:
-        origin = f"{self.path}: {'.'.join(path)}"
-        if isinstance(value, dict) and value.keys() == {"file"}:
-            return Found(_content(str(value["file"]), origin), origin, True)
-        return Found(value, origin, False)
-
     def check(self, known: Mapping[str, Iterable[str] | None]) -> None:
         """Raise ``ConfigError`` for a key of the file that is none. ``known``: the keys of each table; ``None``: it is
         no table, or one of any keys."""
@@ -108,15 +108,23 @@ class SettingsSources:
             if key in PER_PROCESS:
                 raise ConfigError(f"{self.path}: {key} cannot be there: each process needs one of its own")
             if key not in known:
-                raise ConfigError(f"{self.path}: {_unknown(key, known)}")
+                raise ConfigError(f"{self.path}: {unknown_setting(key, known)}")
             within = known[key]
             if isinstance(value, dict) and within is not None:
                 names = list(within)
                 for name in value:
                     if name not in names:
-                        raise ConfigError(f"{self.path}: [{key}]: {_unknown(name, names)}")
+                        raise ConfigError(f"{self.path}: [{key}]: {unknown_setting(name, names)}")
             elif within is not None or (key in (*CLIENTS, COMMANDS) and not isinstance(value, dict)):
                 raise ConfigError(f"{self.path}: {key} must be a table: [{key}]")
+
+
+def in_file(file: Path | str, value: Any, path: Path_) -> Found:
+    """Return a value that stands in a settings file, or in the file that is named in its place."""
+    origin = f"{file}: {'.'.join(path)}"
+    if isinstance(value, dict) and value.keys() == {"file"}:
+        return Found(_content(str(value["file"]), origin), origin, True)
+    return Found(value, origin, False)
 
 
 def variable(path: Path_) -> str:
@@ -292,6 +300,7 @@ def _content(file: str, origin: str) -> str:
         raise ConfigError(f"{origin} names the file {file}, which cannot be read: {error}") from None
 
 
-def _unknown(key: str, known: Iterable[str]) -> str:
+def unknown_setting(key: str, known: Iterable[str]) -> str:
+    """Return the message for a setting that does not exist; it names the nearest one that does."""
     near = difflib.get_close_matches(key, known, 1)
     return f"there is no setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")

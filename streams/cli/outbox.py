@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable
 from typing import Annotated, Final, TypeVar
 
+import msgspec
 import typer
 from rich.table import Table as Grid
 
-from streams.cli.cluster import Json, Servers, brokers
+from streams.cli.cluster import Json, Servers
 from streams.cli.console import duration, emit, notices
+from streams.cli.logging_setup import LogOptions
+from streams.cli.run import StatusLines
+from streams.cli.supervisor import Supervisor, worker_command
+from streams.cli.worker import WorkerOptions
+from streams.config import host_name
 from streams.errors import ConfigError, OutboxError
 from streams.outbox.config import DATABASE_VARIABLE, RelayConfig
-from streams.outbox.postgres import DatabaseLost, ParkedRow, PostgresSession, ShardStatus
+from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, open_session
 from streams.outbox.relay import Relay, apply
+from streams.outbox.relay_file import relay_config
 from streams.outbox.schema import DEFAULT_TABLE, schema_sql
-from streams.outbox.shard import RelayEvent, RowParked, ShardAcquired, ShardReleased
+from streams.outbox.shard import BatchRelayed, RelayEvent, described
+from streams.sak.restarts import RestartPolicy
 
 T = TypeVar("T")
 
@@ -31,21 +37,25 @@ Database = Annotated[str, typer.Option(help=f"postgresql://user@host/name. Defau
 TableName = Annotated[str, typer.Option("--table", help="The table of the outbox.")]
 Shards = Annotated[int, typer.Option(min=1, max=256, help="How many relays can share the work; fixed from then on.")]
 
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_LOOK_SECONDS: Final = 0.5
+SettingsFile = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML with the settings of a relay.")]
+
+WORKER_VARIABLE: Final = "KES_OUTBOX_WORKER"
+"""Environment variable with the settings of a relay, for worker processes."""
+_DRAIN_SECONDS: Final = 60.0
 
 
 @app.command("apply")
 def apply_command(
-    name: Name,
+    name: Name = "",
     database: Database = "",
     bootstrap_servers: Servers = "",
-    table: TableName = DEFAULT_TABLE,
+    table: Annotated[str, typer.Option("--table", help="The table of the outbox.")] = "",
+    file: SettingsFile = "",
     shards: Shards = 4,
     replication_factor: Annotated[int, typer.Option(min=1, help="Of the positions topic.")] = 1,
 ) -> None:
     """Make the tables, the functions and the positions topic, as far as they are missing."""
-    config = _config(name, database, bootstrap_servers, table)
+    config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     for made in apply(config, shards, replication_factor) or ["nothing: all of it is there"]:
         notices().print(f"made {made}", highlight=False, markup=False)
 
@@ -58,20 +68,40 @@ def sql_command(table: TableName = DEFAULT_TABLE, shards: Shards = 4) -> None:
 
 @app.command("relay")
 def relay_command(
-    name: Name, database: Database = "", bootstrap_servers: Servers = "", table: TableName = DEFAULT_TABLE
+    name: Name = "",
+    database: Database = "",
+    bootstrap_servers: Servers = "",
+    table: Annotated[str, typer.Option("--table", help="The table of the outbox.")] = "",
+    file: SettingsFile = "",
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes that are kept alive.")] = 1,
 ) -> None:
-    """Move committed rows to Kafka, once each, until Ctrl-C or SIGTERM. Any number of relays may run."""
-    relay = Relay(_config(name, database, bootstrap_servers, table))
+    """Move committed rows to Kafka, once each, until Ctrl-C or SIGTERM. Any number of relays may run, and share the
+    shards."""
+    config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
+    if workers > 1:
+        raise typer.Exit(_supervise(config, workers))
+    relay = Relay(config)
     relay.on_event(_report)
-    stopped = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in _STOP_SIGNALS}
-    try:
-        with relay:
-            while not stopped.wait(_LOOK_SECONDS) and not relay.wait(0):
-                pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    relay.run()
+
+
+def _supervise(config: RelayConfig, workers: int) -> int:
+    """Keep worker processes alive; a dead one is taken out of the group at once. Returns the exit code."""
+    os.environ[WORKER_VARIABLE] = msgspec.json.encode(config).decode()  # not an argument: it may hold a password
+    supervisor = Supervisor(
+        worker_command(WorkerOptions(f"{__name__}:relay_of_worker", LogOptions())),
+        workers=workers,
+        instance_prefix=host_name(),
+        policy=RestartPolicy(),
+        drain_seconds=_DRAIN_SECONDS,
+        status=StatusLines(quiet=False),
+    )
+    return supervisor.run()
+
+
+def relay_of_worker() -> Relay:
+    """Make the relay of a worker process, from the settings that the supervisor has read."""
+    return Relay(msgspec.json.decode(os.environ[WORKER_VARIABLE], type=RelayConfig))
 
 
 @app.command("status")
@@ -114,15 +144,11 @@ def parked_drop(
     notices().print(f"row {row} is dropped", highlight=False)
 
 
-def _config(name: str, database: str, bootstrap_servers: str, table: str) -> RelayConfig:
-    return RelayConfig(name=name, database=database, bootstrap_servers=brokers(bootstrap_servers), table=table)
-
-
-def _session(database: str, table: str) -> PostgresSession:
+def _session(database: str, table: str) -> OutboxSession:
     address = database or os.environ.get(DATABASE_VARIABLE, "")
     if not address:
         raise ConfigError(f"no database is named: use --database, or the variable {DATABASE_VARIABLE}")
-    return _known(lambda: PostgresSession(address, table))
+    return _known(lambda: open_session(address, table))
 
 
 def _known(call: Callable[[], T]) -> T:
@@ -134,15 +160,8 @@ def _known(call: Callable[[], T]) -> T:
 
 
 def _report(event: RelayEvent) -> None:
-    if isinstance(event, ShardAcquired):
-        line = f"shard {event.shard}: acquired, last batch {event.serial}"
-    elif isinstance(event, ShardReleased):
-        line = f"shard {event.shard}: released" + (f": {event.reason}" if event.reason else "")
-    elif isinstance(event, RowParked):
-        line = f"shard {event.shard}: row {event.id} for {event.topic} is parked: {event.error}"
-    else:
-        return
-    notices().print(line, highlight=False, markup=False)
+    if not isinstance(event, BatchRelayed):
+        notices().print(described(event), highlight=False, markup=False)
 
 
 def _status_table(found: list[ShardStatus]) -> Grid:

@@ -99,7 +99,7 @@ def run(
         raise ConfigError(
             "--reload is for development and belongs on the command line: take it out of kes.toml and KES_RUN_RELOAD"
         )
-    report = _status_json if json else _log_status if log_format is LogFormat.JSON else _StatusLines(quiet)
+    report = _status_json if json else _log_status if log_format is LogFormat.JSON else StatusLines(quiet)
     prefix = instance_prefix or host_name()
     with _served(metrics, worker_names(prefix, workers)) as noted, _watched(reload, report) as code:
 
@@ -163,7 +163,7 @@ def _log_status(status: Status) -> None:
     _log.log(level, sentence(status), extra={"worker": name, "status": status})
 
 
-class _StatusLines:
+class StatusLines:
     """Writes the events of the workers to stderr, a line each."""
 
     def __init__(self, quiet: bool) -> None:

@@ -43,10 +43,9 @@ def _is_plain_module(name: str) -> bool:
         spec = PathFinder.find_spec(first, [os.getcwd(), *sys.path]) or importlib.util.find_spec(first)
     except (ImportError, ValueError):
         return False
-    done = first
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
             return False
-        done += f".{part}"
-        spec = PathFinder.find_spec(done, list(spec.submodule_search_locations))
+        # By its last name: for a folder without __init__.py the whole one would need its parents imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return spec is not None and spec.submodule_search_locations is None

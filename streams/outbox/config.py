@@ -10,6 +10,7 @@ from typing import Any
 
 from streams.errors import ConfigError
 from streams.outbox.schema import DEFAULT_TABLE, checked_table
+from streams.runtime.tenure import SESSION_SECONDS
 from streams.settings_sources import bootstrap_servers, joined_client_settings
 
 DATABASE_VARIABLE = "KES_OUTBOX_DATABASE"
@@ -20,10 +21,12 @@ class RelayConfig:
     """Settings of a relay. Raises ``ConfigError``.
 
     ``name`` of the outbox in Kafka: positions topic ``<name>.outbox``, transactional ids ``<name>.outbox.<shard>``.
-    ``database``: address for psycopg, not through a pooler in transaction mode (else ``KES_OUTBOX_DATABASE``).
+    ``database``: address for psycopg, not through a pooler in transaction mode, or ``sqlite:FILE`` (else
+    ``KES_OUTBOX_DATABASE``).
     ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``) and ``client_settings`` are as those of
     ``EventSourceConfig``. ``table``: of the outbox. A transaction has at most ``batch_rows``, and about
-    ``batch_bytes``. A refused row is tried again after ``backoff_seconds``, doubled up to ``max_backoff_seconds``.
+    ``batch_bytes``. A refused row is tried again after ``backoff_seconds``, doubled up to ``max_backoff_seconds``. A
+    relay that is killed or cut off is replaced after ``session_seconds`` (brokers allow 6 and more, by default).
     """
 
     name: str
@@ -35,6 +38,7 @@ class RelayConfig:
     batch_bytes: int = 4_000_000
     backoff_seconds: float = 10.0
     max_backoff_seconds: float = 3_600.0
+    session_seconds: float = SESSION_SECONDS
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", self.name):
@@ -46,6 +50,8 @@ class RelayConfig:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number from 1 to {longest:,}")
         if not 0.1 <= self.backoff_seconds <= self.max_backoff_seconds <= 86_400:
             raise ConfigError("backoff_seconds must be 0.1 or more, and max_backoff_seconds as much, at most a day")
+        if not 1.0 <= self.session_seconds <= 1_800:
+            raise ConfigError(f"session_seconds is {self.session_seconds!r}; it must be from 1 to 1800")
         if not self.database:
             object.__setattr__(self, "database", os.environ.get(DATABASE_VARIABLE, ""))
         if not self.database:

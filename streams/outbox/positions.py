@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
+from streams.clients.admin import Watermarks
 from streams.core.outbox import RING, Ring, SentBatch, decode_batch, encode_batch, record_key
 from streams.errors import DecodeError, OffsetError, TopicError
 from streams.records import Output
-from streams.topics import TopicSpec, missing
+from streams.runtime.claim import Claim
+from streams.topics import TopicSpec
 
 _FIRST_STRETCH: Final = 4 * RING
 """Offsets that are read first: a batch is a record and a marker, and some are aborted."""
@@ -30,55 +29,44 @@ def positions_spec(name: str, shards: int, replication_factor: int) -> TopicSpec
 
 
 class ShardPositions:
-    """The ring of one shard in Kafka. One thread; ``close`` it. ``outbox``: the identity of the table."""
+    """The ring of one shard in Kafka, by the claim of its partition. One thread. ``outbox``: the identity of the
+    table."""
 
-    def __init__(self, settings: ClientSettings, name: str, outbox: str, shard: int, seconds: float) -> None:
-        self._topic, self._outbox, self._shard, self._seconds = positions_name(name), outbox, shard, seconds
-        self._admin, self._reader = TopicAdmin(settings), PartitionReader(settings)
-
-    @property
-    def where(self) -> str:
-        """``topic[partition]``."""
-        return f"{self._topic}[{self._shard}]"
+    def __init__(self, claim: Claim, outbox: str) -> None:
+        self._claim, self._outbox = claim, outbox
 
     def topic_id(self, shards: int) -> str:
         """Return the id of the topic. Raises ``TopicError`` if it is missing, or has another number of partitions."""
-        found = self._admin.identity(self._topic, self._seconds)
-        if found is None:
-            raise TopicError(f"{missing(self._topic)}: run `kes outbox apply`")
-        if found[1] != shards:
-            raise TopicError(f"{self._topic} has {found[1]} partitions, and the outbox has {shards} shards")
-        return found[0]
+        try:
+            found, partitions = self._claim.identity()
+        except TopicError as error:
+            raise TopicError(f"{error}: run `kes outbox apply`") from None
+        if partitions != shards:
+            raise TopicError(f"{self._claim.topic} has {partitions} partitions, and the outbox has {shards} shards")
+        return found
 
-    def read(self) -> Ring:
-        """Read the ring, up to the end of the log as it is now. After the transactional id was taken, nothing older can
-        come behind it.
+    def read(self, log: Watermarks) -> Ring:
+        """Read the ring. ``log``: as it was when the claim was taken; nothing older can come behind its end.
 
         Raises ``OffsetError`` (a record that is none of this outbox), ``TopicError``, ``BrokerUnavailable``.
         """
-        mark = self._admin.watermarks(self._topic, [self._shard], self._seconds)[self._shard]
         stretch = _FIRST_STRETCH
         while True:
-            start = max(mark.start, mark.end - stretch)
-            ring = Ring(self._batches(start, mark.end))
-            if start == mark.start or (ring.serial and ring.is_whole):
+            start = max(log.start, log.end - stretch)
+            ring = Ring(self._batches(start, log.end))
+            if start == log.start or (ring.serial and ring.is_whole):
                 return ring
             stretch *= 8
 
     def record(self, batch: SentBatch) -> Output:
         """Make the record of a batch."""
         value = encode_batch(self._outbox, batch)
-        return Output(self._topic, value, record_key(batch.serial), None, self._shard, 0, self._shard, -1)
-
-    def close(self) -> None:
-        """Free everything."""
-        self._reader.close()
-        self._admin.close()
+        claim = self._claim
+        return Output(claim.topic, value, record_key(batch.serial), None, claim.partition, 0, claim.partition, -1)
 
     def _batches(self, start: int, end: int) -> list[SentBatch]:
-        span = {self._shard: (start, end)}
         found = []
-        for record in self._reader.read_all(self._topic, span, stalled_after_seconds=self._seconds)[self._shard]:
+        for record in self._claim.read(start, end):
             try:
                 batch = decode_batch(self._outbox, record.value)
             except (DecodeError, OffsetError) as error:

@@ -1,18 +1,26 @@
-"""The relay's session of PostgreSQL, by psycopg: who owns a shard, its next rows, their deletion, sleep and wake-up."""
+"""The relay's session of PostgreSQL, by psycopg: the next rows of a shard, their deletion, sleep and wake-up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Final, LiteralString, NamedTuple, Self
+from typing import Any, Final, LiteralString, Self
 
 import psycopg
 from psycopg import conninfo, sql
 
 from streams.core.outbox import RowId
 from streams.errors import ConfigError, OutboxError
-from streams.outbox.schema import AWAKE_LOCKS, OWNER_LOCKS, OutboxAbout, check_version, checked_table, schema_sql
+from streams.outbox.database import (
+    DatabaseLost,
+    OutboxAbout,
+    ParkedRow,
+    ShardStatus,
+    StashedRow,
+    check_version,
+    other_shards,
+)
+from streams.outbox.schema import AWAKE_LOCKS, OWNER_LOCKS, checked_table, schema_sql
 from streams.records import DEFAULT_MESSAGE_LIMIT, Headers, Output, shown_key
 
 _CONNECT_SECONDS: Final = 10
@@ -64,41 +72,6 @@ _NOTE: Final = "UPDATE {shards} SET serial = greatest(serial, %s) WHERE shard = 
 _ABOUT: Final = "SELECT identity::text, version, shards, topic_id, '{table}'::regclass::oid::integer FROM {table}_about"
 
 
-class DatabaseLost(Exception):
-    """The database does not answer, or has ended the session. It may come back."""
-
-
-class StashedRow(NamedTuple):
-    """A row, and its record."""
-
-    row: RowId
-    output: Output
-
-
-class ShardStatus(NamedTuple):
-    """Waiting rows of a shard (counted up to 100,000), parked ones, the age of the oldest in seconds, the last serial,
-    its owner's process id in the database (``None``: no relay)."""
-
-    shard: int
-    waiting: int
-    parked: int
-    oldest_seconds: float
-    serial: int
-    owner: int | None
-
-
-class ParkedRow(NamedTuple):
-    """A row that Kafka refuses. ``key`` and ``error`` as they are shown."""
-
-    id: int
-    shard: int
-    topic: str
-    key: str
-    attempts: int
-    next_try_seconds: float
-    error: str
-
-
 @contextmanager
 def database_errors() -> Iterator[None]:
     """Turn psycopg's errors into those of this package; the address of the database is not in them."""
@@ -113,6 +86,14 @@ def database_errors() -> Iterator[None]:
         raise DatabaseLost(_first_line(error)) from None
 
 
+def parts_of(database: str) -> dict[str, Any]:
+    """Take an address apart. Raises ``ConfigError`` for one that cannot be read."""
+    try:
+        return conninfo.conninfo_to_dict(database)
+    except psycopg.ProgrammingError:
+        raise ConfigError("the address of the database cannot be read: postgresql://user@host/name") from None
+
+
 def _first_line(error: psycopg.Error) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
@@ -125,11 +106,7 @@ class PostgresSession:
 
     def __init__(self, database: str, table: str) -> None:
         self._table = checked_table(table)
-        try:
-            info = conninfo.conninfo_to_dict(database)
-        except psycopg.ProgrammingError:
-            raise ConfigError("the address of the database cannot be read: postgresql://user@host/name") from None
-        known: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **info}
+        known = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **parts_of(database)}
         with database_errors():
             self._connection = psycopg.connect(**known, autocommit=True)
             try:
@@ -141,9 +118,7 @@ class PostgresSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -156,10 +131,10 @@ class PostgresSession:
         check_version(found.version, self._table)
         return found
 
-    def own(self, place: int, shard: int) -> bool:
-        """Take the lock of a shard, unless another session has it. It says who should own the shard: who does is
-        decided by Kafka. Free again when the session ends."""
-        return bool(self._one("SELECT pg_try_advisory_lock(%s, %s)", place, OWNER_LOCKS + shard)[0])
+    def show_owner(self, place: int, shard: int) -> None:
+        """Show in ``status`` that this session works on a shard; free again when the session ends. It keeps no
+        other one out."""
+        self._one("SELECT pg_try_advisory_lock_shared(%s, %s)", place, OWNER_LOCKS + shard)
 
     def adopt(self, topic_id: str) -> str:
         """Note the positions topic that the outbox belongs to, if none is noted yet; return the one that is."""
@@ -221,12 +196,10 @@ class PostgresSession:
         committed before is to be fetched once more before ``sleep``."""
         return bool(self._one("SELECT pg_try_advisory_lock(%s, %s)", place, AWAKE_LOCKS + shard)[0])
 
-    def sleep(self, shard: int, seconds: float) -> None:
-        """Wait for a wake-up, at most so long."""
+    def sleep(self, shard: int, seconds: float) -> bool:
+        """Wait for a wake-up, at most so long; returns whether it came."""
         with database_errors():
-            for notice in self._connection.notifies(timeout=seconds):
-                if notice.payload == str(shard):
-                    break
+            return any(notice.payload == str(shard) for notice in self._connection.notifies(timeout=seconds))
 
     def wake(self, place: int, shard: int) -> None:
         """Have writers send no wake-ups any more."""
@@ -280,10 +253,7 @@ class PostgresSession:
                 self._connection.execute(text.encode())
                 return True
         if (about := self.about()).shards != shards:
-            raise OutboxError(
-                f"{self._table} has {about.shards} shards, not {shards}. It is made with them: for another number, let "
-                f"the relay empty it, stop writers and relays, and make another outbox with another table and name"
-            )
+            raise other_shards(self._table, about.shards, shards)
         return False
 
     def _one(self, text: str, *arguments: Any) -> tuple[Any, ...]:

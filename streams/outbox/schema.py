@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
-from streams.errors import ConfigError, OutboxError
+from streams.errors import ConfigError
+from streams.outbox.database import VERSION
 from streams.records import DEFAULT_MESSAGE_LIMIT, TYPE_HEADER
 from streams.topics import MAX_NAME_LENGTH
 
-VERSION: Final = 1
-"""Of the tables. A relay refuses any other."""
 DEFAULT_TABLE: Final = "kes_outbox"
 TOPIC_PATTERN: Final = rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}"
 """Names that Kafka takes for topics, but for ``.`` and ``..``."""
@@ -20,7 +19,7 @@ KEY_BUCKETS: Final = 1024
 AWAKE_LOCKS: Final = 2048
 """The first advisory lock of those that a sleeping relay holds, one of each shard."""
 OWNER_LOCKS: Final = 4096
-"""The first advisory lock of those that the owner of a shard holds."""
+"""The first advisory lock of those by which the owner of a shard shows itself."""
 
 
 def checked_table(table: str) -> str:
@@ -35,23 +34,10 @@ def stash_function(table: str) -> str:
     return checked_table(table).removesuffix("_outbox") + "_stash"
 
 
-class OutboxAbout(NamedTuple):
-    """An outbox as its database describes it. ``identity``: a uuid, made with the tables. ``place``: its oid, the
-    first number of its advisory locks, signed. ``topic_id``: the positions topic that it belongs to; ``""``: no
-    relay has run yet."""
-
-    identity: str
-    version: int
-    shards: int
-    topic_id: str
-    place: int
-
-
-def check_version(version: int, table: str) -> None:
-    """Refuse tables that this program does not know. Raises ``OutboxError``."""
-    if version != VERSION:
-        what = "update this program" if version > VERSION else "run `kes outbox apply`"
-        raise OutboxError(f"the tables of {table} have version {version}, this program needs {VERSION}: {what}")
+def checked_shards(shards: int) -> None:
+    """Raise ``ConfigError`` for a number of shards that cannot be."""
+    if type(shards) is not int or not 1 <= shards <= 256:
+        raise ConfigError(f"shards is {shards!r}; it must be 1 to 256")
 
 
 def schema_sql(table: str = DEFAULT_TABLE, shards: int = 4, max_record_bytes: int = DEFAULT_MESSAGE_LIMIT) -> str:
@@ -60,8 +46,7 @@ def schema_sql(table: str = DEFAULT_TABLE, shards: int = 4, max_record_bytes: in
     ``shards``: how many relays can share the work; it cannot be changed while rows are there. ``max_record_bytes``: of
     key and value, the most that the topics take.
     """
-    if type(shards) is not int or not 1 <= shards <= 256:
-        raise ConfigError(f"shards is {shards!r}; it must be 1 to 256")
+    checked_shards(shards)
     if type(max_record_bytes) is not int or not 1 <= max_record_bytes < 2**31:
         raise ConfigError(f"max_record_bytes is {max_record_bytes!r}; it must be a whole number, 1 or more")
     replacements = {

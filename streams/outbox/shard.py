@@ -1,7 +1,8 @@
 """The rows of one shard on their way to Kafka: claimed, sent, deleted, exactly once.
 
-Words: the *claim* of a shard is its transactional id ``<name>.outbox.<shard>``, taken anew; the *ring* is in
-``streams.core.outbox``. The order of the steps is the protocol. Each rule below is one of the model in
+Words: the *claim* of a shard is its transactional id ``<name>.outbox.<shard>``, taken anew (``streams.runtime.claim``);
+the *ring* is in ``streams.core.outbox``. A group gives shards to relays (``streams.runtime.tenure``), which only says
+who should try. The order of the steps is the protocol. Each rule below is one of the model in
 ``tests/model/outbox_rules.py``, which finds a lost, doubled or misplaced row when a rule is left out.
 
 O1  The id is taken before the ring is read: nothing that a predecessor has begun can be committed behind the ring.
@@ -25,29 +26,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Final, NamedTuple
 
-from streams.clients.producing.blocking import BlockingSlot
 from streams.clients.settings import ClientSettings
 from streams.core.outbox import SentBatch
 from streams.errors import BrokerUnavailable, OffsetError, RecordsRefused, TransactionFailed
 from streams.outbox.config import RelayConfig
-from streams.outbox.positions import ShardPositions
-from streams.outbox.postgres import DatabaseLost, PostgresSession, StashedRow
-from streams.outbox.schema import OutboxAbout
+from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, StashedRow, open_session
+from streams.outbox.positions import ShardPositions, positions_name
 from streams.records import RefusedRecord
+from streams.runtime.claim import Claim
+from streams.runtime.tenure import Tenure
 from streams.sak.backoff import backoff_seconds
 
 _log = logging.getLogger(__name__)
 
-_CALL_SECONDS: Final = 30.0
-_TRANSACTION_SECONDS: Final = 60.0
 _BUSY_SECONDS, _IDLE_SECONDS, _ASLEEP_SECONDS = 0.005, 0.025, 1.0
 """Between two looks for rows: after some came, after none came for a second, and while writers send wake-ups."""
 _AWAKE_SECONDS: Final = 0.2
 """After the last row, before falling asleep."""
-_OWNED_ELSEWHERE_SECONDS: Final = 0.5
+_NUDGE_SECONDS: Final = 0.1
+"""Between two looks of a sleeping relay at its tenure."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _RETRY_SECONDS: Final = 1.0
 
@@ -59,8 +58,16 @@ class ShardAcquired(NamedTuple):
     serial: int
 
 
+class ShardInterrupted(NamedTuple):
+    """Broker or database do not answer, or another relay has claimed the shard: it is claimed again, if the group still
+    gives it to this relay."""
+
+    shard: int
+    reason: str
+
+
 class ShardReleased(NamedTuple):
-    """This relay has let go of a shard; ``reason`` is empty when it was stopped."""
+    """This relay has let go of a shard, for another one, or because it stops."""
 
     shard: int
     reason: str
@@ -83,43 +90,68 @@ class RowParked(NamedTuple):
     error: str
 
 
-RelayEvent = ShardAcquired | ShardReleased | BatchRelayed | RowParked
+RelayEvent = ShardAcquired | ShardInterrupted | ShardReleased | BatchRelayed | RowParked
+
+
+def described(event: RelayEvent) -> str:
+    """Say an event in a line."""
+    match event:
+        case ShardAcquired():
+            return f"shard {event.shard}: acquired, last batch {event.serial}"
+        case ShardInterrupted():
+            return f"shard {event.shard}: claimed again: {event.reason}"
+        case ShardReleased():
+            return f"shard {event.shard}: released: {event.reason}"
+        case BatchRelayed():
+            return f"shard {event.shard}: batch {event.serial} of {event.rows} rows"
+        case RowParked():
+            return f"shard {event.shard}: row {event.id} for {event.topic} is parked: {event.error}"
 
 
 class ShardLoop:
-    """One shard, on a thread of its own. ``emit`` gets the events, on this thread."""
+    """One shard, for the time of a tenure, on a thread of its own. ``emit`` gets the events, on this thread."""
 
     def __init__(
-        self, config: RelayConfig, shard: int, stopping: threading.Event, emit: Callable[[RelayEvent], None]
+        self,
+        config: RelayConfig,
+        tenure: Tenure,
+        emit: Callable[[RelayEvent], None],
+        *,
+        session: Callable[[str, str], OutboxSession] = open_session,
+        claim: Callable[..., Claim] = Claim,
     ) -> None:
-        self.shard = shard
-        self._config, self._stopping, self._emit = config, stopping, emit
+        self.tenure, self.shard = tenure, tenure.partition
+        self.database_lost_at: float | None = None
+        """When the database began not to answer (``time.monotonic``). Any thread may read it."""
+        self._config, self._emit = config, emit
+        self._open_session, self._new_claim = session, claim
         self._settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-outbox")
-        self._id = f"{config.name}.outbox.{shard}"
+        self._id = f"{config.name}.outbox.{self.shard}"
         self._limit = config.batch_rows
         self._failures = 0
         self._nudged = threading.Event()
-        self._session: PostgresSession | None = None
+        self._session: OutboxSession | None = None
 
     def run(self) -> None:
-        """Relay until it is stopped. What passes (brokers, database, another owner) is tried again, with growing
+        """Relay until the tenure is over. What passes (brokers, database, another owner) is tried again, with growing
         pauses; other errors are raised: ``OutboxError``, ``OffsetError``, ``TopicError``, ``ConfigError``."""
-        while not self._stopping.is_set():
+        while not self.tenure.is_over:
             try:
-                with PostgresSession(self._config.database, self._config.table) as session:
+                with self._open_session(self._config.database, self._config.table) as session:
                     self._session = session
                     about = session.about()
-                    while not session.own(about.place, self.shard):
-                        if self._stopping.wait(_OWNED_ELSEWHERE_SECONDS):
-                            return
+                    self.database_lost_at = None
                     self._own(session, about)
             except (DatabaseLost, TransactionFailed, BrokerUnavailable) as error:
+                if isinstance(error, DatabaseLost) and self.database_lost_at is None:
+                    self.database_lost_at = time.monotonic()
                 self._failed(error)
             finally:
                 self._session = None
+        self._emit(ShardReleased(self.shard, self.tenure.reason))
 
     def wake(self) -> None:
-        """Look for rows at once, if it waits for them. Any thread."""
+        """Look for rows, and at the tenure, at once. Any thread."""
         self._nudged.set()
 
     def interrupt(self) -> None:
@@ -129,65 +161,64 @@ class ShardLoop:
             session.close()
 
     def _failed(self, error: Exception) -> None:
+        """Pause. The claim may have been taken by one whom the group has given the shard: it is taken back only when
+        the group says so after that. Else two relays would take it from each other."""
         self._failures += 1
         self._limit = max(1, self._limit // 2)  # it may have been too large for its time, or for a batch of its topic
         _log.warning("%s: claimed again: %s", self._id, error)
-        self._emit(ShardReleased(self.shard, str(error)))
-        self._stopping.wait(backoff_seconds(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE))
+        self._emit(ShardInterrupted(self.shard, str(error)))
+        while not self.tenure.wait(backoff_seconds(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE)):
+            if self.tenure.is_confirmed():
+                return
 
-    def _own(self, session: PostgresSession, about: OutboxAbout) -> None:
-        positions = ShardPositions(self._settings, self._config.name, about.identity, self.shard, _CALL_SECONDS)
-        with closing(positions):
+    def _own(self, session: OutboxSession, about: OutboxAbout) -> None:
+        claim = self._new_claim(self._settings, self._id, positions_name(self._config.name), self.shard)
+        with claim:
+            positions = ShardPositions(claim, about.identity)
             topic_id = positions.topic_id(about.shards)
             if (known := session.adopt(topic_id)) != topic_id:
                 raise OffsetError(
-                    f"the positions topic of {positions.where} has the id {topic_id}, and the outbox belongs to the "
+                    f"the positions topic of {claim.where} has the id {topic_id}, and the outbox belongs to the "
                     f"topic {known}: it was recreated, or another cluster answers. Rows could be sent twice, so "
                     'nothing is sent. The guide, "After a restored backup", has the ways out'
                 )
-            slot = BlockingSlot(
-                self._settings, self._id, transaction_seconds=_TRANSACTION_SECONDS, seconds=_CALL_SECONDS
-            )
-            with closing(slot):
-                slot.open()  # O1: ends the predecessor's transaction, and the predecessor
-                ring = positions.read()
-                ring.check_against(session.noted_serial(self.shard), positions.where)
-                session.delete(self.shard, ring.rows, ring.serial)  # O5: once per session, since each makes a claim
-                session.listen()
-                self._emit(ShardAcquired(self.shard, ring.serial))
-                pace = _Pace(session, about.place, self.shard, self._nudged)
-                serial = ring.serial
-                while not self._stopping.is_set():
-                    rows = session.fetch(self.shard, self._limit, self._config.batch_bytes)
-                    if rows:
-                        serial += 1
-                        self._relay(session, slot, positions, rows, serial)
-                    pace.after(len(rows))
-        self._emit(ShardReleased(self.shard, ""))
+            ring = positions.read(claim.take())  # O1: ends the predecessor's transaction, and the predecessor, first
+            ring.check_against(session.noted_serial(self.shard), claim.where)
+            session.delete(self.shard, ring.rows, ring.serial)  # O5: once per session, since each makes a claim
+            session.listen()
+            session.show_owner(about.place, self.shard)
+            self._emit(ShardAcquired(self.shard, ring.serial))
+            pace = _Pace(session, about.place, self.shard, self._nudged)
+            serial = ring.serial
+            while not self.tenure.is_over:
+                rows = session.fetch(self.shard, self._limit, self._config.batch_bytes)
+                if rows:
+                    serial += 1
+                    self._relay(session, claim, positions, rows, serial)
+                pace.after(len(rows))
 
     def _relay(
         self,
-        session: PostgresSession,
-        slot: BlockingSlot,
+        session: OutboxSession,
+        claim: Claim,
         positions: ShardPositions,
         rows: list[StashedRow],
         serial: int,
     ) -> None:
         batch = SentBatch(serial, tuple(row.row for row in rows))
         try:
-            slot.send([*(row.output for row in rows), positions.record(batch)])  # O2
+            claim.append([*(row.output for row in rows), positions.record(batch)])  # O2; O4: a failure leaves this loop
         except RecordsRefused as refused:
             if self._park(session, rows, refused.refused) or len(rows) > 1:
                 self._limit, self._failures = len(rows), 0  # no outage; without a culprit, fewer rows find it
             raise
-        slot.commit()  # O4: any failure leaves this loop
         # O3, O6: the next batch is not begun before this is known.
         session.delete(self.shard, batch.rows, serial)
         self._failures = 0
         self._limit = min(self._config.batch_rows, self._limit * 2)
         self._emit(BatchRelayed(self.shard, len(rows), serial))
 
-    def _park(self, session: PostgresSession, rows: list[StashedRow], refused: Sequence[RefusedRecord]) -> int:
+    def _park(self, session: OutboxSession, rows: list[StashedRow], refused: Sequence[RefusedRecord]) -> int:
         """Set aside the rows that are refused, by their place in the batch, or all that the topic has in it; return
         their number."""
         errors: dict[int, str] = {}
@@ -208,7 +239,7 @@ class ShardLoop:
 class _Pace:
     """Waits between two fetches, and sleeps when no rows come. One thread, with its session."""
 
-    def __init__(self, session: PostgresSession, place: int, shard: int, nudged: threading.Event) -> None:
+    def __init__(self, session: OutboxSession, place: int, shard: int, nudged: threading.Event) -> None:
         self._session, self._place, self._shard, self._nudged = session, place, shard, nudged
         self._last_row = time.monotonic()
         self._next_retry = 0.0
@@ -227,7 +258,10 @@ class _Pace:
                 self._is_asleep = False
             return
         if self._is_asleep:
-            self._session.sleep(self._shard, _ASLEEP_SECONDS)
+            until = now + _ASLEEP_SECONDS
+            while time.monotonic() < until and not self._nudged.is_set():
+                if self._session.sleep(self._shard, _NUDGE_SECONDS):
+                    break
         elif now - self._last_row > _AWAKE_SECONDS and self._session.fall_asleep(self._place, self._shard):
             self._is_asleep = True  # and look once more: what was committed before sent no wake-up
         else:

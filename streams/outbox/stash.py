@@ -9,12 +9,14 @@ with psycopg.connect(DATABASE) as db:  # one transaction
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, overload
 
 from streams.errors import ConfigError, OutboxError
 from streams.events import to_record
 from streams.outbox.schema import DEFAULT_TABLE, TOPIC_PATTERN, stash_function
+from streams.outbox.sqlite import stash_rows
 from streams.records import DEFAULT_MESSAGE_LIMIT, Record, record_size
 
 _NAMES: Final = ("topics", "keys", "contents", "partitions", "header_counts", "names", "contents_of_headers", "ordered")
@@ -22,7 +24,8 @@ _TYPES: Final = ("text[]", "bytea[]", "bytea[]", "integer[]", "integer[]", "text
 
 
 class SyncDatabase(Protocol):
-    """A connection or cursor of psycopg, or a Connection or Session of SQLAlchemy, within a transaction."""
+    """A connection or cursor of psycopg, a Connection or Session of SQLAlchemy, or a connection of sqlite3, within a
+    transaction."""
 
     def __enter__(self) -> Any: ...
 
@@ -49,7 +52,7 @@ class _Statements:
         ``ConfigError``."""
         if type(max_record_bytes) is not int or max_record_bytes < 1:
             raise ConfigError(f"max_record_bytes is {max_record_bytes!r}; it must be a whole number, 1 or more")
-        self._function = stash_function(table)
+        self._function, self._table = stash_function(table), table
         self._limit = max_record_bytes
 
     @overload
@@ -153,6 +156,10 @@ class Outbox(_Statements):
         if not records:
             return
         target: Any = db
+        if isinstance(target, sqlite3.Connection):
+            _check_sqlite(target)
+            stash_rows(target, self._table, records)
+            return
         if hasattr(target, "get_bind"):  # a Session
             target = target.connection()
         if hasattr(target, "exec_driver_sql"):
@@ -217,10 +224,17 @@ def _check_psycopg(target: Any) -> None:
     if not hasattr(info, "transaction_status"):
         kind = type(target)
         raise OutboxError(
-            f"{kind.__module__}.{kind.__qualname__} is no connection of psycopg or SQLAlchemy: run what statement() "
-            "returns on it"
+            f"{kind.__module__}.{kind.__qualname__} is no connection of psycopg, SQLAlchemy or sqlite3: run what "
+            "statement() returns on it"
         )
     if connection.autocommit and info.transaction_status.name == "IDLE":
+        raise _outside()
+
+
+def _check_sqlite(connection: sqlite3.Connection) -> None:
+    """Refuse a connection in autocommit (Python 3.12 has two ways to it). Raises ``OutboxError``."""
+    is_autocommit = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+    if is_autocommit and not connection.in_transaction:
         raise _outside()
 
 

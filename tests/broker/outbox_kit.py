@@ -131,7 +131,9 @@ class Ledger:
         self.settings = ClientSettings(servers)
         self.topic = f"{prefix}counted"
         self.database = server.make_database()
-        self.config = RelayConfig(name=f"{prefix}relay", database=self.database, bootstrap_servers=servers)
+        self.config = RelayConfig(
+            name=f"{prefix}relay", database=self.database, bootstrap_servers=servers, session_seconds=3.0
+        )
         apply(self.config, 2)
         admin = TopicAdmin(self.settings)
         admin.create([TopicSpec(name=self.topic, partitions=PARTITIONS, replication_factor=1)])

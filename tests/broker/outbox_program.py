@@ -18,7 +18,7 @@ from streams.outbox.positions import ShardPositions
 from streams.outbox.postgres import PostgresSession
 
 STEPS: dict[str, tuple[type, str]] = {
-    "own": (PostgresSession, "own"),
+    "about": (PostgresSession, "about"),
     "claim": (BlockingSlot, "open"),
     "ring": (ShardPositions, "read"),
     "fetch": (PostgresSession, "fetch"),
@@ -60,14 +60,10 @@ def main(name: str, database: str, servers: str, fault: str = "") -> None:
     if fault:
         point, count, action = fault.split(":")
         strike_at(point, int(count), action)
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    config = RelayConfig(name=name, database=database, bootstrap_servers=servers, batch_rows=20)
+    config = RelayConfig(name=name, database=database, bootstrap_servers=servers, batch_rows=20, session_seconds=3.0)
     relay = Relay(config)
     relay.on_event(lambda event: print(event, flush=True))
-    with relay:
-        while not stopped.wait(0.1) and not relay.wait(0):
-            pass
+    relay.run()
 
 
 if __name__ == "__main__":

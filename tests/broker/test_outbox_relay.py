@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.mark.parametrize("point", gate(POINTS, "commit.after", "delete.before", "send.after"))
 def test_a_relay_that_is_killed(ledger: Ledger, start: Start, seed: int, point: str) -> None:
     rng = random.Random(seed)
-    count = rng.randrange(1, 3) if point.partition(".")[0] in ("own", "claim", "ring") else rng.randrange(2, 9)
+    count = rng.randrange(1, 3) if point.partition(".")[0] in ("about", "claim", "ring") else rng.randrange(2, 9)
     with ledger.writers(seed, 4, 60):
         first = start(ledger, f"{point}:{count}:kill")
         wait_until(first.has_struck, f"the relay is killed: {first.log.read_text()}")

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from streams.cli import verify
+from streams.cli.source_name import checked_name
 from streams.errors import ConfigError
 from streams.loading import load
 from tests.unit.cli_kit import Kes
@@ -136,3 +138,12 @@ def test_events_of_any_form_are_records(module: Callable[[str], str]) -> None:
 )
 def test_what_no_clock_and_no_counter_holds_is_wrong_usage(kes: Kes, arguments: tuple[str, ...]) -> None:
     assert arguments[-2] in kes(*arguments, code=2).err
+
+
+def test_a_module_in_folders_without_init_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    (tmp_path / "outer" / "inner" / "shop.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    checked_name("outer.inner.shop:source")
+    with pytest.raises(typer.BadParameter, match=r"did you mean outer\.inner\.shop:source"):
+        checked_name("outer.inner.shop.source")

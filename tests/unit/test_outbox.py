@@ -123,7 +123,7 @@ def test_stashing_on_something_else_says_what_to_do() -> None:
 
         def execute(self, query: object, params: object = None, /) -> None: ...
 
-    with pytest.raises(OutboxError, match="Other is no connection of psycopg or SQLAlchemy: run what statement"):
+    with pytest.raises(OutboxError, match="Other is no connection of psycopg, SQLAlchemy or sqlite3: run"):
         Outbox().stash_many(Other(), [Record("t", b"")])
 
 

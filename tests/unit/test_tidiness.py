@@ -35,6 +35,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/test_driver_search.py": "jobs that take some of the virtual time",
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
+    "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
 }
 
 # Written in pieces, so that this file does not find itself.
@@ -61,6 +62,7 @@ MODULES = {
     "protobuf": "pyspark",  # PySpark imports it, and does not ask for it
     "opentelemetry-api": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
+    "pyyaml": "yaml",
 }
 PLUGINS = {"pytest-asyncio", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist"}  # found by pytest itself
 COMMANDS = {
