@@ -223,7 +223,8 @@ class _TypedCodec(Generic[T]):
     def __init__(self, type_: type[T]) -> None:
         self._type = type_
         self._name = getattr(type_, "__name__", str(type_))
-        is_record = isinstance(type_, type) and (issubclass(type_, msgspec.Struct) or dataclasses.is_dataclass(type_))
+        given: object = type_  # or list[int], which is none
+        is_record = isinstance(given, type) and (issubclass(given, msgspec.Struct) or dataclasses.is_dataclass(given))
         self._class = type_ if is_record else None
 
     def __reduce__(self) -> tuple[Any, ...]:
