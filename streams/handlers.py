@@ -242,9 +242,9 @@ class Handlers(Generic[StoreT]):
     ) -> str:
         """Declare a topic that handlers forward to. Returns its name.
 
-        Once one is declared, the source sends to declared topics only (and to its own): a record for another one is
-        refused, and its event meets its error policy. A start verifies partitions, replication and ``configs`` (a
-        topic's settings by their Kafka names) of each declared topic; what is not given is as the source's settings
+        Once one is declared, handlers forward to declared topics only (and to the source's own): a record for another
+        one is refused, and its event meets its error policy. A start verifies partitions, replication and ``configs``
+        (a topic's settings by their Kafka names) of each declared topic; what is not given is as the source's settings
         have it. A topic that is missing, or different, is an error: outputs are made by ``kes topics apply`` or
         ``create_source``, never in silence. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a
         second declaration.

@@ -51,7 +51,6 @@ def missing(seconds: float, kind: InputKind = EVENTS) -> InputHead:
         ([here(7), missing(9.0, TABLE)], Wait(None, (1,))),  # no event meets half a table, however long it takes
         ([here(7), missing(0.2), missing(9.0, TABLE)], Wait(None, (2,))),
     ],
-    ids=str,
 )
 def test_each_rule(inputs: list[InputHead], answer: Take | Wait) -> None:
     assert next_input(inputs, NOW, PATIENCE) == answer
