@@ -40,7 +40,7 @@ def test_each_table_has_its_own_keys() -> None:
     assert store.decode_entry(b"\xfestock\x00b", state[b"\xfestock\x00b"]) == 2
     record = IncomingRecord("changelog", 0, 7, b"\xfestock\x00b", state[b"\xfestock\x00b"], None)
     shown = _entry(record, store)
-    assert (shown.key, shown.value, shown.problem) == (["stock", "b"], 2, "")
+    assert (shown.key, shown.value, shown.problem) == (("stock", "b"), 2, "")
     unknown = _entry(msgspec.structs.replace(record, key=b"\xfeother\x00b"), store)
     assert "of no structure of Two" in unknown.problem
 
