@@ -106,7 +106,7 @@ class TableIndex(Generic[V]):
         """Scan (place, key) of the values from ``low`` up to and without ``high`` (``None``: no end there)."""
         end = None if high is None else self._begin(high)
         if end is not None and include_high:
-            pass
+            end = after_prefix(end)
         return self.order.scan(None if low is None else self._begin(low), end, reverse=reverse)
 
     def _begin(self, value: Any) -> bytes:

@@ -25,7 +25,7 @@ MOST_AT_ONCE: Final = 64
 bounds."""
 
 
-class Structure(Protocol):
+class StorePart(Protocol):
     """One structure of a ``Stores``."""
 
     @property
@@ -46,15 +46,15 @@ class Structure(Protocol):
     def decode_value(self, value: bytes, /) -> Any: ...
 
 
-StructureT = TypeVar("StructureT", bound=Structure)
+StorePartT = TypeVar("StorePartT", bound=StorePart)
 StoresT = TypeVar("StoresT", bound="Stores")
 
 
-class Declared(Generic[StructureT]):
+class Declared(Generic[StorePartT]):
     """A structure in the body of a ``Stores`` class. An instance has the structure itself under the name."""
 
     def __init__(
-        self, make: Callable[[Stores, str, bytes], StructureT], name: str | None, *, bare: bool = False
+        self, make: Callable[[Stores, str, bytes], StorePartT], name: str | None, *, bare: bool = False
     ) -> None:
         """``make`` gets the store, the structure's name, and the prefix of its keys; ``name``: if it is not that of the
         attribute."""
@@ -68,18 +68,18 @@ class Declared(Generic[StructureT]):
         self.name = self.name or name
 
     @overload
-    def __get__(self, store: None, owner: type, /) -> Declared[StructureT]: ...
+    def __get__(self, store: None, owner: type, /) -> Declared[StorePartT]: ...
 
     @overload
-    def __get__(self, store: Stores, owner: type, /) -> StructureT: ...
+    def __get__(self, store: Stores, owner: type, /) -> StorePartT: ...
 
-    def __get__(self, store: Stores | None, owner: type, /) -> Declared[StructureT] | StructureT:
+    def __get__(self, store: Stores | None, owner: type, /) -> Declared[StorePartT] | StorePartT:
         """Return the declaration, of the class. (An instance has its part in its ``__dict__``.)"""
         if store is None:
             return self
         raise AttributeError(f"{self.name} of {owner.__name__} is not there before the store is made")
 
-    def make(self, store: Stores) -> StructureT:
+    def make(self, store: Stores) -> StorePartT:
         """Make the structure of one partition."""
         return self._make(store, self.name, b"" if self.bare else prefix_of(self.name))
 
@@ -110,9 +110,9 @@ class Stores(JournalledBytes):
         self._ctx: Any = None
         self._event_ms: int | None = None
         self._unknown: set[bytes] = set()
-        self._parts: dict[str, Structure] = {}
-        self._at: dict[bytes, Structure] = {}  # by the prefixes of their keys
-        self._bare: Structure | None = None
+        self._parts: dict[str, StorePart] = {}
+        self._at: dict[bytes, StorePart] = {}  # by the prefixes of their keys
+        self._bare: StorePart | None = None
         for attribute, declared in self.declared.items():
             part = self.__dict__[attribute] = self._parts[declared.name] = declared.make(self)
             if declared.bare:
@@ -186,7 +186,7 @@ class Stores(JournalledBytes):
         if not key.startswith(OWN + b"\x00"):
             self._note_unknown(key)
 
-    def _part_of(self, key: bytes) -> Structure | None:
+    def _part_of(self, key: bytes) -> StorePart | None:
         return self._at.get(key[: key.find(0) + 1]) if key.startswith(OWN) else self._bare
 
     # -- entries of no structure ---------------------------------------------------------------------------------------

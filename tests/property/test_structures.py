@@ -267,15 +267,16 @@ class TimeMachine(StructuresMachine):
         assert self.ctx.late == self.model.late
 
     @precondition(lambda self: self.journal is not None)
-    @rule(key=FEW, item=RANKS, back=st.integers(0, 7), millis=st.sampled_from([0, 1, 500]))
-    def visit(self, key: str, item: int, back: int, millis: int) -> None:
-        at = max(0, self.ctx.input.timestamp_ms - back * SECOND + millis)
-        try:
-            self.store.visits.add(key, item, at_ms=at)
-        except LateItem:
-            assert not self.model.visit(key, item, at)
-        else:
-            assert self.model.visit(key, item, at)
+    @rule(visits=st.lists(st.tuples(FEW, RANKS, st.integers(0, 14)), min_size=1, max_size=5))
+    def visit(self, visits: list[tuple[str, int, int]]) -> None:
+        for key, item, back in visits:
+            at = max(0, self.ctx.input.timestamp_ms - back * SECOND // 2)
+            try:
+                self.store.visits.add(key, item, at_ms=at)
+            except LateItem:
+                assert not self.model.visit(key, item, at)
+            else:
+                assert self.model.visit(key, item, at)
 
     @invariant()
     def shows_what_the_model_shows(self) -> None:
@@ -290,4 +291,4 @@ class TimeMachine(StructuresMachine):
 TestTables = TablesMachine.TestCase
 TestTables.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestTime = TimeMachine.TestCase
-TestTime.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTime.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from streams.cli.state import _entry
 from streams.errors import ConfigError, DecodeError, EncodeError, StoreError
 from streams.protocols import JournalledStore, ObservingStore
-from streams.records import Change
+from streams.records import Change, IncomingRecord
 from streams.stores import Heap, Index, NamedTable, Stores, Table, Windows
 from streams.stores.framed import FRAME, LAST_VERSION
 from tests.unit.structures_kit import HERE, One, Order, Two, at, entries, loaded
@@ -36,6 +38,11 @@ def test_each_table_has_its_own_keys() -> None:
     assert len(store) == 3
     assert store.decode_key(b"\xfestock\x00b") == ("stock", "b")
     assert store.decode_entry(b"\xfestock\x00b", state[b"\xfestock\x00b"]) == 2
+    record = IncomingRecord("changelog", 0, 7, b"\xfestock\x00b", state[b"\xfestock\x00b"], None)
+    shown = _entry(record, store)
+    assert (shown.key, shown.value, shown.problem) == (("stock", "b"), 2, "")
+    unknown = _entry(msgspec.structs.replace(record, key=b"\xfeother\x00b"), store)
+    assert "of no structure of Two" in unknown.problem
 
 
 def test_a_failed_event_leaves_nothing_in_any_table() -> None:

@@ -197,3 +197,22 @@ def test_windows_that_are_kept_and_a_grace_that_gets_longer() -> None:
     at(longer, 190)
     assert not len(longer.minutes)
     assert LateItem.__mro__[1] is StoreError
+
+
+def test_sessions_are_joined_by_what_falls_in_between() -> None:
+    class Visits(Stores):
+        visits = Windows.session(
+            str, str, gap=10, add=lambda old, item: (old or "") + item, merge=lambda early, late: early + late, grace=60
+        )
+
+    store = Visits(HERE)
+
+    def work() -> None:
+        for item, at_ms in (("a", 0), ("b", 15_000), ("c", 40_000), ("d", 9_999)):
+            store.visits.add("k", item, at_ms=at_ms)
+
+    at(store, 40, work)
+    assert dict(store.visits.of("k")) == {Window(0, 25_000): "abd", Window(40_000, 50_000): "c"}
+    at(store, 40, lambda: store.visits.add("k", "e", at_ms=25_000))  # the gap is over: one of its own
+    assert dict(store.visits.of("k"))[Window(25_000, 35_000)] == "e"
+    assert len(store.visits) == 3
