@@ -35,6 +35,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/test_driver_search.py": "jobs that take some of the virtual time",
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
+    "tests/spark/test_transaction_trouble.py": "a store that is slow",
 }
 
 # Written in pieces, so that this file does not find itself.
