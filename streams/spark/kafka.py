@@ -87,9 +87,14 @@ def topic_admin(kafka: dict[str, str]) -> TopicAdmin:
     kept = tuple(sorted(kafka.items()))
     admin = _ADMINS.get(kept)
     if admin is None:
-        overrides = {name: value for name, value in kept if name not in RESERVED}
-        admin = TopicAdmin(ClientSettings(kafka["bootstrap.servers"], overrides, client_id="kes-spark"))
+        admin = TopicAdmin(settings_of(kafka))
     return _ADMINS.setdefault(kept, admin)
+
+
+def settings_of(kafka: dict[str, str], group: str = "") -> ClientSettings:
+    """Return the settings of the toolkit's own clients."""
+    overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
+    return ClientSettings(kafka["bootstrap.servers"], overrides, client_id="kes-spark", group_id=group)
 
 
 def no_such_topic(topic: str, kafka: dict[str, str]) -> TopicError:

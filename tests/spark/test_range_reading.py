@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError
+from streams.spark.kafka import topic_admin
 from streams.spark.reading import consumers, reader
 from streams.spark.reading.planning import Bounds
 from streams.spark.reading.read_options import ReadOptions, read_options
@@ -34,9 +35,9 @@ def options(log: Log, topic: str, **more: str) -> ReadOptions:
 
 
 def planned(topic: str, start: int, end: int, given: ReadOptions) -> Range:
-    found = LogView(given).topic_id_patiently(topic)
+    found = topic_admin(given.kafka).identity(topic)
     assert found is not None
-    return Range(topic, 0, start, end, found)
+    return Range(topic, 0, start, end, found[0])
 
 
 def offsets(span: Range, given: ReadOptions) -> list[int]:

@@ -107,7 +107,7 @@ def test_what_is_late_is_not_always_the_brokers_fault(settled: Any) -> None:
 )
 def test_offsets_that_the_log_does_not_hold(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(reader, "client", Client)
-    monkeypatch.setattr(LogView, "topic_id", lambda view, topic: "id")
+    monkeypatch.setattr(reader._RangeReader, "_id_now", lambda reading, seconds: "id")
     reading = reader._RangeReader(Range("t", 0, 5, 80, "id"), options())
     with pytest.raises(OffsetError, match=r"records from offset 50 are gone .* the log has 60 to 100 now"):
         reading._take_error(KafkaError(code))

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
-from streams.errors import StreamsError
+from streams.errors import StagingError, StreamsError
 from streams.spark.writing.sink import BatchWriter, find_write, target_of
 from streams.spark.writing.write_options import write_options
 from tests.spark.conftest import MakeTopic, Read
@@ -165,6 +165,58 @@ def test_a_marker_that_goes_between_planning_and_commit_is_no_write_of_nothing(
     with pytest.raises(StreamsError, match="its marker has gone since"):
         planned.commit([message])
     assert find_write(options) is None
+
+
+def test_staged_bytes_that_are_altered_are_noticed_before_kafka_takes_them(
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path
+) -> None:
+    """Kafka would: the checksum in a batch's head is made anew when the batch is sent."""
+    given = {"bootstrap.servers": servers, "topic": make_topic(), "writeId": "w"}
+    options = write_options({**given, "stagingDir": str(tmp_path), "stagingThreshold": "0"})
+    writer = BatchWriter(options, spark.createDataFrame([], "value binary").schema, one_machine=True)
+    messages = [writer.write(iter([pa.record_batch({"value": [b"x" * 100] * 10})])) for _ in range(2)]
+    path = next(tmp_path.rglob(str(messages[1].name)))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StagingError, match=r"are not the ones that were staged .*Nothing was written"):
+        writer.commit(messages)
+    assert read(given["topic"]).count() == 0
+    assert find_write(options) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_writes_its_file_twice_and_one_that_comes_after_the_commit(
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path
+) -> None:
+    """Two attempts with a file each, a file with everything twice, and a zombie's."""
+    given = {"bootstrap.servers": servers, "topic": make_topic(), "writeId": "w"}
+    options = write_options({**given, "stagingDir": str(tmp_path), "stagingThreshold": "0"})
+    schema = spark.createDataFrame([], "value binary").schema
+    writer = BatchWriter(options, schema, one_machine=True)
+    attempts = [writer.write(iter([pa.record_batch({"value": [b"x" * 100] * 10})])) for _ in range(5)]
+    doubled = next(tmp_path.rglob(str(attempts[1].name)))
+    doubled.write_bytes(doubled.read_bytes() * 2)
+    writer.commit([attempts[1], attempts[3]])
+    zombie = writer.write(iter([pa.record_batch({"value": [b"x" * 100] * 10})]))
+    assert list(tmp_path.rglob(str(zombie.name)))
+    assert read(given["topic"]).count() == 20
+    again = BatchWriter(options, schema, one_machine=True)
+    again.commit([again.write(iter(()))])
+    assert read(given["topic"], isolation="read_uncommitted").count() == 20
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_one_row_in_each_of_400_partitions(
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read
+) -> None:
+    topic = make_topic(partitions=400)
+    rows = spark.range(400).selectExpr("cast(id as string) value", "cast(id as int) partition")
+    assert kes_spark.write(rows, topic=topic, write_id="w", servers=servers).rows == 400
+    found = read(topic).selectExpr("cast(cast(value as string) as int) value", "partition").collect()
+    assert sorted((row.value, row.partition) for row in found) == [(number, number) for number in range(400)]
 
 
 def test_a_run_that_fails_leaves_the_files_of_another_alone(

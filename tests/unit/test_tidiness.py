@@ -36,6 +36,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
     "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
+    "tests/spark/test_transaction_trouble.py": "a store that is slow",
 }
 
 # Written in pieces, so that this file does not find itself.

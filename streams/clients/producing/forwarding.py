@@ -333,7 +333,8 @@ class BatchForwarder:
             is_answered = True  # every request that was sent: the answers of a round are waited for together
             raise
         except TimeoutError:
-            reason = self._last_answer or f"no answer within {seconds:g} seconds"
+            silence = f"no answer within {seconds:g} seconds" if seconds > 0 else "its time was over before"
+            reason = self._last_answer or silence
             raise _failure(KafkaError._TIMED_OUT, reason) from None
         except (LostConnection, MalformedAnswer) as error:
             code = getattr(KafkaError, getattr(error, "code", ""), KafkaError._TRANSPORT)

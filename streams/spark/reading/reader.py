@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from streams.clients.permissions import on_topic
 from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
-from streams.spark.kafka import client, translated
+from streams.spark.kafka import client, topic_admin, translated
 from streams.spark.reading.consumers import KeptConsumer, fetch_settings, keep, take
 from streams.spark.reading.planning import Advance, split
 from streams.spark.reading.pushed import Pushed
@@ -43,7 +43,6 @@ _AGAIN_SECONDS: Final = 0.3
 _WAYS_ON: Final = "Load the DataFrame again, or start the query again; failOnDataLoss=false goes on with what is there"
 
 _log = logging.getLogger(__name__)
-_kept: list[tuple[ReadOptions, LogView]] = []  # the last one: a worker's next range asks over the same connection
 
 
 @dataclass(frozen=True)
@@ -307,17 +306,22 @@ class _RangeReader:
     def _look_for_topic(self) -> None:
         """A consumer of a topic that is deleted, or was recreated, does not notice it for a long time."""
         try:
-            now = _view_for(self._options).topic_id(self._span.topic)
-        except KafkaException as error:
-            self._last_error = error.args[0].str()
+            now = self._id_now(_LOOK_SECONDS)
+        except BrokerUnavailable as error:
+            self._last_error = str(error)
             return
         self.ended = now != self._span.topic_id and not self.is_planned_topic()
+
+    def _id_now(self, seconds: float) -> str | None:
+        """Return the id that the topic has now; ``None`` when there is none of this name."""
+        found = topic_admin(self._options.kafka).identity(self._span.topic, seconds)
+        return None if found is None else found[0]
 
     def is_planned_topic(self) -> bool:
         """Check whether the topic is still the one that was planned. Otherwise raises ``OffsetError``, or logs the
         loss."""
-        view, deadline = _view_for(self._options), time.monotonic() + _BELIEVE_SECONDS
-        while not self._gone and (now := view.topic_id_patiently(self._span.topic)) != self._span.topic_id:
+        deadline = time.monotonic() + _BELIEVE_SECONDS
+        while not self._gone and (now := self._id_now(self._options.stall_seconds)) != self._span.topic_id:
             if time.monotonic() > deadline:  # so it is not just a broker that does not know the topic yet
                 self._tell_gone(now)
             else:
@@ -351,13 +355,6 @@ class _RangeReader:
             f"reading {span.topic}[{span.partition}] up to {span.end}: nothing from "
             f"{self._options.kafka['bootstrap.servers']} for {seconds}{because}"
         )
-
-
-def _view_for(options: ReadOptions) -> LogView:
-    """Return the requests for topic ids in this process."""
-    if not _kept or _kept[0][0] != options:
-        _kept[:] = [(options, LogView(options))]
-    return _kept[0][1]
 
 
 def _offset(message: Message) -> int:

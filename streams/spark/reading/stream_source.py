@@ -39,12 +39,23 @@ _VERSION: Final = 1
 _log = logging.getLogger(__name__)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ReaderOfTasks(DataSourceStreamReader):
+    """The part of the reader that tasks get: enough to read a range."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, Range)
+        return batches(partition, self._options)
+
+
+class StreamReader(ReaderOfTasks, SupportsTriggerAvailableNow):
     """A stream over topics. Method names are Spark's. One thread."""
 
     def __init__(self, options: ReadOptions, schema: t.StructType) -> None:
+        super().__init__(options)
         check_schema(schema, options)
-        self._options = options
         self._view = LogView(options)
         self._ends: Logs | None = None  # the ends of trigger(availableNow=True): pinned once
         self._latest: dict[str, Any] | None = None
@@ -120,10 +131,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ids = {topic: log.id for topic, log in logs.items()}  # the connector's checkpoints have none
         return ranges(spans, ids, self._options)
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Range)
-        return batches(partition, self._options)
-
     def stop(self) -> None:
         self._view.close()
 
@@ -191,17 +198,6 @@ def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourc
         return StreamReader(read_options(options, stream=True), schema)
     except ConfigError as error:
         return RefusedStream(error)
-
-
-class ReaderOfTasks(DataSourceStreamReader):
-    """The part of the reader that tasks get: enough to read a range."""
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Range)
-        return batches(partition, self._options)
 
 
 def _up_to(found: Advance, ids: dict[str, str], pinned: Logs, begun: Positions) -> Advance:

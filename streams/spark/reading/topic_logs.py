@@ -62,22 +62,6 @@ class LogView:
         """The topics chosen by the options, those of them that exist. Raises ``BrokerUnavailable``, ``ConfigError``."""
         return self._patiently(self._logs, "asking for topics and offsets")
 
-    def topic_id(self, topic: str) -> str | None:
-        """The id that the topic has now; ``None`` when there is none of this name. Asks once.
-
-        Raises ``KafkaException``.
-        """
-        try:
-            found = self._described([topic]).get(topic)
-        except KafkaException:
-            self._admin = None
-            raise
-        return None if found is None else str(found.topic_id)
-
-    def topic_id_patiently(self, topic: str) -> str | None:
-        """The same, repeated as ``logs`` does. Raises what ``logs`` raises."""
-        return self._patiently(lambda: self.topic_id(topic), f"asking for the id of topic {topic!r}")
-
     def resolve(self, edge: Edge, logs: Logs) -> Positions:
         """Return the beginning or the end of a read, in numbers.
 

@@ -7,20 +7,21 @@ both are of one transaction it is never behind the record; the record is read wh
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from streams.clients.permissions import on_topic
+from streams.clients.admin import TopicDescription
 from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.clients.producing.rows import Rows
+from streams.clients.reader import PartitionReader
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
-from streams.spark.kafka import TIMEOUT_SECONDS, client, topic_admin, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, settings_of, topic_admin
 from streams.spark.writing.markers import Stored
 
 if TYPE_CHECKING:
@@ -62,61 +63,24 @@ class MarkerLog:
         Reads up to the *end* of the partition, not to where committed records end at the moment: another sink's
         transaction may still be open in it, with a marker of this one behind it.
         """
-        self._check()
-        looking = client(Consumer, self._kafka, {"group.id": self._identity, "isolation.level": "read_uncommitted"})
-        try:
-            place = self._place(looking)
-            _, end = looking.get_watermark_offsets(place, TIMEOUT_SECONDS)
-        except KafkaException as error:
-            doing = f"{self._doing}: topic {self.topic!r} (option markerLog)"
-            raise translated(error, doing, self._kafka, [on_topic("Describe", self.topic)]) from error
-        finally:
-            looking.close()
-        settings = {
-            "group.id": self._identity,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-        reading: Consumer = client(Consumer, self._kafka, settings)
-        try:
-            reading.assign([TopicPartition(place.topic, place.partition, OFFSET_BEGINNING)])
-            return self._newest(reading, end)
-        finally:
-            reading.close()
-
-    def _newest(self, reading: Consumer, end: int) -> Stored | None:
-        found: Stored | None = None
-        deadline = time.monotonic() + _LOG_SECONDS
-        while end > 0:
-            message = reading.poll(0.5)
-            if message is None:
-                if time.monotonic() > deadline:
-                    raise BrokerUnavailable(
-                        f"{self._doing}: topic {self.topic!r} (option markerLog) cannot be read up to offset {end}: no "
-                        "answer, or an open transaction of another sink's killed run (until it is run again, or its "
-                        "kafka.transaction.timeout.ms). Nothing was written"
-                    )
-                continue
-            error, offset = message.error(), message.offset()
-            assert offset is not None
-            if error is None:
-                if message.key() == self._identity.encode():
-                    record = msgspec.json.decode(message.value() or b"", type=_Record)
-                    found = Stored(record.offset, record.metadata)
-                offset += 1
-            elif error.code() != KafkaError._PARTITION_EOF:
-                needed = [on_topic("Read", self.topic)]
-                raise translated(KafkaException(error), f"{self._doing}: reading {self.topic!r}", self._kafka, needed)
-            if offset >= end:
-                break
-        return found
-
-    def _place(self, metadata: Consumer) -> TopicPartition:
-        topic = metadata.list_topics(self.topic, TIMEOUT_SECONDS).topics[self.topic]
-        if topic.error is not None:
-            raise self._missing()
-        return TopicPartition(self.topic, self._partition(len(topic.partitions)))
+        partition = self._partition(self._checked().partitions)
+        marks = topic_admin(self._kafka).watermarks(self.topic, [partition], TIMEOUT_SECONDS)[partition]
+        with contextlib.closing(PartitionReader(settings_of(self._kafka, self._identity))) as reader:
+            try:
+                found = reader.last_with_key(
+                    self.topic, {partition: (marks.start, marks.end)}, self._identity.encode(),
+                    stalled_after_seconds=_LOG_SECONDS,
+                )  # fmt: skip
+            except BrokerUnavailable as error:
+                raise BrokerUnavailable(
+                    f"{self._doing}: topic {self.topic!r} (option markerLog): {error}. An open transaction of another "
+                    "sink's killed run ends when that is run again, or by its kafka.transaction.timeout.ms. Nothing "
+                    "was written"
+                ) from error
+        if (newest := found.get(partition)) is None:
+            return None
+        record = msgspec.json.decode(newest.value or b"", type=_Record)
+        return Stored(record.offset, record.metadata)
 
     def _partition(self, count: int) -> int:
         return zlib.crc32(self._identity.encode()) % count
@@ -124,7 +88,7 @@ class MarkerLog:
     def _missing(self) -> TopicError:
         return TopicError(f"topic {self.topic!r} (option markerLog) does not exist: create it, compacted")
 
-    def _check(self) -> None:
+    def _checked(self) -> TopicDescription:
         described = topic_admin(self._kafka).describe([self.topic], TIMEOUT_SECONDS)[self.topic]
         if described is None:
             raise self._missing()
@@ -134,3 +98,4 @@ class MarkerLog:
                 f"{self._doing}: topic {self.topic!r} (option markerLog) has cleanup.policy={policy}: it must be "
                 "compact, and nothing else, or the markers go with time. Nothing was written"
             )
+        return described

@@ -96,6 +96,7 @@ class BatchWriter(DataSourceArrowWriter):
                     "nothing was written, run it again"
                 )
             _log.warning("write %r was done before (%d rows): nothing was written", done.write_id, done.rows)
+            self._clean(only_this_run=False)  # what a task has left that came after the commit
             return
         try:
             target, rows = target_of(self._options), sum(message.rows for message in staged)

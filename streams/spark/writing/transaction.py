@@ -289,12 +289,17 @@ def _translated(error: KafkaException, target: WriteTarget, doing: object) -> St
     if reason.code() == KafkaError._TIMED_OUT:
         return BrokerUnavailable(
             f"{doing}: not committed in time ({reason.str()}): the broker is away, the line too slow for a batch of "
-            "this size, or this process stood still. Run it again. On a slow line: smaller batches "
-            "(maxOffsetsPerTrigger), or a longer kafka.transaction.timeout.ms"
+            "this size, the store of stagingDir slow to read, or this process stood still. Run it again. On a slow "
+            "line or store: smaller batches (maxOffsetsPerTrigger), or a longer kafka.transaction.timeout.ms"
         )
     if reason.code() in (REFUSED | BLOCKED.keys()) - NO_SUCH_TOPIC:
         return RecordRefused(
             f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
+        )
+    if reason.code() == KafkaError.UNSUPPORTED_COMPRESSION_TYPE:
+        return ConfigError(
+            f"{doing}: the broker refuses batches of this compression ({reason.str()}); nothing was written. Give "
+            "another kafka.compression.type (gzip is the oldest; none)"
         )
     if reason.code() in NOT_AUTHORIZED or reason.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
         return ConfigError(f"{doing}: the broker refuses it ({reason.name()}: {reason.str()}); nothing was written")
