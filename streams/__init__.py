@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from streams.outbox.config import RelayConfig
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
-    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState, Retry
+    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
+    from streams.outcomes import ErrorPolicy as ErrorPolicy  # former names, for one release
     from streams.outcomes import JobRetry as JobRetry
     from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
