@@ -24,8 +24,8 @@ def on_disk(members: Collection[MemberView]) -> dict[str, str]:
     more the farthest folder has, if they are not read in a moment. Empty: no member has state on disk."""
     shelves = {member.member_id: member.report.copies.shelf for member in members if member.report}
     farthest: dict[int, int] = {}
-    for shelf in filter(None, shelves.values()):
-        for partition, offset in shelf.offsets.items():
+    for shelf in shelves.values():
+        for partition, offset in shelf.offsets.items() if shelf else ():
             farthest[partition] = max(offset, farthest.get(partition, 0))
     found = {}
     for member_id, shelf in shelves.items():

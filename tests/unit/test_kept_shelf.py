@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from streams.runtime.keeping.folder import StateFolder
 from streams.runtime.keeping.shelf import ShelfWatch
 from streams.topics import TopicIdentity
 from tests.unit.kept_engine_kit import STORES, Kept
-from tests.unit.kept_kit import DAY_MS, IDENTITY, now_ms, put
+from tests.unit.kept_kit import DAY_MS, IDENTITY, Script, now_ms, put, reopened
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group
 from tests.unit.waiting import until
 
@@ -99,6 +103,80 @@ def test_what_cannot_be_read_is_not_reported(tmp_path: Path) -> None:
     assert seen(tmp_path) == {4: 7}
     assert "\n" not in watch(tmp_path).found.name
     assert seen(tmp_path / "not there") == {}
+
+
+# -- adopted ----------------------------------------------------------------------------------------------------------
+
+
+ADOPTED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from streams.runtime.keeping import folder
+step, parent, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def dies(left=[step]):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+def removes(path, ignore_errors):
+    for file in sorted(path.iterdir()):
+        dies()
+        file.unlink()
+    dies()
+    path.rmdir()
+if what == "adopted":
+    folder.shutil.rmtree = removes
+found = folder.StateFolder.find(parent, 0)
+if what == "set aside":
+    found.at = lambda name: dies()
+    found.set_aside()
+"""
+
+
+@pytest.mark.parametrize("what", ["adopted", "set aside"])
+def test_killed_while_it_is_adopted_or_set_aside(tmp_path: Path, what: str) -> None:
+    """By SIGKILL, before each file that goes: it is the farthest folder still, or an empty one, and can be used."""
+    root = Path(__file__).parents[2]
+    killed = 0
+    for step in range(9):
+        parent = tmp_path / str(step)
+        folders = [StateFolder.find(parent, 0), StateFolder.find(parent, 0)]
+        for folder, offset in zip(folders, (5, 9), strict=True):
+            folder.append([put(b"a", b"%d" % offset)])
+            folder.commit(IDENTITY, offset, b"{}", now_ms())
+            folder.close()
+        if what == "set aside":
+            StateFolder.find(parent, 0).close()  # one of them is left
+        command = [sys.executable, "-c", ADOPTED, str(step), str(parent), what]
+        ended = subprocess.run(command, timeout=100, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+        assert ended.returncode in (0, -signal.SIGKILL)
+        killed += ended.returncode != 0
+        whole = what == "adopted" or (step == 0 and ended.returncode != 0)
+        assert reopened(parent) == ((9, {b"a": b"9"}) if whole else (-1, {})), step
+        after = Script(parent)
+        after.run()
+        after.check()
+        if ended.returncode == 0:
+            break
+    assert killed >= (4 if what == "adopted" else 2)
+
+
+def test_a_lock_in_a_folder_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder adopts a farther one, and removes it, between the opening of the lock file and the locking of it. A
+    third process then has a folder of that name, which must not be written to by two."""
+    real, third = folder_module._lock, []
+
+    def late(handle: int) -> bool:
+        monkeypatch.setattr(folder_module, "_lock", real)
+        shutil.rmtree(tmp_path / "0")
+        third.append(StateFolder.open(tmp_path / "0"))
+        return real(handle)
+
+    monkeypatch.setattr(folder_module, "_lock", late)
+    second = StateFolder.find(tmp_path, 0)
+    assert second.path.name == "0.1"
+    assert third[0] is not None
+    for folder in (second, *third):
+        folder.close()
 
 
 # -- under an engine ---------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class StateFolder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(path)
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        if not _lock(lock):
+        if not _lock(lock) or not _is_at(path / _LOCK, lock):  # the one who had it may have removed the folder
             os.close(lock)
             return None
         return cls(path, lock)
@@ -125,8 +125,6 @@ class StateFolder:
         reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
         if reason:
             raise Damaged(reason)
-        if not re.fullmatch(r"data-\d+", mark.file):
-            raise Damaged(f"its mark names the file {mark.file!r}")
         for _ in self._pieces(mark):  # all of it before any of it is used
             pass
         self._file, self._size, self._crc, self._live = mark.file, mark.size, mark.crc, mark.live
@@ -306,11 +304,9 @@ class StateFolder:
         aside = self.path.with_name(self.path.name + ".aside")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(mode=0o700)
-        names = [
-            MARK,
-            *sorted(path.name for path in self.path.glob("data-*")),
-        ]  # the mark first: without it none counts
-        for name in names:
+        data = sorted(path.name for path in self.path.glob("data-*"))
+        for name in (MARK, *data):  # the mark first: without it none counts
+            self.at("aside")
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.path / name, aside / name)
         self._sync_folder()
@@ -343,9 +339,12 @@ def read_mark(path: Path) -> FolderMark | None:
     try:
         if int(checksum, 16) != zlib.crc32(text):
             raise Damaged("its mark has a wrong checksum")
-        return msgspec.json.decode(text, type=FolderMark)
+        mark = msgspec.json.decode(text, type=FolderMark)
     except (ValueError, msgspec.DecodeError) as error:
         raise Damaged(f"its mark cannot be read ({error})") from error
+    if not re.fullmatch(r"data-\d+", mark.file):
+        raise Damaged(f"its mark names the file {mark.file!r}")
+    return mark
 
 
 def partition_of_name(name: str) -> tuple[int, int] | None:
@@ -388,10 +387,14 @@ def room_at(path: Path) -> str:
     return f"{found.f_bavail * found.f_frsize} bytes are free"
 
 
+def place_of(folder: str, group_id: str, topic: str) -> Path:
+    """Return the parent of a source's folders; its names cannot lead elsewhere (a group may be called ``..``)."""
+    return Path(folder).absolute() / f"group-{group_id}" / f"topic-{topic}"  # the program may change its directory
+
+
 def prepare_root(folder: str, group_id: str, topic: str) -> Path:
     """Make the parent of the partitions' folders, and check that it can be used. Raises ``ConfigError``."""
-    root = Path(folder).absolute()  # the program may change its working directory
-    parent = root / f"group-{group_id}" / f"topic-{topic}"  # a group may be called ".."
+    root, parent = Path(folder).absolute(), place_of(folder, group_id, topic)
     try:
         import fcntl  # noqa: F401  # not on Windows
 
@@ -421,6 +424,14 @@ def _lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Check that a file that is open is the one that has this name now."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _write(handle: int | None, data: bytes, at: int) -> None:

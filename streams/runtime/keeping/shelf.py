@@ -15,14 +15,17 @@ from typing import Final
 
 from streams.core.checkpoints import FORMAT, FolderMark, LogIdentity, reason_to_distrust
 from streams.group import Shelf
+from streams.records import Change
 from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import MARK, check_private, partition_of_name, read_mark
+from streams.runtime.keeping.folder import MARK, StateFolder, check_private, partition_of_name, read_mark
 from streams.topics import TopicIdentity
 
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks."""
+TRIES: Final = 10
+"""For a folder whose file is written anew while it is read."""
 _NAME: Final = "shelf"
 
 
@@ -73,6 +76,35 @@ class ShelfWatch:
         codec = self.codec or known.codec
         wanted = LogIdentity(cluster, self._changelog, topic_id, partition, codec, FORMAT)
         return not reason_to_distrust(mark, wanted, now_ms=self._wall_ms(), tombstones_ms=tombstones_ms)
+
+
+def partitions_in(parent: Path) -> list[int]:
+    """Return the partitions that have a folder with a mark, in order. Raises ``Damaged`` and ``OSError``."""
+    named = ((partition_of_name(name), parent / name) for name in os.listdir(parent))
+    return sorted({found[0] for found, path in named if found is not None and read_mark(path) is not None})
+
+
+def read_state(parent: Path, partition: int) -> tuple[FolderMark, list[Change]]:
+    """Return the mark and all changes of a partition's farthest folder, without a lock: another process may be writing
+    to it, or write its file anew. Raises ``Damaged`` and ``OSError``."""
+    for tries_left in range(TRIES - 1, -1, -1):
+        found: list[tuple[FolderMark, Path]] = []
+        for name in sorted(os.listdir(parent)):
+            if (named := partition_of_name(name)) is not None and named[0] == partition:
+                check_private(parent / name)
+                mark = read_mark(parent / name)
+                found += [] if mark is None else [(mark, parent / name)]
+        if not found:
+            break
+        mark, path = max(found, key=lambda one: one[0].offset)
+        folder = StateFolder(path, -1)
+        folder.mark = mark
+        try:
+            return mark, [change for changes in folder.load() for change in changes]
+        except (Damaged, FileNotFoundError):
+            if not tries_left or read_mark(path) == mark:  # else it was replaced meanwhile
+                raise
+    raise Damaged("it has no mark: there is nothing in it yet")
 
 
 def _name_of(parent: Path) -> str:
