@@ -233,6 +233,8 @@ class EventSource(Handlers[StoreT]):
             tuple(engine.status.rebalances),
             engine.stages.statistics(),
             len(engine.hung_calls),
+            () if engine.keeper is None else engine.keeper.statistics(),
+            0 if engine.keeper is None else engine.keeper.folders_set_aside,
         )
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from streams.topics import TopicIdentity
 
@@ -73,13 +74,22 @@ class Order(msgspec.Struct, frozen=True):
     generation: int
 
 
+class Shelf(msgspec.Struct, frozen=True):
+    """State on disk that a member can go on from. ``name``: of the folder, which members of one machine may share.
+    ``offsets``: of the changelog, up to which a partition is in it; also of partitions that a neighbour works on, whose
+    folders are free as soon as it is dead. No member knows the end of the log here: what is farthest lacks least."""
+
+    name: str
+    offsets: dict[int, int] = {}
+
+
 class Copies(msgspec.Struct, frozen=True, kw_only=True):
     """The warm copies that one member keeps of partitions that others work on.
 
     ``ready``: caught up with the changelog. ``preparing``: being restored, with the changelog records that are left.
     ``late``: not ready within the time for it (restoring goes on); moves do not wait for them. ``sizes``: bytes of the
     changelog on disk, of partitions that it works on, as far as it knows. ``asked``: how often it requested another
-    round although none of these had changed.
+    round although none of these had changed. ``shelf``: its state on disk; a member without any has no such field.
     """
 
     ready: frozenset[int] = frozenset()
@@ -87,6 +97,7 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
     late: frozenset[int] = frozenset()
     sizes: dict[int, int] = {}
     asked: int = 0
+    shelf: Shelf | UnsetType = UNSET
 
 
 class MemberReport(msgspec.Struct, frozen=True, kw_only=True):

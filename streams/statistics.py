@@ -47,7 +47,8 @@ class CopyStatistics(msgspec.Struct, frozen=True):
     """State that is read from the changelog: ``restoring`` (to be worked on here), ``preparing`` or ``ready`` (a warm
     copy), ``failed``. ``position`` and ``end`` are offsets of the changelog (-1: not known yet); ``records`` and
     ``size_bytes`` were read in ``seconds``. ``seconds_left`` at that rate, ``None`` when there is no rate yet.
-    ``lag_seconds``: the age of the last record read, while there are more."""
+    ``lag_seconds``: the age of the last record read, while there are more. Before the changelog, ``folder_loaded`` of
+    ``folder_bytes`` come from the disk; 0: there is no folder, or not yet."""
 
     partition: int
     state: str
@@ -59,6 +60,27 @@ class CopyStatistics(msgspec.Struct, frozen=True):
     seconds: float
     seconds_left: float | None
     lag_seconds: float
+    folder_bytes: int = 0
+    folder_loaded: int = 0
+
+
+class FolderStatistics(msgspec.Struct, frozen=True):
+    """State on disk of a partition that is worked on, or copied, here. ``state``: ``kept``; ``failing``: it cannot be
+    written to, what is committed waits in memory; ``left``: it stays at its mark for the rest of the run. ``offset``:
+    of the changelog, up to which the mark says that all is there (-1: no mark yet); ``size_bytes``: of its data.
+    ``gathered_changes`` and ``unwritten_bytes`` (an estimate) are committed, and not written yet.
+    ``mark_age_seconds``: since what it holds was committed. ``checkpoint_seconds``: time of the last one.
+    ``recover_seconds``: estimate of the time that a restart would need for loading it and reading the rest."""
+
+    partition: int
+    state: str
+    offset: int
+    size_bytes: int
+    gathered_changes: int
+    unwritten_bytes: int
+    mark_age_seconds: float
+    checkpoint_seconds: float
+    recover_seconds: float
 
 
 class StageStatistics(msgspec.Struct, frozen=True):
@@ -111,3 +133,7 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     stages: tuple[StageStatistics, ...] = ()
     hung_calls: int = 0
     """Calls to the broker that were given up and have not come back: each keeps a thread and connections."""
+    folders: tuple[FolderStatistics, ...] = ()
+    """State on disk, with ``StateConfig.folder``."""
+    folders_set_aside: int = 0
+    """Folders that were not believed, or damaged, in this run."""

@@ -203,5 +203,5 @@ def _shape(picture: Picture) -> dict[str, Any]:
         for kind in ("restoring", "standbys", "preparing"):
             row[kind] = [(copy["member"], copy["state"]) for copy in row[kind]]
     for member in found["members"]:
-        member["live"] = None
+        member.update(live=None, folders=None)
     return found

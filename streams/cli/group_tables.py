@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.console import duration
+from streams.cli.group_folders import on_disk, shelf_facts
 from streams.cli.group_live import Live, LiveMember, rebalances
 from streams.clients.admin import PartitionLag
 from streams.clients.group_view import BROKER, NONE, GroupView, MemberView
@@ -212,6 +213,7 @@ def _member_facts(member: MemberView, called: Mapping[str, str], live: Live, mov
         "preparing": sorted(assignment.preparing) if assignment else [],
         "incoming": sorted(assignment.incoming.keys() & set(moving)) if assignment else [],
         "releasing": {str(p): called.get(to, to) for p, to in release.items() if p in moving},
+        "folders": shelf_facts(member),
         "problem": member.problem,
         "live": msgspec.to_builtins(alive) if alive is not None else None,
     }
@@ -271,7 +273,9 @@ def member_table(picture: Picture, now: float) -> Table:
     """A row per member."""
     view, called = picture.view, names(picture.view)
     grid = Table()
-    for name in ("member", "id", "host", "for", "partitions", "standby", "moves", *(["doing"] if picture.live else [])):
+    disks = on_disk(view.members)
+    more = ["on disk"] * bool(disks) + ["doing"] * bool(picture.live)
+    for name in ("member", "id", "host", "for", "partitions", "standby", "moves", *more):
         grid.add_column(name, overflow="fold")
     donors = {p: member.member_id for member in view.members if member.assignment for p in member.assignment.release}
     for member in view.members:
@@ -285,6 +289,8 @@ def member_table(picture: Picture, now: float) -> Table:
             _ranges(member.assignment.standby) if member.assignment else "-",
             _moves(member, called, donors, under_way(picture.live)),
         ]
+        if disks:
+            cells.append(disks.get(member.member_id, "-"))
         if picture.live:
             cells.append(doing(picture.live.get(member.member_id)))
         style = "red" if member.problem else "yellow" if report and report.leaving else ""
@@ -343,6 +349,8 @@ def _summary(verb: str, copies: list[CopyStatistics]) -> str:
         return ""
     words = [f"{verb} {ranges({copy.partition for copy in copies})}"]
     words.append(f"{sum(copy.records_left for copy in copies):,} left")
+    size, loaded = sum(copy.folder_bytes for copy in copies), sum(copy.folder_loaded for copy in copies)
+    words += [f"{100 * loaded // size} % of the folders loaded"] if loaded < size else []
     rate = sum(copy.records / copy.seconds for copy in copies if copy.seconds > 0)
     left = [copy.seconds_left for copy in copies if copy.seconds_left is not None]
     return ", ".join(

@@ -1,4 +1,4 @@
-"""``kes state``: the state of an event source as its changelog has it, without disturbing the source."""
+"""``kes state``: the state of an event source as its changelog or its folder has it, without disturbing the source."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
 from streams.cli.console import complain, emit
+from streams.cli.folders import partitions_on_disk, read_partitions
 from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.cli.scans import OffsetProgress
 from streams.clients.reader import PartitionReader
@@ -24,10 +25,19 @@ from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
 from streams.runtime.ownership.replicas import make_store
 
-app = typer.Typer(no_args_is_help=True, help="The state of an event source, from its changelog: ls, get, scan.")
+app = typer.Typer(no_args_is_help=True, help="The state of an event source, from changelog or disk: ls, get, scan.")
 
 _WIDEST: Final = 100
 
+_Folder = Annotated[
+    str,
+    typer.Option(
+        "--folder",
+        metavar="DIR",
+        help="Read the state on disk in this folder (of StateConfig.folder), instead of the changelog; no broker is "
+        "needed, and a process may be using it.",
+    ),
+]
 _Partition = Annotated[
     list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
 ]
@@ -51,20 +61,21 @@ class _Entry(NamedTuple):
 
 @app.callback()
 def state() -> None:
-    """The state of an event source, as its changelog has it. Changes nothing, and the source may run meanwhile."""
+    """The state of an event source, from changelog or disk. Changes nothing, and the source may run meanwhile."""
 
 
 @app.command("ls")
 def list_partitions(
     source: SourceName,
     partition: _Partition = None,
+    folder: _Folder = "",
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
     """Count keys, bytes and timers of each partition, and show how far its input is handled.
 
-    Exit codes: 0 shown; 1 the source has no changelog yet, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 the source has no changelog or no such folder, or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
     rows: dict[int, _Partitions] = {}
@@ -74,7 +85,7 @@ def list_partitions(
         for record in records:
             row.receive(record)
 
-    with _changelog(found, bootstrap_servers, timeout, partition) as (numbers, read):
+    with _opened(found, bootstrap_servers, timeout, partition, folder) as (numbers, read):
         rows.update({number: _Partitions() for number in numbers})
         read(receive)
     data = [row.facts(number) for number, row in rows.items()]
@@ -86,15 +97,16 @@ def get(
     source: SourceName,
     key: Annotated[str, typer.Argument(help="The key, as `scan` shows it: o1, 17, or JSON.")],
     partition: _Partition = None,
+    folder: _Folder = "",
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
     """Show the value of one key.
 
-    Exit codes: 0 shown; 1 there is no such key, the source has no changelog yet, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such key, no changelog, no such folder, or no broker answers; 2 wrong usage.
     """
-    found = _entries(named_source(source), bootstrap_servers, timeout, partition, lambda name: name == key)
+    found = _entries(named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key)
     emit(
         {"key": key, "entries": [_facts(entry) for entry in found]},
         json,
@@ -115,6 +127,7 @@ def scan(
     source: SourceName,
     prefix: Annotated[str, typer.Option("--prefix", help="Only keys that begin so.")] = "",
     partition: _Partition = None,
+    folder: _Folder = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many entries at most.")] = 100,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -122,9 +135,11 @@ def scan(
 ) -> None:
     """Show keys and values, by partition and key.
 
-    Exit codes: 0 shown; 1 the source has no changelog yet, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 the source has no changelog or no such folder, or no broker answers; 2 wrong usage.
     """
-    found = _entries(named_source(source), bootstrap_servers, timeout, partition, lambda name: name.startswith(prefix))
+    found = _entries(
+        named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name.startswith(prefix)
+    )
     shown = found[:limit]
     emit({"keys": len(found), "entries": [_facts(entry) for entry in shown]}, json, lambda: _entry_table(shown))
     if len(shown) < len(found) and not json:
@@ -173,6 +188,19 @@ _Receive = Callable[[int, list[IncomingRecord]], None]
 
 
 @contextmanager
+def _opened(
+    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None, folder: str
+) -> Iterator[tuple[list[int], Callable[[_Receive], None]]]:
+    """The partitions, and a function that reads them: from a folder, if one is named, else from the changelog."""
+    if folder:
+        numbers = partitions_on_disk(source, folder, wanted)
+        yield numbers, lambda receive: read_partitions(source, folder, numbers, receive)
+    else:
+        with _changelog(source, servers, timeout, wanted) as found:
+            yield found
+
+
+@contextmanager
 def _changelog(
     source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None
 ) -> Iterator[tuple[list[int], Callable[[_Receive], None]]]:
@@ -201,7 +229,12 @@ def _changelog(
 
 
 def _entries(
-    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None, takes: Callable[[str], bool]
+    source: EventSource[Any],
+    servers: str,
+    timeout: float,
+    wanted: list[int] | None,
+    folder: str,
+    takes: Callable[[str], bool],
 ) -> list[_Entry]:
     """The entries whose keys are taken, in order."""
     store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
@@ -218,7 +251,7 @@ def _entries(
                 last[number, key] = record
 
     try:
-        with _changelog(source, servers, timeout, wanted) as (_, read):
+        with _opened(source, servers, timeout, wanted, folder) as (_, read):
             read(receive)
         found = [_entry(record, store) for record in last.values()]
     finally:

@@ -5,7 +5,8 @@ that the usual tools show members, topics and partitions. User data is one versi
 without a new version (unknown ones are skipped, missing ones have defaults); a field whose meaning changes needs one.
 
 Size: a report takes 3 to 5 bytes for a partition that is owned (5 more in Kafka's words, 5 to 8 for its size), as many
-for a copy, and up to 60 for one that is being handed over: below 100 KB for 1,000 partitions in every role at once.
+for a copy, up to 8 for a folder, and up to 60 for one that is being handed over: below 110 KB for 1,000 partitions in
+every role at once.
 
 Other members' bytes are input from outside: nothing here trusts them, and no decoder raises anything but
 ``ValueError``.
@@ -21,7 +22,7 @@ import msgspec
 
 from streams.clients.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.errors import ConfigError
-from streams.group import Assignment, Copies, MemberReport
+from streams.group import Assignment, Copies, MemberReport, Shelf
 
 _VERSION = 2
 _MOST_BYTES = 4 * 1024 * 1024
@@ -147,7 +148,7 @@ def within(partitions: int, report: MemberReport) -> MemberReport:
     def kept(values: dict[int, Any]) -> dict[int, Any]:
         return {number: value for number, value in values.items() if 0 <= number < partitions}
 
-    copies = report.copies
+    copies, shelf = report.copies, report.copies.shelf
     return msgspec.structs.replace(
         report,
         owned=known(report.owned),
@@ -158,16 +159,19 @@ def within(partitions: int, report: MemberReport) -> MemberReport:
             preparing=kept(copies.preparing),
             late=known(copies.late),
             sizes=kept(copies.sizes),
+            shelf=shelf and Shelf(shelf.name, kept(shelf.offsets)),
         ),
     )
 
 
 def _checked_report(report: MemberReport) -> MemberReport:
     """The report, if it can be true. ``ValueError``."""
-    copies = report.copies
-    numbers = report.owned | report.incoming | copies.ready | copies.late
+    copies, shelf = report.copies, report.copies.shelf or Shelf("none")
+    numbers = report.owned | report.incoming | copies.ready | copies.late | shelf.offsets.keys()
     _check(min(numbers | report.releasing.keys() | copies.preparing.keys() | copies.sizes.keys(), default=0) >= 0)
-    _check(min([*copies.preparing.values(), *copies.sizes.values()], default=0) >= 0, "less than nothing")
+    counts = [*copies.preparing.values(), *copies.sizes.values(), *shelf.offsets.values()]
+    _check(min(counts, default=0) >= 0, "less than nothing")
+    _check(_is_name(shelf.name), "a bad name of its folder")
     _check(report.releasing.keys() <= report.owned, "it hands over what it does not own")
     _check(not report.owned & report.incoming, "it expects what it owns")
     _check(all(_is_name(order.to) and order.generation >= 0 for order in report.releasing.values()), "a bad order")

@@ -7,7 +7,8 @@ Rules, in the order in which they decide (``claims`` reads the owners and the mo
    larger shares.
 3. An owner keeps what it owns, up to its share. A partition above it is taken away: it is in no member's ``own`` this
    round, its owner gives it up by a barrier and joins again, and the follow-up round finds it without an owner.
-4. A partition without an owner goes at once to a member with room, first to one that has it ready.
+4. A partition without an owner goes at once to a member with room, first to one that has it ready, then to one that
+   has it on disk.
 
 So no partition ever has two owners, a join or a leave settles in two rounds at most, and nothing moves that need not.
 Ties are broken by instance name, so every leader decides the same.
@@ -20,9 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from streams.core.claims import Claims, Draft, read_claims
 from streams.group import Assignment, MemberReport
+
+NEAR: Final = 100_000
+"""Records in which copies of a partition may differ and still be as good as each other: they are read in a moment."""
 
 
 def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
@@ -37,9 +42,11 @@ def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[st
         keep = max(0, room.share[member] - fixed)
         draft.own[member].update(sorted(claims.settled[member])[:keep])
         room.set(member, fixed + min(keep, len(claims.settled[member])))
-    ready = ready_at(claims)
-    for partition in claims.free if claims.active else ():
-        member = room.least([member for member in ready.get(partition, ()) if room.left(member) > 0])
+    ready, kept = ready_at(claims), kept_at(claims)
+    for partition in sorted(claims.free, key=lambda number: number not in kept) if claims.active else ():
+        roomy = [member for member in ready.get(partition, ()) if room.left(member) > 0]
+        folders = [folder for folder in kept.get(partition, ()) if room.left(folder[1]) > 0]
+        member = room.least(roomy or [member for _, member in nearest(folders)])
         draft.own[member].add(partition)
         room.set(member, room.count[member] + 1)
     return draft.assignments()
@@ -65,6 +72,30 @@ def ready_at(claims: Claims) -> dict[int, list[str]]:
         for partition in claims.reports[member].copies.ready:
             ready.setdefault(partition, []).append(member)
     return ready
+
+
+def kept_at(claims: Claims) -> dict[int, list[tuple[int, str]]]:
+    """Return (records that it lacks, member) of the active members that have a partition on disk, by partition, in
+    order. The folder that is farthest counts as lacking none: no report says where the log ends."""
+    farthest: dict[int, int] = {}
+    for report in claims.reports.values():
+        for partition, offset in _folders(report).items():
+            farthest[partition] = max(offset, farthest.get(partition, 0))
+    kept: dict[int, list[tuple[int, str]]] = {}
+    for member in claims.active:
+        for partition, offset in _folders(claims.reports[member]).items():
+            kept.setdefault(partition, []).append((farthest[partition] - offset, member))
+    return kept
+
+
+def _folders(report: MemberReport) -> Mapping[int, int]:
+    return report.copies.shelf.offsets if report.copies.shelf else {}
+
+
+def nearest(copies: Collection[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return those of these (records that it lacks, member) that lack hardly more than the best of them."""
+    least = min((lack for lack, _ in copies), default=0)
+    return [copy for copy in copies if copy[0] - least <= NEAR]
 
 
 class Room:

@@ -175,6 +175,10 @@ class Draft:
         self._release[move.donor][partition] = move.target
         self._incoming[move.target][partition] = move.since
 
+    def expects(self, member: str, partition: int) -> bool:
+        """Check whether a move to this member is ordered, also of a partition that is prepared elsewhere meanwhile."""
+        return partition in self._incoming[member]
+
     def assignments(self) -> dict[str, Assignment]:
         claims = self._claims
         names = tuple(claims.reports[member].instance for member in claims.order)

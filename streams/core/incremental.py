@@ -3,16 +3,18 @@
 In this order (``claims`` reads the owners first, and every plan repeats moves that are under way):
 
 1. **Partitions without an owner** are assigned at once: to a member that has them ready, even above its share, because
-   being worked on comes first; else to the one that has least left to restore; else to the one with fewest.
+   being worked on comes first; else to the one that has least left to restore, from a copy in preparation or from its
+   folder on disk (of those that are near enough to each other: to one with room); else to the one with fewest.
 2. **Shares**: no two counts differ by more than one, and the members that own most have the larger shares. A member
    that did not get copies ready in time has a share that is smaller by as many, for as long as they are late. The
    others share the rest.
 3. **A member that has too many, or leaves, gives away** the partitions that a member with room has ready: ``release``
-   and ``incoming``, now. Else a member with room has to prepare them, one that has begun already if there is any. At
+   and ``incoming``, now. Else a member with room has to prepare them: one that has begun already if there is any, then
+   one that has them in a folder which is not the donor's own. At
    most ``max_moves`` partitions and ``max_move_bytes`` of changelog are prepared at a time. Copies that are late are
    outside of these bounds: their members go on restoring and prepare no others in their place.
-4. **Standbys** are placed for the time after all of these moves. A ready copy is given up only when
-   its replacement is ready.
+4. **Standbys** are placed for the time after all of these moves, new ones where their folders are. A ready copy is
+   given up only when its replacement is ready.
 
 An order to release is only given for partitions in the member's report: for a partition that this very plan assigns,
 the order could not be kept if the next rebalance came in between.
@@ -20,13 +22,13 @@ the order could not be kept if the next rebalance came in between.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 import msgspec
 
-from streams.core.assignor import Room, ready_at, shares
+from streams.core.assignor import Room, kept_at, nearest, ready_at, shares
 from streams.core.claims import Claims, Draft, Move, read_claims
 from streams.group import Assignment, Assignor, MemberReport
 
@@ -56,10 +58,13 @@ def incremental(settings: PlanSettings) -> Assignor:
 
 
 class _WarmCopies:
-    """Copies on active members of partitions that other members work on."""
+    """Copies on active members of partitions that other members work on, and their folders."""
 
     def __init__(self, claims: Claims) -> None:
         self.ready = ready_at(claims)
+        self.kept = kept_at(claims)
+        shelves = {member: claims.reports[member].copies.shelf for member in claims.order}
+        self._folder = {member: shelf.name for member, shelf in shelves.items() if shelf}
         self.restoring: dict[int, list[tuple[int, str]]] = {}
         self.late: dict[str, set[int]] = {}
         for member in claims.active:
@@ -77,6 +82,16 @@ class _WarmCopies:
         """Return the members that have a copy, the ready ones first."""
         restoring = (member for _, member in self.restoring.get(partition, ()))
         return [*self.ready.get(partition, ()), *restoring]
+
+    def begun(self, partition: int) -> list[tuple[int, str]]:
+        """Return (records left, member) of what there is of a partition, if no member has it ready."""
+        return self.restoring.get(partition, []) + self.kept.get(partition, [])
+
+    def on_disk(self, partition: int, owner: str) -> list[str]:
+        """Return the members that have a folder of a partition beside the one that its owner works with."""
+        in_use = self._folder.get(owner, "")
+        others = (copy for copy in self.kept.get(partition, ()) if self._folder[copy[1]] != in_use)
+        return [member for _, member in nearest([copy for copy in others if copy[1] != owner])]
 
 
 class _Budget:
@@ -126,13 +141,19 @@ class _Planner:
     # --------------------------------------------------------------------------------------------- free partitions
 
     def _assign_free(self) -> None:
-        claims, ready, restoring = self._claims, self._copies.ready, self._copies.restoring
+        claims, ready, copies = self._claims, self._copies.ready, self._copies
         room = Room(claims.active, self._counts, self._shares())
-        for partition in sorted(claims.free, key=lambda partition: len(ready.get(partition, ())) or UNKNOWN):
+
+        def choices(partition: int) -> tuple[int, int]:
+            folders = nearest(copies.kept.get(partition, ()))
+            return len(ready.get(partition, ())) or UNKNOWN, len(folders) or UNKNOWN
+
+        for partition in sorted(claims.free, key=choices):
+            begun = nearest(copies.begun(partition))
             if partition in ready:
                 member = room.least(ready[partition])
-            elif partition in restoring:
-                member = min(restoring[partition], key=lambda copy: (room.left(copy[1]) <= 0, copy[0]))[1]
+            elif begun:
+                member = min(begun, key=lambda copy: (room.left(copy[1]) <= 0, copy[0]))[1]
             else:
                 member = room.least()
             room.set(member, room.count[member] + 1)
@@ -184,8 +205,9 @@ class _Planner:
         budget = _Budget(self._settings, sizes)
         for donor in give:
             give[donor] = self._go_on_preparing(donor, give[donor], room, budget)
-        for donor in give:
-            self._prepare(donor, give[donor], room, budget)
+        for where in (self._copies.on_disk, None):
+            for donor in give:
+                give[donor] = self._prepare(donor, give[donor], room, budget, where)
 
     def _drain(self, leaving: list[str]) -> None:
         """Give away the partitions of leaving members that others have ready: that decides about the larger shares."""
@@ -246,16 +268,24 @@ class _Planner:
         coming = (partition for partition, member in self._future.items() if member == donor and partition not in own)
         return [*sorted(own), *sorted(coming)]
 
-    def _prepare(self, donor: str, number: int, room: Room, budget: _Budget) -> None:
-        """Begin to prepare new copies."""
+    def _prepare(
+        self, donor: str, number: int, room: Room, budget: _Budget, where: Callable[[int, str], list[str]] | None
+    ) -> int:
+        """Begin to prepare new copies, ``where`` returns members for (partition, owner); without it anywhere. Returns
+        how many are still to be given away."""
         for partition in self._surplus(donor) if number > 0 else ():
             if number > 0 and self._future[partition] == donor:
                 passed_over = {member for _, member in self._copies.restoring.get(partition, ())}
-                member = room.roomiest(passed_over)
+                if where is None:
+                    member = room.roomiest(passed_over)
+                else:
+                    fit = [name for name in where(partition, donor) if name not in passed_over and room.left(name) > 0]
+                    member = max(fit, key=room.left, default=None)
                 if member is not None and budget.spend(partition):
                     self._draft.preparing[member].add(partition)
                     self._moved(partition, member, room)
                     number -= 1
+        return number
 
     def _moved(self, partition: int, member: str, room: Room | None = None) -> None:
         donor = self._future[partition]
@@ -290,7 +320,8 @@ class _Planner:
         for partition, owner in self._future.items():
             have = [donors[partition]] if partition in donors else []
             holders[partition] = [member for member in have + self._copies.holders(partition) if member != owner]
-        placed = place_standbys(self._settings.num_standbys, claims.active, self._future, holders)
+        kept = {partition: self._copies.on_disk(partition, owner) for partition, owner in self._future.items()}
+        placed = place_standbys(self._settings.num_standbys, claims.active, self._future, holders, kept)
         for partition, members in placed.items():
             donor = donors.get(partition)
             if donor is not None and partition in draft.own[donor]:
@@ -302,7 +333,7 @@ class _Planner:
             taken = {*members, self._future[partition], donor}
             spare = [member for member in ready if member not in taken]
             for member in [*rest, *spare[:lacking]]:
-                if partition not in draft.preparing[member]:
+                if partition not in draft.preparing[member] and not draft.expects(member, partition):
                     draft.standby[member].add(partition)
 
 
@@ -311,6 +342,7 @@ def place_standbys(
     active: list[str],
     future: Mapping[int, str],
     holders: Mapping[int, Collection[str]],
+    kept: Mapping[int, Collection[str]] = {},
 ) -> dict[int, list[str]]:
     """Return partition -> the active members that are to keep a spare copy of it: ``number`` of them, or all that there
     are. When any member goes, the others then have its partitions ready in just the right numbers.
@@ -320,7 +352,7 @@ def place_standbys(
     they fit into these numbers; on a group at rest the numbers are met exactly, so nothing changes.
 
     ``future``: the owner of each partition once all moves are done. ``holders``: active members that have its state
-    now, the better ones first.
+    now, the better ones first. ``kept``: those that have some of it on disk.
     """
     of: dict[str, list[int]] = {member: [] for member in active}
     for partition in sorted(future):
@@ -338,22 +370,23 @@ def place_standbys(
             quota = {member: least + (rank < larger) for rank, member in enumerate(others)}
             for member, count in quota.items():
                 load[member] += count
-            placed.update(_spread(copies, numbers, quota, holders))
+            placed.update(_spread(copies, numbers, quota, (holders, kept)))
     return placed
 
 
 def _spread(
-    wanted: int, numbers: list[int], quota: dict[str, int], holders: Mapping[int, Collection[str]]
+    wanted: int, numbers: list[int], quota: dict[str, int], preferred: Collection[Mapping[int, Collection[str]]]
 ) -> dict[int, list[str]]:
-    """Place the copies of one owner's partitions. The quotas add up to what is wanted, and none is larger than
-    ``numbers``: so they can be met exactly."""
-    placed: dict[int, list[str]] = {}
-    for partition in numbers:
-        chosen = placed[partition] = []
-        for member in holders.get(partition, ()):
-            if quota.get(member, 0) > 0 and len(chosen) < wanted:
-                chosen.append(member)
-                quota[member] -= 1
+    """Place the copies of one owner's partitions: all that is ``preferred`` most, then what is less. The quotas add up
+    to what is wanted, and none is larger than ``numbers``: so they can be met exactly."""
+    placed: dict[int, list[str]] = {partition: [] for partition in numbers}
+    for holders in preferred:  # no folder takes a copy's place
+        for partition in numbers:
+            chosen = placed[partition]
+            for member in holders.get(partition, ()):
+                if quota.get(member, 0) > 0 and len(chosen) < wanted and member not in chosen:
+                    chosen.append(member)
+                    quota[member] -= 1
     most = [(-left, rank, member) for rank, (member, left) in enumerate(quota.items()) if left > 0]
     heapify(most)
     for partition in numbers:

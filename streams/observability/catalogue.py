@@ -147,6 +147,21 @@ COPY_LEFT = _gauge("kes_copy_records_left", "Records of the changelog that a cop
 COPY_LAG = _gauge(
     "kes_copy_lag_seconds", "Age of the last record that a copy read, while there are more.", ("partition",)
 )
+FOLDERS = _gauge(
+    "kes_folders", "Folders of state on disk; failing: cannot be written to; left: stay at their marks.", ("state",)
+)
+FOLDERS_SET_ASIDE = _gauge("kes_folders_set_aside", "Folders that were damaged, or not believed, in this run.")
+FOLDER_BYTES = _gauge("kes_folder_bytes", "Bytes of data in a folder.", ("partition",))
+FOLDER_GATHERED = _gauge(
+    "kes_folder_gathered_changes", "Changes that are committed, and not on disk yet.", ("partition",)
+)
+FOLDER_UNWRITTEN = _gauge("kes_folder_unwritten_bytes", "Their bytes.", ("partition",))
+FOLDER_MARK_AGE = _gauge("kes_folder_mark_age_seconds", "Age of what a folder holds.", ("partition",))
+FOLDER_CHECKPOINT = _gauge("kes_folder_checkpoint_seconds", "Time of a folder's last checkpoint.", ("partition",))
+FOLDER_RECOVER = _gauge(
+    "kes_folder_recover_seconds", "Estimate: time of a restore from the folder and the rest of the changelog.",
+    ("partition",),
+)  # fmt: skip
 STAGE_RUNNING = _gauge("kes_stage_running", "Work of a stage that runs.", ("name",))
 STAGE_WAITING = _gauge("kes_stage_waiting", "Work of a stage that waits for a slot or its key.", ("name",))
 STAGE_KEYS = _gauge("kes_stage_keys", "Keys that have work in a stage.", ("name",))
@@ -154,6 +169,7 @@ STAGE_BATCHES = _gauge("kes_stage_batches", "Calls that a batcher has made in th
 
 _PARTITION_STATES: Final = ("restoring", "active", "restarting", "releasing", "draining")
 _COPY_STATES: Final = ("restoring", "preparing", "ready", "failed")
+_FOLDER_STATES: Final = ("kept", "failing", "left")
 
 # -- from the supervisor of kes run ------------------------------------------------------------------------------------
 
@@ -235,6 +251,17 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
     for copy in statistics.copies:
         yield COPY_LEFT, copy.records_left, (str(copy.partition),)
         yield COPY_LAG, copy.lag_seconds, (str(copy.partition),)
+    yield FOLDERS_SET_ASIDE, statistics.folders_set_aside, ()
+    for name in _FOLDER_STATES:
+        yield FOLDERS, sum(folder.state == name for folder in statistics.folders), (name,)
+    for folder in statistics.folders:
+        label = (str(folder.partition),)
+        yield FOLDER_BYTES, folder.size_bytes, label
+        yield FOLDER_GATHERED, folder.gathered_changes, label
+        yield FOLDER_UNWRITTEN, folder.unwritten_bytes, label
+        yield FOLDER_MARK_AGE, folder.mark_age_seconds, label
+        yield FOLDER_CHECKPOINT, folder.checkpoint_seconds, label
+        yield FOLDER_RECOVER, folder.recover_seconds, label
     for stage in statistics.stages:
         yield STAGE_RUNNING, stage.running, (stage.name,)
         yield STAGE_WAITING, stage.waiting, (stage.name,)

@@ -219,6 +219,7 @@ class Engine:
         self.input.start(partitions.deliver, partitions.make_room, self.reading_failed)
         self.replicas.start()
         inlet = Inlet(self._received)
+        self.handover.report()  # the first plan is to know what is on disk
         self.membership.start(inlet.put)
 
     def spawn(self, task: Callable[[], Awaitable[None]], *, drain: bool = True) -> None:

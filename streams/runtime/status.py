@@ -165,7 +165,7 @@ class Status:
 
 def _gist(copy: CopyStatistics) -> str:
     """Return the parts of a copy's status whose change is news."""
-    return f"{copy.state} {copy.position} {copy.end}"
+    return f"{copy.state} {copy.position} {copy.end} {copy.folder_loaded}"
 
 
 def _timeless(move: MoveStatistics) -> MoveStatistics:

@@ -10,7 +10,7 @@ import pytest
 
 from streams import StateConfig
 from streams.metrics import TakeOverDone
-from tests.broker.battery_kit import ENDLESS, QUICK, Bank
+from tests.broker.battery_kit import ENDLESS, QUICK, Bank, wait_until
 from tests.broker.engine_kit import Lab
 from tests.broker.gate import nightly
 from tests.broker.test_engine_moves import Member, check, feed, share
@@ -53,6 +53,67 @@ def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: i
     bank_group.deposit(500, 400, seed + 1)
     bank_group.wait_handled()
     bank_group.check_stores()
+    bank_group.must_be_exact()
+
+
+@pytest.mark.slow
+def test_a_neighbour_adopts_the_folders_of_a_dead_member(bank_group: Bank, tmp_path: Path, seed: int) -> None:
+    """Two members of one machine, and one of another. One of the two is killed: what it had goes to its neighbour,
+    which reads next to nothing, and not to the other, which would read everything."""
+    session = {"BANK_SESSION_SECONDS": "8"}  # longer than the time between two looks at the neighbour's folders
+    here = {**session, "BANK_FOLDER": str(tmp_path / "here")}
+    dead, neighbour = bank_group.start("dead", **here), bank_group.start("neighbour", **here)
+    other = bank_group.start("other", **session, BANK_FOLDER=str(tmp_path / "there"))
+    bank_group.deposit(2_000, 400, seed)
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    dump = dead.dump()
+    assert dump is not None
+    orphans = {store.partition for store in dump.stores if store.role == "active"}
+    assert orphans
+    dead.kill()
+    taken = {partition: rf"TakeOverDone\(partition={partition}, .*?records=(\d+)" for partition in orphans}
+    before = {partition: neighbour.times(pattern) for partition, pattern in taken.items()}
+    elsewhere = sum(other.times(pattern) for pattern in taken.values())
+    wait_until(
+        lambda: all(neighbour.times(pattern) > before[partition] for partition, pattern in taken.items()),
+        "the neighbour has taken over",
+    )
+    assert sum(other.times(pattern) for pattern in taken.values()) == elsewhere
+    for pattern in taken.values():
+        assert int(re.findall(pattern, neighbour.log.read_text())[-1]) <= 50, "no more than a checkpoint's time"
+    bank_group.check_stores()
+    bank_group.must_be_exact()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_frozen_member_holds_its_folders_and_comes_back(bank_group: Bank, tmp_path: Path, seed: int) -> None:
+    """SIGSTOP with the locks held, a take-over by a member of the same machine in folders beside those, SIGCONT: the
+    two share again, and each partition is in one folder that counts."""
+    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state")}
+    frozen, other = bank_group.start("frozen", **settings), bank_group.start("other", **settings)
+    wait_until(lambda: frozen.works_on() == other.works_on() == 2, "they share")
+    bank_group.deposit(1_000, 200, seed)
+    bank_group.wait_handled()
+    frozen.signal(signal.SIGSTOP)
+    wait_until(lambda: other.works_on() == PARTITIONS, "the other has taken over")
+    folders = {path.parent.name for path in (tmp_path / "state").rglob("lock")}
+    assert len([name for name in folders if name.endswith(".1")]) >= 2, "beside those that are locked"
+    bank_group.deposit(1_000, 200, seed + 1)
+    bank_group.wait_handled()
+    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: frozen.works_on() == other.works_on() == 2, "they share again")
+    bank_group.deposit(500, 200, seed + 2)
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    assert frozen.stop() == other.stop() == 0
+    again = bank_group.start("again", **settings)
+    bank_group.check_stores()
+    assert again.times(LOADED) == PARTITIONS
+    assert restored(again.log) <= 3 * PARTITIONS
+    marks = list((tmp_path / "state").rglob("mark"))
+    assert len([path for path in marks if not path.parent.name.endswith(".aside")]) == PARTITIONS
     bank_group.must_be_exact()
 
 

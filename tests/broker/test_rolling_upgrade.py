@@ -50,14 +50,16 @@ def share_evenly(*workers: Worker) -> None:
     wait_until(lambda: all(worker.works_on() == wanted for worker in workers), f"{names} have {wanted} each")
 
 
-def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path) -> None:
+def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path, tmp_path: Path) -> None:
+    """The members of this code have folders, and report them to leaders of both."""
     old = {**SETTINGS, "PYTHONPATH": str(before)}
+    new = {**SETTINGS, "BANK_FOLDER": str(tmp_path / "state")}
     bank_group.deposit(2_000, KEYS, 1)
     first = bank_group.start("first", **old)
     bank_group.wait_handled()  # all that is there was written by the code of before
     load = bank_group.load(ENDLESS, KEYS, 2, 400)
 
-    upgraded = bank_group.start("second", **SETTINGS)  # led by the code of before
+    upgraded = bank_group.start("second", **new)  # led by the code of before
     share_evenly(first, upgraded)
     assert upgraded.times(CAME), "partitions came from the code of before"
     assert first.stop() == 0  # it hands over the others
@@ -69,11 +71,11 @@ def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path) -> 
 
     upgraded.kill()  # with a transaction open, or not
     wait_until(lambda: back.works_on() == bank.PARTITIONS, "the code of before took over from this one")
-    upgraded = bank_group.start("second", **SETTINGS)
+    upgraded = bank_group.start("second", **new)
     share_evenly(back, upgraded)
     back.kill()
     wait_until(lambda: upgraded.works_on() == bank.PARTITIONS, "this code took over from that of before")
-    last = bank_group.start("first", **SETTINGS)  # the upgrade is complete
+    last = bank_group.start("first", **new)  # the upgrade is complete
     share_evenly(last, upgraded)
 
     load.stop()

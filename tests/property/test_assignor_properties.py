@@ -14,16 +14,20 @@ from typing import Any
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from streams.config import STRATEGIES
+from streams.core.assignor import NEAR
+from streams.core.claims import read_claims
 from streams.core.strategies import PlanSettings, assignor
-from streams.group import Assignment, Copies, MemberReport, Order
+from streams.group import Assignment, Copies, MemberReport, Order, Shelf
 from tests.property.kit import seeded
 from tests.unit.group_kit import RECORDS, Group, Member
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "1"))
 FAULTS = ["crash", "leave", "lose", "forget", "late"]
-CALM = ["join", "join", "join with copies", "round", "engines", "settle", "brink", "brink", "brink", "brink"]
+JOINS = ["join", "join with a disk", "join with a disk", "join with copies"]
+CALM = [*JOINS, "round", "engines", "settle", "brink", "brink", "brink", "brink"]
 STEPS = ["join group", "all join", "sync", "all sync", "notice", "hand over", "markers", "restore", "restore all"]
 ACTS = FAULTS + 2 * CALM + 7 * STEPS + 7 * ["all join", "all sync", "hand over", "markers"]
 
@@ -48,6 +52,7 @@ class Watched(Group):
         for partition, to in moved:
             assert partition in said[to].copies.ready, "a cold partition moves"
         self.within_bounds(said)
+        self.folders_come_first(said)
         self.nothing_moves_without_a_reason(said, moved)
 
     def within_bounds(self, said: dict[str, MemberReport]) -> None:
@@ -57,6 +62,20 @@ class Watched(Group):
         known = {p for report in said.values() for p in report.owned}
         assert len(begun) <= 1 or len(set(begun) & known) <= self.bounds.max_move_bytes  # a byte for each partition
 
+    def folders_come_first(self, said: dict[str, MemberReport]) -> None:
+        """A partition without an owner goes where the farthest folder is, unless it is in some member's memory."""
+        claims = read_claims(self.partitions, said)
+        known = {partition for member in claims.active for partition in memory(said[member].copies)}
+        for partition in set(claims.free) - known:
+            offsets = {}
+            for member in claims.active:
+                shelf = said[member].copies.shelf
+                if shelf and partition in shelf.offsets:
+                    offsets[member] = shelf.offsets[partition]
+            if offsets:
+                (owner,) = [member for member, told in self.plan.items() if partition in told.own]
+                assert max(offsets.values()) - offsets.get(owner, -NEAR - 1) <= NEAR, f"{partition} is read anew"
+
     def nothing_moves_without_a_reason(self, said: dict[str, MemberReport], moved: list[tuple[int, str]]) -> None:
         """Who is asked to give something away has more than the smaller share, and keeps that."""
         going = {p for p, _ in moved}
@@ -65,8 +84,9 @@ class Watched(Group):
         active = [member for member in said if not said[member].leaving and not self.plan[member].quit]
         for member in active:
             told = self.plan[member]
-            before = len(told.own) + len(told.incoming) + len([p for p in told.release if p in going])
-            given = len((told.own | told.release.keys()) & going)
+            away = going - told.preparing  # what comes back to it is not given away
+            before = len(told.own) + len(told.incoming) + len([p for p in told.release if p in away])
+            given = len((told.own | told.release.keys()) & away)
             assert not given or before - given >= self.partitions // len(active)
 
     def settled(self) -> None:
@@ -110,6 +130,7 @@ class Watched(Group):
         has_room = len(members) < 9
         alone: dict[str, Callable[[], Any]] = {
             "join with copies": lambda: has_room and self.join(f"m{which % 5}", copies=self.some(which)),
+            "join with a disk": lambda: has_room and self.join(f"d{which % 5}", shelf=f"machine {which % 3}"),
             "join": lambda: has_room and self.join(f"n{len(members)}-{which}"),
             "forget": self.forget,
             "all join": lambda: self.all_join(members),
@@ -153,6 +174,10 @@ class Watched(Group):
     def is_late(self, member: Member, which: int) -> None:
         member.late |= {p for p, left in member.copies.items() if left}
         member.slow = which % 3 == 0
+
+
+def memory(copies: Copies) -> frozenset[int]:
+    return copies.ready.union(copies.preparing, copies.late)
 
 
 def anybody(_: Member) -> bool:
@@ -228,7 +253,7 @@ def numbers() -> st.SearchStrategy[frozenset[int]]:
 
 
 def lies() -> st.SearchStrategy[dict[str, MemberReport]]:
-    """Claims of others' partitions, numbers that do not exist, names that are taken, orders to anybody."""
+    """Claims of others' partitions, numbers that do not exist, names that are taken, orders and folders of anybody."""
     ids = ["x", "y", "z", "xx", "yy"]
     orders = st.builds(Order, st.sampled_from([*ids, "gone"]), st.integers(0, 5))
     copies = st.builds(
@@ -237,6 +262,8 @@ def lies() -> st.SearchStrategy[dict[str, MemberReport]]:
         preparing=st.dictionaries(st.integers(-2, 12), st.integers(0, 99), max_size=6),
         late=numbers(),
         sizes=st.dictionaries(st.integers(-2, 12), st.integers(0, 99), max_size=6),
+        shelf=st.just(UNSET)
+        | st.builds(Shelf, st.sampled_from(["m", "n"]), st.dictionaries(st.integers(-2, 12), st.integers(0, 1 << 20))),
     )
     report = st.builds(
         MemberReport,

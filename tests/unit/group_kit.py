@@ -11,18 +11,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import UNSET
+
 from streams.core.group_member import Holdings
-from streams.group import Assignment, Assignor, Copies, MemberReport, Order
+from streams.group import Assignment, Assignor, Copies, MemberReport, Order, Shelf
 
 RECORDS = 100
 """What has to be restored of a new copy."""
+
+TRAFFIC = 150_000
+"""Records that come into each changelog between two generations: a folder that missed one is not near any more."""
 
 NOTHING = Assignment()
 
 
 @dataclass(eq=False)
 class Member:
-    """One process. ``working``: what its engine works on. ``copies``: records left to restore, by partition."""
+    """One process. ``working``: what its engine works on. ``copies``: records left to restore, by partition.
+    ``folders``: offsets by partition, shared with others of the same ``shelf``."""
 
     id: str
     holdings: Holdings
@@ -31,6 +37,8 @@ class Member:
     copies: dict[int, int] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     sizes: dict[int, int] = field(default_factory=dict)
+    shelf: str = ""
+    folders: dict[int, int] = field(default_factory=dict)
     notices: list[Callable[[], None]] = field(default_factory=list)
     plan: Assignment = NOTHING
     announced: bool = True
@@ -45,6 +53,7 @@ class Member:
             preparing={partition: left for partition, left in self.copies.items() if left},
             late=frozenset(self.late & self.copies.keys()) - ready,
             sizes=dict.fromkeys(self.holdings.owned, 1) | self.sizes,
+            shelf=Shelf(self.shelf, dict(self.folders)) if self.shelf else UNSET,
         )
         return self.holdings.report()
 
@@ -161,11 +170,13 @@ class Group:
         self.reports: dict[str, MemberReport] = {}
         self.plan: dict[str, Assignment] = {}
         self.unsynced: set[str] = set()
+        self.disks: dict[str, dict[int, int]] = {}
         self._names = 0
 
-    def join(self, instance: str, member_id: str = "", copies: Iterable[int] = ()) -> Member:
+    def join(self, instance: str, member_id: str = "", copies: Iterable[int] = (), shelf: str = "") -> Member:
         self._names += 1
-        member = Member(member_id or f"{instance}#{self._names}", Holdings(instance))
+        member = Member(member_id or f"{instance}#{self._names}", Holdings(instance), shelf=shelf)
+        member.folders = self.disks.setdefault(shelf, {})
         member.copies = dict.fromkeys(copies, 0)
         self.members[member.id] = member
         self.wanted = True
@@ -213,6 +224,13 @@ class Group:
             self.plan = self.assignor(self.partitions, said)
             self.unsynced = set(self.plan)
             self.planned(said)
+            self.write_folders()
+
+    def write_folders(self) -> None:
+        """Everybody who has a partition up to date makes a checkpoint."""
+        for member in self.members.values():
+            for partition in member.working | {p for p, left in member.copies.items() if not left}:
+                member.folders[partition] = max(member.folders.get(partition, 0), self.generation * TRAFFIC)
 
     def planned(self, said: dict[str, MemberReport]) -> None:
         """For tests that look at every plan."""

@@ -7,6 +7,8 @@ them: ``group_kit.py``. Commands:
   MOVES BYTES``
 * ``join NAME`` or ``join ID=NAME``, ``leave NAME``, ``crash NAME``, ``lose NAME`` (joins again, under the id
   ``NAME'``), ``forget`` (the coordinator has lost its memory)
+* ``shelf NAME MACHINE``: it has state on disk, shared with the others of that machine; ``folders MACHINE@OFFSET: 1 2``:
+  what is there
 * ``owns NAME@GENERATION: 1 2`` (its claims, as they stand), ``ready NAME: 1 2`` (copies), ``size NAME: 5 7`` (bytes of
   its partitions in turn)
 * ``slow NAME`` / ``quick NAME``: restores nothing in time; ``busy NAME`` / ``done NAME``: restores, is not ready yet;
@@ -54,6 +56,12 @@ class Play:
         elif command == "join":
             member_id, _, instance = name.partition("=")
             group.join(instance or member_id, member_id)
+        elif command == "shelf":
+            member, shelf = name.split()
+            group.members[member].shelf, group.members[member].folders = shelf, group.disks.setdefault(shelf, {})
+        elif command == "folders":
+            machine, _, offset = name.partition("@")
+            group.disks.setdefault(machine, {}).update(dict.fromkeys(numbers, int(offset)))
         elif command == "owns":
             name, _, generation = name.partition("@")
             holdings = group.members[name].holdings

@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from streams.cli import cluster, group, group_tables
-from streams.cli.group_tables import Picture, partition_rows
+from streams.cli.group_tables import Picture, facts, partition_rows
 from streams.clients import group_wire
 from streams.clients.group_view import GroupView, MemberView, broker_view, classic_view
 from streams.errors import BrokerUnavailable, TopicError
-from streams.group import Assignment, MemberReport
+from streams.group import Assignment, Copies, MemberReport, Shelf
 from tests.unit.cli_group_kit import (
     Cluster,
     described,
@@ -150,6 +150,25 @@ def test_the_same_as_data(moving: GroupView) -> None:
          "lag_seconds": None}
     ]  # fmt: skip
     assert found["partitions"][0]["lag"] == 9_999
+
+
+def test_state_on_disk_is_shown_as_far_as_it_is_reported(moving: GroupView) -> None:
+    assert "on disk" not in text_of(Picture(view=moving))
+    near = Copies(shelf=Shelf("x", {0: 2_000_000, 1: 1_990_000}))
+    far = Copies(shelf=Shelf("y", {1: 2_000_000, 0: 500_000, 2: 7}))
+    members = described(
+        ours("a", Assignment(), copies=near),
+        ours("b", Assignment(), copies=far),
+        ours("c", Assignment()),
+        ours("d", Assignment(), copies=Copies(shelf=Shelf("z"))),
+    )
+    picture = Picture(view=classic_view("shop", members))
+    text = text_of(picture)
+    rows = {name: row_of(text, name)[-1] for name in "abcd"}
+    assert rows == {"a": "0-1", "b": "0-2; 0 lacks 1,500,000", "c": "-", "d": "-"}
+    found = {member["instance"]: member["folders"] for member in facts(picture)["members"]}
+    assert found["b"] == {"shelf": "y", "offsets": {"0": 500_000, "1": 2_000_000, "2": 7}}
+    assert found["c"] is None
 
 
 def test_two_of_one_name_are_told_apart() -> None:

@@ -48,6 +48,10 @@ def test_restores_and_copies_get_on(moving: GroupView) -> None:
         **told("b", copy(2, "preparing", 3_000), copy(3, "preparing", 600)),
         **told("c", copy(0, "ready", 0), copy(1, "ready", 12)),
     }
+    text = text_of(
+        Picture(view=moving, live=told("a", copy(0, "restoring", 0, folder_bytes=4_000, folder_loaded=1_000)))
+    )
+    assert row_of(text, "a")[-1].startswith("restores 0, 0 left, 25 % of the folders loaded")
     text = text_of(Picture(view=moving, live=live))
     assert row_of(text, "a")[-1] == "restores 0, 9,000 left, 3,000/s, 3 s"
     assert row_of(text, "b")[-1] == "prepares 2-3, 3,600 left, 6,000/s, 1 s"

@@ -17,6 +17,7 @@ from streams.group import (
     Copies,
     MemberReport,
     Order,
+    Shelf,
     instance_of,
     instance_of_unmarked,
     transactional_id,
@@ -28,7 +29,13 @@ REPORT = MemberReport(
     generation=7,
     releasing={3: Order("member-y", 6)},
     incoming=frozenset({5}),
-    copies=Copies(ready=frozenset({2}), preparing={4: 12, 6: 0}, late=frozenset({6}), sizes={1: 1 << 40, 3: 0}),
+    copies=Copies(
+        ready=frozenset({2}),
+        preparing={4: 12, 6: 0},
+        late=frozenset({6}),
+        sizes={1: 1 << 40, 3: 0},
+        shelf=Shelf("5e1f", {2: 1 << 40, 6: 0}),
+    ),
     leaving=True,
     sequence=1 << 50,
 )
@@ -149,6 +156,9 @@ def changed(**changes: object) -> MemberReport:
         ({"copies": Copies(ready=frozenset({-5}))}, "a negative partition"),
         ({"copies": Copies(sizes={-5: 1})}, "a negative partition"),
         ({"copies": Copies(sizes={5: -1})}, "less than nothing"),
+        ({"copies": Copies(shelf=Shelf("s", {5: -1}))}, "less than nothing"),
+        ({"copies": Copies(shelf=Shelf("s", {-5: 1}))}, "a negative partition"),
+        ({"copies": Copies(shelf=Shelf("a\nb"))}, "a bad name"),
         ({"copies": Copies(preparing={5: -1})}, "less than nothing"),
         ({"releasing": {9: Order("m", 1)}}, "it hands over what it does not own"),
         ({"incoming": frozenset({1})}, "it expects what it owns"),
@@ -171,7 +181,38 @@ def test_partitions_that_the_topic_does_not_have_are_nobodys() -> None:
         owned=frozenset({1}),
         releasing={},
         incoming=frozenset(),
-        copies=Copies(ready=frozenset({2}), sizes={1: 1 << 40}),
+        copies=Copies(ready=frozenset({2}), sizes={1: 1 << 40}, shelf=Shelf("5e1f", {2: 1 << 40})),
+    )
+
+
+class CopiesOfBefore(msgspec.Struct):
+    """As a release reads them that knows no folders."""
+
+    ready: frozenset[int]
+    preparing: dict[int, int]
+    late: frozenset[int]
+    sizes: dict[int, int]
+    asked: int
+
+
+def test_a_release_of_before_reads_a_report_with_folders() -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(REPORT))
+    assert fields["copies"].keys() - set(CopiesOfBefore.__struct_fields__) == {"shelf"}
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(REPORT.copies), type=CopiesOfBefore)
+    assert read.ready == REPORT.copies.ready
+    assert read.sizes == REPORT.copies.sizes
+
+
+def test_without_a_folder_the_bytes_are_those_of_before() -> None:
+    """The code of before wrote these."""
+    report = MemberReport(instance="a", owned=frozenset({1}), copies=Copies(ready=frozenset({2})))
+    user_data = ConsumerProtocolSubscription.decode(group_wire.encode_report("topic", report)).user_data
+    fields = msgspec.msgpack.decode(user_data[1:])
+    assert list(fields["copies"]) == ["ready", "preparing", "late", "sizes", "asked"]
+    assert user_data.hex() == (
+        "0288a8696e7374616e6365a161a56f776e65649101aa67656e65726174696f6effa972656c656173696e6780a8696e636f6d696e6790"
+        "a6636f7069657385a572656164799102a9707265706172696e6780a46c61746590a573697a657380a561736b656400"
+        "a76c656176696e67c2a873657175656e636500"
     )
 
 

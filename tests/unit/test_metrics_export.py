@@ -39,6 +39,7 @@ from streams.observability.health import SourceHealth, Verdict
 from streams.observability.http_server import parse_address
 from streams.statistics import (
     CopyStatistics,
+    FolderStatistics,
     MoveStatistics,
     PartitionStatistics,
     SourceState,
@@ -153,6 +154,8 @@ FULL = SourceStatistics(
     11, 12, 2,
     (CopyStatistics(1, "restoring", 5, 9, 4, 5, 50, 1.0, None, 2.5),),
     (MoveStatistics(1, "in", "", 7, 1.0),), "m-1", (), (StageStatistics("calls", 1, 2, 3, 4, 1.5),), 6,
+    (FolderStatistics(0, "kept", 30, 400, 5, 60, 0.7, 0.08, 0.9), FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
+    2,
 )  # fmt: skip
 
 
@@ -185,7 +188,11 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partition_timers partition=0": 5,
         "kes_partition_next_timer_timestamp_seconds partition=0": 1_700_000_000.5,
         "kes_stage_running name=calls": 1, "kes_stage_waiting name=calls": 2, "kes_stage_keys name=calls": 3,
-        "kes_stage_batches name=calls": 4,
+        "kes_stage_batches name=calls": 4, "kes_folders state=kept": 1, "kes_folders state=failing": 0,
+        "kes_folders state=left": 1, "kes_folders_set_aside": 2, "kes_folder_bytes partition=0": 400,
+        "kes_folder_gathered_changes partition=0": 5, "kes_folder_unwritten_bytes partition=0": 60,
+        "kes_folder_mark_age_seconds partition=0": 0.7, "kes_folder_checkpoint_seconds partition=0": 0.08,
+        "kes_folder_recover_seconds partition=0": 0.9,
     }  # fmt: skip
     for wanted, number in expected.items():
         name, _, labels = wanted.partition(" ")

@@ -10,6 +10,7 @@ Everything here blocks; it runs on the keeper's thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping.entries import HEAD, Damaged, decode, encode
 
+_log = logging.getLogger(__name__)
+
 BATCH: Final = 250
 """Entries that are encoded and written without a pause: the event loop waits for the interpreter so long, at most."""
 PIECE: Final = 1 << 20
@@ -35,7 +38,7 @@ PIECE: Final = 1 << 20
 LEAST_REWRITE: Final = 1 << 20
 """Bytes below which a data file is not written anew."""
 
-_MARK, _NEW_MARK, _LOCK = "mark", "mark.new", "lock"
+MARK, _NEW_MARK, _LOCK = "mark", "mark.new", "lock"
 _NUMBERED: Final = re.compile(r"(\d+)(?:\.(\d+))?")
 
 
@@ -72,7 +75,7 @@ class StateFolder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(path)
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        if not _lock(lock):
+        if not _lock(lock) or not _is_at(path / _LOCK, lock):  # the one who had it may have removed the folder
             os.close(lock)
             return None
         return cls(path, lock)
@@ -84,9 +87,9 @@ class StateFolder:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = [0]
         for entry in parent.iterdir():
-            match = _NUMBERED.fullmatch(entry.name)
-            if match and int(match[1]) == partition:
-                numbers.append(int(match[2] or 0))
+            named = partition_of_name(entry.name)
+            if named is not None and named[0] == partition:
+                numbers.append(named[1])
         found: list[StateFolder] = []
         try:
             for number in sorted(set(numbers)):
@@ -122,8 +125,6 @@ class StateFolder:
         reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
         if reason:
             raise Damaged(reason)
-        if not re.fullmatch(r"data-\d+", mark.file):
-            raise Damaged(f"its mark names the file {mark.file!r}")
         for _ in self._pieces(mark):  # all of it before any of it is used
             pass
         self._file, self._size, self._crc, self._live = mark.file, mark.size, mark.crc, mark.live
@@ -163,18 +164,7 @@ class StateFolder:
             raise Damaged(f"{mark.file} has another checksum than its mark")
 
     def _read_mark(self) -> FolderMark | None:
-        try:
-            with open(self.path / _MARK, "rb", opener=_no_link) as file:
-                data = file.read(PIECE)
-        except FileNotFoundError:
-            return None
-        checksum, _, text = data.partition(b" ")
-        try:
-            if int(checksum, 16) != zlib.crc32(text):
-                raise Damaged("its mark has a wrong checksum")
-            return msgspec.json.decode(text, type=FolderMark)
-        except (ValueError, msgspec.DecodeError) as error:
-            raise Damaged(f"its mark cannot be read ({error})") from error
+        return read_mark(self.path)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -287,7 +277,7 @@ class StateFolder:
             self.at("flush mark")
             os.fsync(file.fileno())
         self.at("rename")
-        os.replace(new, self.path / _MARK)
+        os.replace(new, self.path / MARK)
         self.mark = mark
         self.at("flush folder")
         self._sync_folder()
@@ -314,11 +304,9 @@ class StateFolder:
         aside = self.path.with_name(self.path.name + ".aside")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(mode=0o700)
-        names = [
-            _MARK,
-            *sorted(path.name for path in self.path.glob("data-*")),
-        ]  # the mark first: without it none counts
-        for name in names:
+        data = sorted(path.name for path in self.path.glob("data-*"))
+        for name in (MARK, *data):  # the mark first: without it none counts
+            self.at("aside")
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.path / name, aside / name)
         self._sync_folder()
@@ -339,6 +327,32 @@ class StateFolder:
             self._data = None
 
 
+def read_mark(path: Path) -> FolderMark | None:
+    """Read the mark in a folder, also in one that another process has locked: it is replaced as a whole. ``None``:
+    there is none. Raises ``Damaged`` and ``OSError``."""
+    try:
+        with open(path / MARK, "rb", opener=_no_link) as file:
+            data = file.read(PIECE)
+    except FileNotFoundError:
+        return None
+    checksum, _, text = data.partition(b" ")
+    try:
+        if int(checksum, 16) != zlib.crc32(text):
+            raise Damaged("its mark has a wrong checksum")
+        mark = msgspec.json.decode(text, type=FolderMark)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise Damaged(f"its mark cannot be read ({error})") from error
+    if not re.fullmatch(r"data-\d+", mark.file):
+        raise Damaged(f"its mark names the file {mark.file!r}")
+    return mark
+
+
+def partition_of_name(name: str) -> tuple[int, int] | None:
+    """Return (partition, number among its folders) of a folder's name; ``None``: another file."""
+    match = _NUMBERED.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
 def check_private(path: Path) -> None:
     """Raise ``OSError`` for a folder that is a link, belongs to another user, or can be written to by others: its
     content becomes state."""
@@ -351,10 +365,36 @@ def check_private(path: Path) -> None:
         raise PermissionError(f"{path} can be written to by other users: chmod go-w {path}")
 
 
+def set_aside(folder: StateFolder, why: str) -> bool:
+    """Move a folder's content away, with one warning that names it; ``False``: the disk refuses even that."""
+    try:
+        aside = folder.set_aside()
+    except OSError as error:
+        _log.warning("%s is not used: %s; and it cannot be set aside: %s", folder.path, why, error)
+        return False
+    _log.warning(
+        "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
+    )
+    return True
+
+
+def room_at(path: Path) -> str:
+    """Return how many bytes are free where a folder is, in words for a log."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return f"free bytes are not known: {error}"
+    return f"{found.f_bavail * found.f_frsize} bytes are free"
+
+
+def place_of(folder: str, group_id: str, topic: str) -> Path:
+    """Return the parent of a source's folders; its names cannot lead elsewhere (a group may be called ``..``)."""
+    return Path(folder).absolute() / f"group-{group_id}" / f"topic-{topic}"  # the program may change its directory
+
+
 def prepare_root(folder: str, group_id: str, topic: str) -> Path:
     """Make the parent of the partitions' folders, and check that it can be used. Raises ``ConfigError``."""
-    root = Path(folder).absolute()  # the program may change its working directory
-    parent = root / f"group-{group_id}" / f"topic-{topic}"  # a group may be called ".."
+    root, parent = Path(folder).absolute(), place_of(folder, group_id, topic)
     try:
         import fcntl  # noqa: F401  # not on Windows
 
@@ -384,6 +424,14 @@ def _lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Check that a file that is open is the one that has this name now."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _write(handle: int | None, data: bytes, at: int) -> None:

@@ -11,7 +11,6 @@ Rules of this file
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +26,12 @@ from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX
 from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import Broken, StateFolder, prepare_root
+from streams.runtime.keeping.figures import LoadRate, figures_of
+from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, room_at, set_aside
+from streams.runtime.keeping.shelf import LOOK_SECONDS, ShelfWatch
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
+from streams.statistics import FolderStatistics
 from streams.topics import TopicIdentity
 
 _log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class KeptPartition:
         self.distrusted = ""
         """Why the folder is not to be used any more."""
         self.written_at = keeper.now()
+        self.checkpoint_seconds = 0.0
         mark = folder.mark
         self.point: Point | None = None if mark is None else Point(mark.offset, mark.record, mark.as_of_ms)
         """How far it goes, written or not."""
@@ -111,9 +114,17 @@ class KeptPartition:
     @property
     def size(self) -> int:
         """Estimate the bytes that are not written yet: what was written over is not there twice."""
-        if self._is_over:
-            return 0
-        return (len(self._gathered) + len(self._behind) + self._writing) * self._bytes // self._changes
+        return self.gathered_changes * self._bytes // self._changes
+
+    @property
+    def gathered_changes(self) -> int:
+        """Count the changes that are not written yet."""
+        return 0 if self._is_over else len(self._gathered) + len(self._behind) + self._writing
+
+    @property
+    def state(self) -> str:
+        """Name its state as ``FolderStatistics`` does."""
+        return "left" if self._is_over else "failing" if self._is_failing else "kept"
 
     def _count(self, changes: int, size: int) -> None:
         self._changes, self._bytes = self._changes + changes, self._bytes + size
@@ -138,9 +149,10 @@ class KeptPartition:
     def write(self, *, pause: bool = True) -> None:
         """Make a checkpoint. Errors are logged: a full disk may have room the next time, anything else ends the keeping
         of this partition."""
-        self.written_at = self._keeper.now()
+        began = self.written_at = self._keeper.now()
         try:
             self._checkpoint(pause)
+            self.checkpoint_seconds = self._keeper.now() - began
             if pause:
                 self.folder.rewrite_if_due()
         except Broken as error:
@@ -148,8 +160,8 @@ class KeptPartition:
         except OSError as error:
             if not self._is_failing:
                 self._is_failing = True
-                what = "the state waits in memory, up to StateConfig.unwritten_bytes"
-                _log.warning("%s cannot be written to (%s; %s); %s", self.folder.path, error, _room(self.folder), what)
+                path, what = self.folder.path, "the state waits in memory, up to StateConfig.unwritten_bytes"
+                _log.warning("%s cannot be written to (%s; %s); %s", path, error, room_at(path), what)
         except Exception as error:
             self.give_up(str(error) if isinstance(error, Damaged) else repr(error))
         else:
@@ -201,7 +213,7 @@ class KeptPartition:
                 return
             self._drop()
         what = "the next start reads the changelog from there on"
-        _log.warning("%s is left at its mark (%s; %s): %s", self.folder.path, why, _room(self.folder), what)
+        _log.warning("%s is left at its mark (%s; %s): %s", self.folder.path, why, room_at(self.folder.path), what)
 
     def _drop(self) -> None:
         self._is_over = True
@@ -216,6 +228,7 @@ class KeptPartition:
     def finish(self) -> None:
         """Carry out ``close``. On the keeper's thread."""
         if self.distrusted:
+            self._keeper.folders_set_aside += 1
             set_aside(self.folder, self.distrusted)
         else:
             self.write(pause=False)
@@ -247,8 +260,13 @@ class StateKeeper:
         self.lock = threading.Lock()
         self.now = now
         self.open_ones: list[KeptPartition] = []
+        self.folders_set_aside = 0
+        """In this run."""
+        self._load_rate = LoadRate()
         self._room = threading.Condition()
         self._parent = prepare_root(config.state.folder, config.group_id, config.topic)
+        self.shelf = ShelfWatch(self._parent, config.changelog, wall_ms)
+        self.shelf.look(None, TOMBSTONES_MS)  # for the first report to the group
         self._thread = thread()
         self._identity, self._topics = identity, topics
         self._wall_ms = wall_ms
@@ -261,6 +279,7 @@ class StateKeeper:
         """Make checkpoints, until cancelled. ``renew`` has a partition that is worked on here send its offset record
         again: its mark is so old that tombstones behind it will be gone."""
         renewed: dict[int, int] = {}
+        looked_at = self.now()
         while True:
             await self._work.wait(min(1.0, self.config.state.checkpoint_seconds))
             self._is_woken = False
@@ -268,6 +287,9 @@ class StateKeeper:
                 if kept in self.open_ones and kept.is_due(self.now()):
                     await self._thread.call(kept.write)
             self._bound()
+            if self.now() - looked_at >= LOOK_SECONDS:
+                looked_at = self.now()
+                await self._thread.call(self.shelf.look, *(self._log_known or (None, TOMBSTONES_MS)))
             wall_ms = self._wall_ms()
             for kept in self.open_ones:
                 point = kept.point
@@ -332,15 +354,27 @@ class StateKeeper:
             self.close_one(kept)
         await self._thread.call(lambda: None)
 
+    def statistics(self) -> tuple[FolderStatistics, ...]:
+        """Return the figures of the folders that are open, ordered by partition."""
+        wall_ms, found = self._wall_ms(), sorted(self.open_ones, key=lambda kept: kept.partition)
+        return tuple(figures_of(kept, wall_ms, self._load_rate) for kept in found)
+
     # -- on its thread -------------------------------------------------------------------------------------------------
 
-    def open(self, partition: int, codec: str, restore: Callable[[Sequence[Change]], None]) -> KeptPartition | None:
-        """Open a partition's folder, and give what is in it to ``restore``. ``None``: there can be none; the reason is
-        logged.
+    def open(
+        self,
+        partition: int,
+        codec: str,
+        restore: Callable[[Sequence[Change]], None],
+        progress: Callable[[int, int], None],
+    ) -> KeptPartition | None:
+        """Open a partition's folder, and give what is in it to ``restore``; ``progress`` learns how many bytes that is
+        of how many. ``None``: there can be none; the reason is logged.
 
         Raises ``BrokerUnavailable``; ``HalfLoaded``: begin once more, with an empty store; and what ``restore`` raises.
         """
         known, tombstones_ms = self._changelog()
+        self.shelf.codec = codec
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
         try:
             folder = StateFolder.find(self._parent, partition)
@@ -351,18 +385,21 @@ class StateKeeper:
         try:
             began = time.monotonic()
             if folder.check(identity, now_ms=self._wall_ms(), tombstones_ms=tombstones_ms):
-                changes = 0
-                for some in folder.load():
+                assert folder.mark is not None
+                changes, size = 0, folder.mark.size
+                for number, some in enumerate(folder.load(), 1):
                     has_begun = True
                     restore(some)
+                    progress(min(number * PIECE, size), size)
                     changes += len(some)
-                assert folder.mark is not None
                 seconds = time.monotonic() - began
+                self._load_rate.loaded(size, seconds)
                 where, offset = f"{self.config.changelog}[{partition}]", folder.mark.offset
                 _log.info(
                     "%s: %d changes from %s, %.1f s; up to offset %d", where, changes, folder.path, seconds, offset
                 )
         except (Damaged, OSError) as error:
+            self.folders_set_aside += 1
             if not set_aside(folder, str(error)):
                 folder.close()
                 return None
@@ -397,28 +434,7 @@ class StateKeeper:
         return self._log_known
 
 
-def set_aside(folder: StateFolder, why: str) -> bool:
-    """Move a folder's content away, with one warning that names it; ``False``: the disk refuses even that."""
-    try:
-        aside = folder.set_aside()
-    except OSError as error:
-        _log.warning("%s is not used: %s; and it cannot be set aside: %s", folder.path, why, error)
-        return False
-    _log.warning(
-        "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
-    )
-    return True
-
-
 def layout_of(store: Any) -> str:
     """Name a store's class and its codecs: another one does not take over what this one has kept."""
     named: str = getattr(store, "layout", "") or f"{type(store).__module__}.{type(store).__qualname__}"
     return named
-
-
-def _room(folder: StateFolder) -> str:
-    try:
-        found = os.statvfs(folder.path)
-    except OSError as error:
-        return f"free bytes are not known: {error}"
-    return f"{found.f_bavail * found.f_frsize} bytes are free"

@@ -15,6 +15,7 @@ from typing import Final
 
 import anyio
 import msgspec
+from msgspec import UNSET
 
 from streams.core.partition import PartitionState
 from streams.errors import StreamsError
@@ -90,7 +91,7 @@ class Handover:
             self._member.spawn(partial(self._hand_over, new, plan.standby | plan.preparing))
         for partition in sorted(event.incoming):
             self.replica_changed(partition)  # the marker may have been there before the plan
-        self._report()
+        self.report()
 
     def _gone(self) -> frozenset[int]:
         """Return the partitions handed over although the plan still has them here: it was made before that was
@@ -215,7 +216,7 @@ class Handover:
         """Report the copies, until cancelled."""
         requested_at, requested_for = -SIZES_SECONDS, frozenset[int]()
         while True:
-            self._report()
+            self.report()
             working = frozenset(self._partitions.workers)
             now = self._member.now()
             if self._is_incremental and working and (working - requested_for or now - requested_at > SIZES_SECONDS):
@@ -223,7 +224,8 @@ class Handover:
                 await self._ask_sizes(working)
             await self._replicas.changed.wait(LOOK_SECONDS)
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Give the group what its next plan is to know of the copies here, and of the state on disk."""
         now, config = self._member.now(), self._member.config
         standing = self._replicas.standing()
         ready = frozenset(number for number, copy in standing.items() if copy.is_ready)
@@ -232,7 +234,9 @@ class Handover:
         timeout = config.preparation_timeout_seconds
         late = frozenset(n for n in rest if n in self._failed or now - standing[n].since > timeout)
         left = {number: standing[number].behind for number in rest}
-        report = Copies(ready=ready, preparing=left, late=late, sizes=self._sizes, asked=self._reported.asked)
+        keeper, asked = self._member.keeper, self._reported.asked
+        shelf = UNSET if keeper is None else keeper.shelf.found
+        report = Copies(ready=ready, preparing=left, late=late, sizes=self._sizes, asked=asked, shelf=shelf)
         stand = {number: _standing(number, report) for number in self._known}
         announce = _PENDING not in stand.values() and stand != self._known
         if announce:

@@ -52,6 +52,7 @@ class Replica(FollowedPartition):
         self.kept: KeptPartition | None = None
         self.witness: Point | None = None
         self.is_from_folder = self.is_discarded = False
+        self.folder_loaded = self.folder_bytes = 0
 
     @property
     def is_ready(self) -> bool:
@@ -72,6 +73,10 @@ class Replica(FollowedPartition):
                 self._receive_timer(IncomingRecord("", self.partition, -1, change.key, change.value, None))
             else:
                 receive(change)
+
+    def loads(self, loaded: int, size: int) -> None:
+        """Note how many bytes of its folder are in the store. On the keeper's thread."""
+        self.folder_loaded, self.folder_bytes = loaded, size
 
     def begin_from(self, point: Point) -> None:
         """Go on from the end of a folder whose changes are in the store: its last record is read once more."""

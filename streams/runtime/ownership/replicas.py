@@ -206,7 +206,9 @@ class Replicas:
         for partition, copy in sorted(self._copies.items()):
             seconds = max(now - copy.since, 1e-9)
             read = max(copy.position, 0) - max(copy.start, 0)
-            rate = read / seconds
+            rate, left = read / seconds, copy.behind
+            if copy.folder_loaded < copy.folder_bytes:  # the changelog comes later
+                rate, left = copy.folder_loaded / seconds, copy.folder_bytes - copy.folder_loaded
             state = "restoring" if partition in self._held else "ready" if copy.is_ready else "preparing"
             found.append(
                 CopyStatistics(
@@ -218,8 +220,10 @@ class Replicas:
                     records=copy.records,
                     size_bytes=copy.size,
                     seconds=seconds,
-                    seconds_left=0.0 if not copy.behind else copy.behind / rate if rate else None,
+                    seconds_left=0.0 if not left else left / rate if rate else None,
                     lag_seconds=max(0.0, (wall - copy.timestamp_ms) / 1000) if copy.behind and copy.records else 0.0,
+                    folder_bytes=copy.folder_bytes,
+                    folder_loaded=copy.folder_loaded,
                 )
             )
         return tuple(found)
@@ -249,7 +253,7 @@ class Replicas:
         assert keeper is not None
         try:
             if not copy.is_discarded:
-                copy.kept = keeper.open(copy.partition, layout_of(copy.store), copy.restore)
+                copy.kept = keeper.open(copy.partition, layout_of(copy.store), copy.restore, copy.loads)
                 if copy.kept is not None and copy.kept.point is not None:
                     copy.begin_from(copy.kept.point)
         except Exception as error:

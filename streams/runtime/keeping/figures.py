@@ -1,0 +1,45 @@
+"""Figures of the folders of a member."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from streams.statistics import FolderStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.keeping.keeper import KeptPartition
+
+READ_PER_SECOND: Final = 250_000
+"""Records of the changelog that a restore reads in a second."""
+LEAST_MEASURED: Final = 1 << 22
+"""Bytes of a folder below which the time of its loading says nothing about larger ones."""
+
+
+class LoadRate:
+    """Bytes that are loaded in a second, measured with the last large folder. Set on one thread, for any."""
+
+    def __init__(self) -> None:
+        self.per_second = 80e6
+
+    def loaded(self, size: int, seconds: float) -> None:
+        """Note the time in which a folder was loaded."""
+        if size >= LEAST_MEASURED and seconds > 0:
+            self.per_second = size / seconds
+
+
+def figures_of(kept: KeptPartition, wall_ms: int, load: LoadRate) -> FolderStatistics:
+    """Return the figures of one folder at this moment. On the loop."""
+    mark, point = kept.folder.mark, kept.point  # each is replaced as a whole
+    end = -1 if point is None else point.offset
+    offset, size, as_of_ms = (-1, 0, wall_ms) if mark is None else (mark.offset, mark.size, mark.as_of_ms)
+    return FolderStatistics(
+        partition=kept.partition,
+        state=kept.state,
+        offset=offset,
+        size_bytes=size,
+        gathered_changes=kept.gathered_changes,
+        unwritten_bytes=kept.size,
+        mark_age_seconds=max(0.0, (wall_ms - as_of_ms) / 1000),
+        checkpoint_seconds=kept.checkpoint_seconds,
+        recover_seconds=size / load.per_second + max(0, end - offset) / READ_PER_SECOND,
+    )
