@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorPolicy, ErrorResponse, ExecutionState
+    from streams.postgres_sink import PostgresSink, SinkItem
     from streams.protocols import Codec, JournalledStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
@@ -88,12 +89,14 @@ __all__ = [
     "Outbox",
     "PartitionStatistics",
     "PoolConfig",
+    "PostgresSink",
     "QueueConfig",
     "Record",
     "Relay",
     "RelayConfig",
     "SchedulerConfig",
     "SimpleStore",
+    "SinkItem",
     "SourceState",
     "SourceStatistics",
     "StateConfig",
@@ -127,6 +130,7 @@ _NAMES = {
     "outbox.relay": "Relay",
     "outbox.stash": "AsyncOutbox Outbox",
     "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState SKIP STOP",
+    "postgres_sink": "PostgresSink SinkItem",
     "protocols": "Codec JournalledStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
