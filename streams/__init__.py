@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
     from streams.outcomes import ErrorPolicy as ErrorPolicy  # former names, for one release
     from streams.outcomes import JobRetry as JobRetry
+    from streams.postgres_sink import PostgresSink, SinkItem
     from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
@@ -98,6 +99,7 @@ __all__ = [
     "Outbox",
     "PartitionStatistics",
     "PoolConfig",
+    "PostgresSink",
     "QueueConfig",
     "Record",
     "Relay",
@@ -105,6 +107,7 @@ __all__ = [
     "Retry",
     "SchedulerConfig",
     "SimpleStore",
+    "SinkItem",
     "SourceState",
     "SourceStatistics",
     "StateConfig",
@@ -143,6 +146,7 @@ _NAMES = {
     "outbox.stash": "AsyncOutbox Outbox",
     "protocols": "Codec JournalledStore ObservingStore StateStore",
     "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState JobRetry Retry SKIP STOP",
+    "postgres_sink": "PostgresSink SinkItem",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",
@@ -154,8 +158,8 @@ _NAMES = {
     "stores.several": "Stores",
     "stores.simple": "SimpleStore",
     "stores.table": "Table",
-    "topology": "Topology",
     "stores.windows": "LateItem Window Windows",
+    "topology": "Topology",
 }
 _HOME = {name: f"streams.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -77,6 +77,7 @@ class EventSource(Handlers[StoreT]):
         if store is not None:
             check_callable("the store, which is to be a factory such as Table.factory(...),", store, "topic_partition")
         self._lifespan = lifespan
+        self._further_lifespans: list[Lifespan] = []
         self._is_stateless = store is None
         self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
         self._state = SourceState.CREATED
@@ -323,12 +324,16 @@ class EventSource(Handlers[StoreT]):
 
         return msgspec.structs.replace(config, metrics_handler=measure)
 
+    def _add_lifespan(self, lifespan: Lifespan) -> None:
+        """Have another context entered, behind the user's own."""
+        self._further_lifespans.append(lifespan)
+
     async def _enter_lifespan(self, resources: AsyncExitStack) -> None:
-        if self._lifespan is None:
-            return
+        own = [] if self._lifespan is None else [self._lifespan]
         task = self._entering = asyncio.current_task()
         try:
-            await resources.enter_async_context(self._lifespan())
+            for lifespan in (*own, *self._further_lifespans):
+                await resources.enter_async_context(lifespan())
         except asyncio.CancelledError:
             if self._stop_asked is None or task is None:
                 raise

@@ -1,4 +1,4 @@
-"""Changes that must not be made twice, in batches, in PostgreSQL: each partition has a row that fences what is done.
+"""Changes that must not be made twice, in batches, in PostgreSQL: a sink with a fence for each partition.
 
 kes topics apply examples.async_work.write_behind_fence:source
 STOCK=postgresql://localhost/stock kes run examples.async_work.write_behind_fence:source
@@ -8,37 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import msgspec
 import psycopg
 
-from streams import (
-    AsyncBatcher,
-    BatcherConfig,
-    BatchItem,
-    EventSource,
-    EventSourceConfig,
-    IncomingRecord,
-    Retry,
-    event_type,
-)
+from streams import EventSource, EventSourceConfig, PostgresSink, SinkItem, event_type
 
 DATABASE = os.environ.get("STOCK", "postgresql://localhost/stock")
-PATIENCE = "-c idle_in_transaction_session_timeout=5s"  # a worker that is frozen must not keep its locks
-TABLES = """
-SELECT pg_advisory_xact_lock(1); -- workers that start together must not make them at the same moment
-CREATE TABLE IF NOT EXISTS stock (product text PRIMARY KEY, count bigint NOT NULL);
-CREATE TABLE IF NOT EXISTS fences (
-    topic text, "partition" integer, next_offset bigint NOT NULL, PRIMARY KEY (topic, "partition")
-);
+TABLE = """
+SELECT pg_advisory_xact_lock(1); -- workers that start together must not make it at the same moment
+CREATE TABLE IF NOT EXISTS stock (product text PRIMARY KEY, count bigint NOT NULL)
 """
-LOCK_FENCE = """
-INSERT INTO fences VALUES (%s, %s, 0)
-ON CONFLICT (topic, "partition") DO UPDATE SET next_offset = fences.next_offset RETURNING next_offset
-"""
-MOVE_FENCE = 'UPDATE fences SET next_offset = %s WHERE topic = %s AND "partition" = %s'
 CHANGE = """
 INSERT INTO stock SELECT * FROM unnest(%s::text[], %s::bigint[])
 ON CONFLICT (product) DO UPDATE SET count = stock.count + excluded.count
@@ -54,58 +37,26 @@ class StockMoved(msgspec.Struct, frozen=True):
     count: int
 
 
-class Move(msgspec.Struct, frozen=True):
-    """What is to be changed, and where the event is."""
-
-    partition: int
-    offset: int
-    event: StockMoved
-
-
 @contextlib.asynccontextmanager
 async def prepared() -> AsyncIterator[None]:
-    """The tables are there before the first event comes."""
+    """The table is there before the first event comes."""
     async with await psycopg.AsyncConnection.connect(DATABASE) as database:
-        await database.execute(TABLES)
+        await database.execute(TABLE)
     yield
 
 
 source = EventSource(EventSourceConfig(group_id="stock", topic="stock-moves", num_partitions=4), lifespan=prepared)
+sink = PostgresSink(source, DATABASE, name="stock")
 
 
-async def change(items: list[BatchItem[Move]]) -> None:
-    """Change the counts that many events change, in one transaction with their fences."""
-    partitions: dict[int, list[Move]] = defaultdict(list)
-    for item in items:
-        partitions[item.value.partition].append(item.value)
+@sink.register_event_type(StockMoved)
+async def change(db: psycopg.AsyncConnection[Any], items: Sequence[SinkItem[StockMoved]]) -> None:
+    """Change the counts that many events change."""
     counts: Counter[str] = Counter()
-    async with await psycopg.AsyncConnection.connect(DATABASE, options=PATIENCE) as database:  # one transaction
-        for partition, moves in sorted(partitions.items()):  # always locked in the same order: no deadlocks
-            where = (source.config.topic, partition)
-            row = await (await database.execute(LOCK_FENCE, where)).fetchone()
-            assert row is not None
-            new = [move for move in moves if move.offset >= row[0]]
-            for move in new:
-                counts[move.event.product] += move.event.count
-            if new:
-                await database.execute(MOVE_FENCE, (new[-1].offset + 1, *where))
-        # One statement, not executemany, which sends a pipeline: a worker that is frozen half way through one keeps its
-        # locks for good, because no timeout runs while the server waits for the rest of a command.
-        products = sorted(counts)
-        await database.execute(CHANGE, (products, [counts[product] for product in products]))
-
-
-changes = AsyncBatcher(
-    source,
-    change,
-    config=BatcherConfig(max_batch_size=500, retry=Retry(attempts=10, on=(psycopg.OperationalError,))),
-)
-
-
-@changes.register_event_type(StockMoved)
-def plan(record: IncomingRecord, event: StockMoved) -> tuple[int, Move]:
-    """The key is the partition: its changes are made in the order of its offsets, one batch at a time."""
-    return record.partition, Move(record.partition, record.offset, event)
+    for item in items:
+        counts[item.event.product] += item.event.count
+    products = sorted(counts)  # always locked in the same order: no deadlocks with other partitions
+    await db.execute(CHANGE, (products, [counts[product] for product in products]))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ Nothing here decides who should write: that is a group's business (``runtime.ten
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,7 +26,7 @@ from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.producing.blocking import BlockingSlot
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.errors import TopicError, TransactionFailed
+from streams.errors import RecordsRefused, TopicError, TransactionFailed
 from streams.records import IncomingRecord, Output
 from streams.topics import missing
 
@@ -101,7 +101,12 @@ class Claim:
         own = self.topic, self.partition
         if not any((output.topic, output.partition) == own for output in reversed(outputs)):
             raise ValueError(f"a transaction of {self.transactional_id} without a record in {self.where}")
-        end = self._slot.send(outputs)[own]
+        try:
+            end = self._slot.send(outputs)[own]
+        except RecordsRefused:
+            with suppress(TransactionFailed):  # else readers of committed records would wait for the next ``take``
+                self._slot.abort()
+            raise
         if end < 0:
             reason = f"{self.where}: the broker has not said where the records are"
             raise TransactionFailed("flush", "NO_OFFSET", "abortable", reason)

@@ -85,7 +85,7 @@ def test_rows_that_are_written_by_key(example: Make, tmp_path: Path, seed: int) 
 @pytest.mark.nightly
 def test_changes_behind_a_fence(example: Make, postgres: str, tmp_path: Path, seed: int) -> None:
     with psycopg.connect(postgres) as connection:
-        connection.execute("DROP TABLE IF EXISTS stock, fences")  # of an earlier try
+        connection.execute("DROP TABLE IF EXISTS stock, kes_inbox")  # of an earlier try
     stock = example(write_behind_fence, STOCK=postgres)
     rng = random.Random(seed)
     moves = [
@@ -108,6 +108,6 @@ def test_changes_behind_a_fence(example: Make, postgres: str, tmp_path: Path, se
         expected[move.product] += move.count
     with psycopg.connect(postgres) as connection:
         counts = dict(connection.execute("SELECT product, count FROM stock").fetchall())
-        fences = connection.execute("SELECT sum(next_offset) FROM fences").fetchone()
+        fences = connection.execute("SELECT sum(next_offset) FROM kes_inbox").fetchone()
     assert counts == expected, "each event has changed its count once"
     assert fences == (len(moves),)

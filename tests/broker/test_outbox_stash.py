@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -196,7 +197,7 @@ def test_writers_and_relays_need_few_rights(database: str) -> None:
         session.adopt("topic")
         left = 2
         for shard in range(about.shards):
-            assert session.own(about.place, shard)
+            session.show_owner(about.place, shard)
             for row in session.fetch(shard, 10, 1_000):
                 session.park(shard, row.row, "refused", 0.0, 0.0)
                 assert session.retry_parked(shard) == 1
@@ -208,3 +209,30 @@ def test_writers_and_relays_need_few_rights(database: str) -> None:
     denied = "the database refuses the relay: permission denied"
     with PostgresSession(writer, "kes_outbox") as session, pytest.raises(OutboxError, match=denied):
         session.about()
+
+
+GOHARVEST = """
+CREATE TABLE outbox (
+  id BIGSERIAL PRIMARY KEY, create_time TIMESTAMP WITH TIME ZONE NOT NULL, kafka_topic VARCHAR(249) NOT NULL,
+  kafka_key VARCHAR(100) NOT NULL, kafka_value VARCHAR(10000), kafka_header_keys TEXT[] NOT NULL,
+  kafka_header_values TEXT[] NOT NULL, leader_id UUID
+)
+"""
+
+
+def test_a_table_of_goharvest_is_taken_over_with_its_writers(database: str) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "outbox.md").read_text(encoding="utf-8")
+    statements = guide.partition("## Coming from goharvest")[2].partition("```sql\n")[2].partition("```")[0]
+    insert = "INSERT INTO outbox VALUES (DEFAULT, now(), %s, %s, %s, %s, %s, NULL)"
+    with psycopg.connect(database, autocommit=True) as db:
+        db.execute(GOHARVEST)
+        db.execute(insert, ["t", "a", "1", ["h", "h"], ["x", "ä"]])
+        db.execute(insert, ["t", "a", None, [], []])
+        db.execute(statements.encode())
+        db.execute(insert, ["t", "b", "3", ["h"], ["y"]])
+        assert db.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
+    assert rows(database) == [
+        ("t", b"a", b"1", ["h", "h"], [b"x", "ä".encode()], None),
+        ("t", b"a", None, [], [], None),
+        ("t", b"b", b"3", ["h"], [b"y"], None),
+    ]
