@@ -302,7 +302,11 @@ class StateFolder:
 
     def _remove_strays(self) -> None:
         for path in self.path.glob("data-*"):
-            if path.name != self._file:
+            if path.name == self._file:
+                continue
+            if path.is_dir() and not path.is_symlink():  # of a database
+                shutil.rmtree(path)
+            else:
                 path.unlink(missing_ok=True)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -349,6 +353,15 @@ def check_private(path: Path) -> None:
         raise PermissionError(f"{path} belongs to the user {found.st_uid}, not to {os.geteuid()}")
     if found.st_mode & 0o022:
         raise PermissionError(f"{path} can be written to by other users: chmod go-w {path}")
+
+
+def free_room(folder: StateFolder) -> str:
+    """Name the room on a folder's disk, for messages."""
+    try:
+        found = os.statvfs(folder.path)
+    except OSError as error:
+        return f"free bytes are not known: {error}"
+    return f"{found.f_bavail * found.f_frsize} bytes are free"
 
 
 def prepare_root(folder: str, group_id: str, topic: str) -> Path:

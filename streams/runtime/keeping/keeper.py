@@ -11,10 +11,11 @@ Rules of this file
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from streams.codecs import RESERVED_KEY_PREFIX
@@ -26,8 +27,9 @@ from streams.errors import BrokerUnavailable, StreamsError
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX
-from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import Broken, StateFolder, prepare_root
+from streams.runtime.keeping.entries import Damaged, HalfLoaded
+from streams.runtime.keeping.folder import Broken, StateFolder, free_room, prepare_root
+from streams.runtime.keeping.intake import Intake, KeeperHost
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
 from streams.topics import TopicIdentity
@@ -53,12 +55,11 @@ class Point(NamedTuple):
     as_of_ms: int
 
 
-class HalfLoaded(Exception):
-    """A folder turned out to be damaged when a part of it was in the store already."""
-
-
 class KeptPartition:
     """One partition's changes on their way to its folder. The lock is the keeper's; each method names its thread."""
+
+    needs_disk = False
+    """Its store cannot go on without the folder."""
 
     def __init__(self, keeper: StateKeeper, identity: LogIdentity, folder: StateFolder) -> None:
         self.folder = folder
@@ -90,11 +91,12 @@ class KeptPartition:
                     self._advance(Point(cut.end, cut.record, as_of_ms))
         self._keeper.look(self)
 
-    def receive(self, records: Sequence[IncomingRecord]) -> None:
-        """Gather records of the changelog, read committed. On the tail's thread; it may wait for the disk."""
+    def receive(self, records: Sequence[IncomingRecord], changes: Sequence[Change | None] = ()) -> None:
+        """Gather records of the changelog, read committed; ``changes``: what the store was given for each of them. On
+        the tail's thread; it may wait for the disk."""
         with self._lock:
             known = -1 if self.point is None else self.point.offset
-            for record in records:
+            for record, change in zip_longest(records, changes):
                 key, value = record.key, record.value
                 if key is None or record.offset <= known or self._is_over:
                     continue
@@ -102,8 +104,8 @@ class KeptPartition:
                     if value is not None:
                         self._advance(Point(record.offset, value, record.timestamp_ms))
                 elif not key.startswith(RESERVED_KEY_PREFIX) or key.startswith(TIMER_PREFIX):
-                    kind = record.header(TYPE_HEADER) if record.headers else None
-                    self._behind[key] = Change(key, value, None, kind.decode() if kind else "")
+                    kind = record.header(TYPE_HEADER) if record.headers and change is None else None
+                    self._behind[key] = change or Change(key, value, None, kind.decode() if kind else "")
                     self._count(1, len(key) + len(value or b""))
         self._keeper.look(self)
         self._keeper.wait_for_room()
@@ -148,8 +150,8 @@ class KeptPartition:
         except OSError as error:
             if not self._is_failing:
                 self._is_failing = True
-                what = "the state waits in memory, up to StateConfig.unwritten_bytes"
-                _log.warning("%s cannot be written to (%s; %s); %s", self.folder.path, error, _room(self.folder), what)
+                room, what = free_room(self.folder), "the state waits in memory, up to StateConfig.unwritten_bytes"
+                _log.warning("%s cannot be written to (%s; %s); %s", self.folder.path, error, room, what)
         except Exception as error:
             self.give_up(str(error) if isinstance(error, Damaged) else repr(error))
         else:
@@ -194,6 +196,9 @@ class KeptPartition:
                 self._writing = 0
             self._keeper.wrote()
 
+    def relieve(self) -> None:
+        """Have the store let go of what is on disk. On the loop, of a partition that is worked on here."""
+
     def give_up(self, why: str) -> None:
         """Leave the folder at its mark for the rest of this run. Any thread."""
         with self._lock:
@@ -201,7 +206,7 @@ class KeptPartition:
                 return
             self._drop()
         what = "the next start reads the changelog from there on"
-        _log.warning("%s is left at its mark (%s; %s): %s", self.folder.path, why, _room(self.folder), what)
+        _log.warning("%s is left at its mark (%s; %s): %s", self.folder.path, why, free_room(self.folder), what)
 
     def _drop(self) -> None:
         self._is_over = True
@@ -256,10 +261,13 @@ class StateKeeper:
         self._work = Signal()
         self._inlet: Inlet[None] = Inlet(lambda _: self._work.notify())
         self._is_woken = False
+        self._intake = Intake(config.state.unwritten_bytes, now)
+        self._host: KeeperHost | None = None
+        self.damages: Inlet[KeptPartition] = Inlet(self._is_damaged)
 
-    async def run(self, renew: Callable[[int], None]) -> None:
-        """Make checkpoints, until cancelled. ``renew`` has a partition that is worked on here send its offset record
-        again: its mark is so old that tombstones behind it will be gone."""
+    async def run(self, host: KeeperHost) -> None:
+        """Make checkpoints, until cancelled."""
+        self._host = host
         renewed: dict[int, int] = {}
         while True:
             await self._work.wait(min(1.0, self.config.state.checkpoint_seconds))
@@ -268,13 +276,16 @@ class StateKeeper:
                 if kept in self.open_ones and kept.is_due(self.now()):
                     await self._thread.call(kept.write)
             self._bound()
+            self._hold()
             wall_ms = self._wall_ms()
             for kept in self.open_ones:
+                if host.at_work(kept.partition) is kept:
+                    kept.relieve()
                 point = kept.point
                 since = 0 if point is None else max(point.as_of_ms, renewed.get(kept.partition, 0))
                 if point is not None and wall_ms - since > RENEW_MS:
                     renewed[kept.partition] = wall_ms
-                    renew(kept.partition)
+                    host.renew_offset(kept.partition)
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have a function called on the keeper's thread."""
@@ -289,6 +300,15 @@ class StateKeeper:
             kept = kept_of(partition)
             if kept is not None:
                 kept.committed(cut, as_of_ms)
+        self._hold()
+
+    def _hold(self) -> None:
+        if self._host is not None:
+            self._intake.look(self._host, [kept for kept in self.open_ones if kept.needs_disk])
+
+    def _is_damaged(self, kept: KeptPartition) -> None:
+        if kept in self.open_ones and self._host is not None:
+            self._host.begin_anew(kept)
 
     def look(self, kept: KeptPartition) -> None:
         """Wake the task if a partition has gathered enough. Any thread."""
@@ -301,7 +321,9 @@ class StateKeeper:
         """Leave the folder behind that has most to write, if there is too much."""
         most = self.config.state.unwritten_bytes
         while (unwritten := self._unwritten()) > most:
-            largest = max(list(self.open_ones), key=lambda kept: kept.size)
+            largest = max(list(self.open_ones), key=lambda kept: 0 if kept.needs_disk else kept.size)
+            if largest.needs_disk or not largest.size:
+                return
             largest.give_up(f"{unwritten} bytes wait to be written, StateConfig.unwritten_bytes is {most}")
 
     def _unwritten(self) -> int:
@@ -334,16 +356,23 @@ class StateKeeper:
 
     # -- on its thread -------------------------------------------------------------------------------------------------
 
-    def open(self, partition: int, codec: str, restore: Callable[[Sequence[Change]], None]) -> KeptPartition | None:
+    def open(
+        self,
+        partition: int,
+        codec: str,
+        restore: Callable[[Sequence[Change]], None],
+        find: Callable[[Path, int], StateFolder] = StateFolder.find,
+        kind: Callable[[StateKeeper, LogIdentity, Any], KeptPartition] = KeptPartition,
+    ) -> KeptPartition | None:
         """Open a partition's folder, and give what is in it to ``restore``. ``None``: there can be none; the reason is
-        logged.
+        logged. ``find`` and ``kind`` make its parts.
 
         Raises ``BrokerUnavailable``; ``HalfLoaded``: begin once more, with an empty store; and what ``restore`` raises.
         """
         known, tombstones_ms = self._changelog()
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
         try:
-            folder = StateFolder.find(self._parent, partition)
+            folder = find(self._parent, partition)
         except OSError as error:
             _log.warning("%s[%d] is not kept on disk: %s", self.config.changelog, partition, error)
             return None
@@ -372,7 +401,11 @@ class StateKeeper:
         except BaseException:
             folder.close()
             raise
-        kept = KeptPartition(self, identity, folder)
+        try:
+            kept = kind(self, identity, folder)
+        except BaseException:
+            folder.close()
+            raise
         self.open_ones.append(kept)
         return kept
 
@@ -408,17 +441,3 @@ def set_aside(folder: StateFolder, why: str) -> bool:
         "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
     )
     return True
-
-
-def layout_of(store: Any) -> str:
-    """Name a store's class and its codecs: another one does not take over what this one has kept."""
-    named: str = getattr(store, "layout", "") or f"{type(store).__module__}.{type(store).__qualname__}"
-    return named
-
-
-def _room(folder: StateFolder) -> str:
-    try:
-        found = os.statvfs(folder.path)
-    except OSError as error:
-        return f"free bytes are not known: {error}"
-    return f"{found.f_bavail * found.f_frsize} bytes are free"
