@@ -215,8 +215,9 @@ SECTIONS: Final = (
             "checkpoint_bytes": "the same in bytes, of one partition",
             "unwritten_bytes": (
                 "what may wait to be written in the process, at least `checkpoint_bytes`; beyond it the folder that is "
-                "farthest behind is left at its mark"
+                "farthest behind is left at its mark; for tables on an engine the intake waits"
             ),
+            "memory_bytes": "for the caches of all tables on an engine, of the process",
         },
     ),
     Section(

@@ -240,17 +240,20 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
     """State on disk: in ``folder`` (empty: nowhere), which processes of one machine may share. ``checkpoint_seconds``,
-    ``checkpoint_bytes``: what of a partition may wait to be written; ``unwritten_bytes``: of the process."""
+    ``checkpoint_bytes``: what of a partition may wait to be written; ``unwritten_bytes``: of the process.
+    ``memory_bytes``: for the caches of all tables on an engine, of the process."""
 
     folder: str = ""
     checkpoint_seconds: float = 5.0
     checkpoint_bytes: int = 8 * 1024 * 1024
     unwritten_bytes: int = 64 * 1024 * 1024
+    memory_bytes: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:
         _made_of((str,), "StateConfig.folder", self.folder, "a path as text")
         _duration("StateConfig.checkpoint_seconds", self.checkpoint_seconds)
-        for name, least in (("checkpoint_bytes", 1), ("unwritten_bytes", self.checkpoint_bytes)):
+        least_of = {"checkpoint_bytes": 1, "unwritten_bytes": self.checkpoint_bytes, "memory_bytes": 1 << 20}
+        for name, least in least_of.items():
             _count(f"StateConfig.{name}", getattr(self, name), least)
 
 

@@ -15,6 +15,7 @@
     │     ├── ``PlanError``          a planner's answer is not what a job or a batch takes
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
+    │     └── ``DiskDamaged``        the engine: a disk does not hold what was written to it; the partition starts anew
     ├── ``OutboxError``              the caller: a record cannot be stashed so; or a relay does not fit its database
     ├── ``StagingError``             the operator: the staged rows of a Spark write cannot be kept or read
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again
@@ -102,6 +103,11 @@ class RecordRefused(RecordError):
 
 class StoreError(StreamsError):
     """A store was used outside of an event, with a null key, with a reserved key, or after it was revoked."""
+
+
+class DiskDamaged(StoreError):
+    """The disk does not hold what was written to it, or cannot be read: never a wrong value instead. The partition's
+    folder is set aside, and its state comes from the changelog again. Raised by ``DiskDatabase``."""
 
 
 class OutboxError(StreamsError):

@@ -9,7 +9,7 @@ while a store is restored or revoked stops the event source, because the state c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from streams.records import Change, TopicPartition
@@ -91,6 +91,93 @@ class ObservingStore(JournalledStore, Protocol):
         It gets the context of each attempt at an event, batch, timer or interjection, in its turn, in front of the
         handler. What it writes, sends and raises is as if the handler did it. On the event loop's thread.
         """
+        ...
+
+
+class DiskDatabase(Protocol):
+    """The state of one partition on disk: keys and values, and a mark that says how far they go.
+
+    ``get`` and ``scan`` are called on the thread that uses the store, one call at a time; the other methods on one
+    thread that writes, at the same time. Keys and values are any bytes, empty ones too; keys are ordered by their
+    bytes. What is not as it was written raises ``DiskDamaged``, and is never a wrong value, an absent key, or a page
+    that ends early. Reads after ``close`` raise ``StoreError``.
+    """
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """Return the value of a key, as the last ``write`` that has returned left it."""
+        ...
+
+    def scan(self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return up to ``limit`` keys and values from ``low`` up to and without ``high`` (``None``: no end there), in
+        order, or from the high end. Fewer than ``limit`` are all that there are."""
+        ...
+
+    def mark(self) -> bytes | None:
+        """Return the mark that was written last."""
+        ...
+
+    def write(self, changes: Sequence[tuple[bytes, bytes | None]], mark: bytes | None, /) -> None:
+        """Set and delete (``None``) keys, in their order; each at most once. Then set the mark, if there is one.
+
+        When it returns it survives kill -9. Killed within it, or without power any time later, the database is as
+        after one of its calls of ``write``, or as in one that has not got to its mark. Raises ``OSError`` for a disk
+        that is full, or busy: nothing has changed for readers, and it may be called again. Any other error says that
+        the database is not to be used any more.
+        """
+        ...
+
+    def count(self) -> int:
+        """Estimate the number of keys, at once."""
+        ...
+
+    def close(self) -> None:
+        """Free files and memory. Safe to repeat."""
+        ...
+
+
+class DiskEngine(Protocol):
+    """A kind of database under tables that are larger than memory: ``Table.factory(engine=...)``. Any thread."""
+
+    @property
+    def name(self) -> str:
+        """Its name and the format of its files: a folder of another one is not read. Letters and digits."""
+        ...
+
+    def open(self, folder: str, /, *, memory_bytes: int, partitions: int) -> DiskDatabase:
+        """Open the database in a folder of its own, which is made if it is not there. The folder belongs to this
+        process alone.
+
+        ``memory_bytes``: for the caches and buffers of all databases of the process together; ``partitions``: as many
+        of them there may be. Raises ``DiskDamaged``, and ``OSError``; ``ConfigError`` if the engine lacks something.
+        """
+        ...
+
+
+@runtime_checkable
+class DiskStore(JournalledStore, Protocol):
+    """A store that keeps the most part of its state in a database of its own on disk, as ``Table`` on an engine."""
+
+    @property
+    def disk(self) -> DiskEngine:
+        """The kind of its database."""
+        ...
+
+    def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
+        """Read from this database from now on; once, before anything else. ``damaged`` is called with the reason when
+        reading fails, on the reader's thread."""
+        ...
+
+    def written(self, changes: Sequence[Change], /) -> None:
+        """Note that these changes, which the store has journalled or received, are in the database now. Called on the
+        thread that writes, at any time."""
+        ...
+
+    def relieve(self) -> None:
+        """Let go of what was written; without effect while an event is under way. On the store's own thread."""
+        ...
+
+    def limit_cache(self, size_bytes: int, /) -> None:
+        """Set the size of the store's own cache. Any thread."""
         ...
 
 

@@ -151,9 +151,13 @@ class Acknowledgement(NamedTuple):
     send_alone: bool = False
 
 
+UNREAD: Final = b"".join((b"not", b" read"))
+"""``Change.previous`` of a write that did not read what it replaces, as the writes of a table on disk. By identity."""
+
+
 class Change(msgspec.Struct, gc=False):
     """One write to a store: ``key`` now has ``value`` (``None``: deleted); before it had ``previous`` (``None``:
-    nothing).
+    nothing; ``UNREAD``: not known).
 
     ``previous`` is what an undo puts back. While a store is restored from its changelog ``previous`` is ``None``.
     ``type`` is the name of the entry's type for own stores that keep several kinds of entries; it travels as header.

@@ -84,6 +84,13 @@ class Inlet(Generic[T]):
         """Run ``receive(item)`` on the loop, in the order of the calls. Dropped silently once the loop is closed."""
         _post(self._loop, self._receive, item)
 
+    def deliver(self, item: T) -> None:
+        """``put``; or run ``receive(item)`` at once, if this is the loop's thread."""
+        if asyncio._get_running_loop() is self._loop:
+            self._receive(item)
+        else:
+            self.put(item)
+
 
 def wait_for(
     loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, T]], timeout_seconds: float | None

@@ -29,6 +29,7 @@ from streams.runtime.ad_hoc_interjections import AdHocInterjections
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.on_disk import refuse_without_folder
 from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.partitions import Partitions
@@ -117,6 +118,8 @@ class Engine:
                 now=now,
                 wall_ms=self.wall_ms,
             )
+        else:
+            refuse_without_folder(store_factory)
         self.slots = Slots([connections.slot(name) for name in ids], [config.changelog])
         self.input = connections.input()
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
@@ -215,7 +218,7 @@ class Engine:
         self.spawn(self.topic_watch.run, drain=False)
         self.spawn(self.looks.run)
         if self.keeper is not None:
-            self.spawn(partial(self.keeper.run, self.partitions.renew_offset))
+            self.spawn(partial(self.keeper.run, self))
         self.input.start(partitions.deliver, partitions.make_room, self.reading_failed)
         self.replicas.start()
         inlet = Inlet(self._received)
@@ -399,13 +402,24 @@ class Engine:
             self.committed_transactions += 1
             self.committed_events += txn.events
             if self.keeper is not None:
-                self.keeper.settled(txn.cuts, self._kept_of, self.now() - txn.sealed_at)
+                self.keeper.settled(txn.cuts, self.at_work, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:
             self.measure(self.pool.measure(txn, committed))
 
-    def _kept_of(self, partition: int) -> KeptPartition | None:
+    # -- for the keeper ------------------------------------------------------------------------------------------------
+
+    def at_work(self, partition: int) -> KeptPartition | None:
         worker = self.workers.get(partition)
         return None if worker is None else worker.kept
+
+    def renew_offset(self, partition: int) -> None:
+        self.partitions.renew_offset(partition)
+
+    def begin_anew(self, kept: KeptPartition) -> None:
+        self.partitions.begin_anew(kept)
+
+    def hold_intake(self, is_held: bool) -> None:
+        self.pool.hold(is_held)
 
     def revoke_store(self, store: Any, partition: int) -> None:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""

@@ -19,7 +19,7 @@ from streams.stores.memory import HashEngine
 class JournalledBytes:
     """A ``JournalledStore`` over an engine, in bytes. Base of ``Table`` and ``SimpleStore``; not for use by itself."""
 
-    __slots__ = ("_data", "_engine", "_get", "_journal", "_put", "partition")
+    __slots__ = ("_data", "_engine", "_get", "_journal", "_peek", "_put", "partition")
 
     def __init__(self, partition: TopicPartition, engine: KeyValueEngine) -> None:
         self.partition = partition
@@ -27,6 +27,7 @@ class JournalledBytes:
         self._journal: list[Change] | None = None
         self._get = engine.get
         self._put = engine.put
+        self._peek = getattr(engine, "peek", engine.get)  # of what a write replaces
         self._data = engine.data if type(engine) is HashEngine else None  # in place of the two, on the hot path
 
     @property
@@ -38,7 +39,7 @@ class JournalledBytes:
         """Start journalling into this list; see ``JournalledStore``."""
         if self._journal is not None:
             raise StoreError(f"the store of {self.partition} is in an event already")
-        len(self._engine)  # a revoked store refuses here
+        self._check_open()
         self._journal = journal
 
     def end(self) -> None:
@@ -64,7 +65,7 @@ class JournalledBytes:
         engine, self._journal = self._engine, None
         self._engine = gone = _Closed(why)  # first: a scan that goes on beside it must not end as if it were complete
         self._data = None
-        self._get = gone.get
+        self._get = self._peek = gone.get
         self._put = gone.put
         engine.clear()
 
@@ -77,7 +78,7 @@ class JournalledBytes:
 
     def _scan(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         yield from found
-        len(self._engine)  # a scan that a revocation cut short must not look complete: this raises
+        self._check_open()  # a scan that a revocation cut short must not look complete
 
     def _apply(self, key: bytes, value: bytes | None) -> None:
         if value is None:
@@ -97,8 +98,13 @@ class JournalledBytes:
         self._engine.delete(key)
         return change
 
+    def _check_open(self) -> None:
+        engine = self._engine
+        if type(engine) is _Closed:
+            engine.get()
+
     def _refuse_write(self) -> NoReturn:
-        len(self._engine)  # raises if the store was revoked
+        self._check_open()
         raise StoreError(
             f"the store of {self.partition} was written to outside of an event (a handler or interjection)"
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from streams.codecs import codec_for
 from streams.errors import ConfigError, StoreError
-from streams.protocols import Codec
+from streams.protocols import Codec, DiskEngine
 from streams.records import TopicPartition
 from streams.stores import table_access
 from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine, after_prefix
@@ -46,6 +46,7 @@ class Table(TableFields, Generic[K, V]):
         key: type[Key],
         value: type[Value],
         ordered: bool = False,
+        engine: DiskEngine | None = None,
         key_codec: Codec[Key] | None = None,
         value_codec: Codec[Value] | None = None,
     ) -> Callable[[TopicPartition], Table[Key, Value]]:
@@ -54,11 +55,19 @@ class Table(TableFields, Generic[K, V]):
         ``ordered=True`` keeps the keys sorted, for ``range``, ``prefix``, ``first`` and ``last``; the key's codec
         must preserve order (``str``, ``bytes``, ``int``, tuples of them; own codecs set ``order_preserving = True``).
         Without codecs ``codec_for`` chooses. Raises ``ConfigError``.
+
+        ``engine`` (``SQLite()``, ``RocksDB()``) keeps the state on disk, for more of it than memory takes; the table is
+        ordered then, if the key's codec preserves order. It needs ``StateConfig.folder``.
         """
         keys: Codec[Key] = codec_for(key) if key_codec is None else key_codec
         values: Codec[Value] = codec_for(value) if value_codec is None else value_codec
         if ordered and not getattr(keys, "order_preserving", False):
             raise ConfigError(f"Table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
+
+        if engine is not None:
+            from streams.stores.disk_table import DiskTableFactory  # which derives from this class
+
+            return DiskTableFactory(engine, keys, values)
 
         def make(partition: TopicPartition) -> Table[Key, Value]:
             return Table(partition, OrderedEngine() if ordered else HashEngine(), keys, values)
@@ -139,6 +148,10 @@ class Table(TableFields, Generic[K, V]):
         """Decode a value in the changelog, for tools. Raises ``DecodeError``."""
         decoded: V = self._decode_value(value)
         return decoded
+
+    def estimated_len(self) -> int:
+        """Return the number of keys at once: ``len``, and on disk an estimate, where ``len`` reads everything."""
+        return len(self)
 
     def _ordered(self) -> OrderedKeyValueEngine:
         engine = self._engine

@@ -69,8 +69,8 @@ def put(self: TableFields, key: Any, value: Any) -> None:
         journal.append(Change(key_bytes, value_bytes, data.get(key_bytes)))
         data[key_bytes] = value_bytes
     else:
-        get, put = self._get, self._put
-        journal.append(Change(key_bytes, value_bytes, get(key_bytes)))
+        peek, put = self._peek, self._put
+        journal.append(Change(key_bytes, value_bytes, peek(key_bytes)))
         put(key_bytes, value_bytes)
 
 

@@ -6,6 +6,7 @@ python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLO
                                                 BANK_COPIES (of topics); those of bank_ahead.py)
 
 BANK_FOLDER=FOLDER       state is kept there
+BANK_ENGINE=NAME         in databases of this engine of streams.disk (else in memory, and in files)
 BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
 BANK_GATE=FILE           restoring takes BANK_GATE_MS for each change as long as this file is not there
 """
@@ -25,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, event_type
+from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, disk, event_type
 from streams.metrics import Measurement, TransactionSettled
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
@@ -102,7 +103,8 @@ def build(
     settings.setdefault("num_partitions", int(os.environ.get("BANK_PARTITIONS") or PARTITIONS))
     if folder := os.environ.get("BANK_FOLDER"):
         settings.setdefault("state", StateConfig(folder=folder, checkpoint_seconds=0.2))
-    store = Table.factory(key=str, value=Account)
+    engine = os.environ.get("BANK_ENGINE")
+    store = Table.factory(key=str, value=Account, engine=getattr(disk, engine)() if engine else None)
     source = EventSource(
         EventSourceConfig(
             group_id=group,

@@ -26,9 +26,10 @@ def restored(log: Path) -> int:
     return sum(int(number) for number in re.findall(r"TakeOverDone\(.*?records=(\d+)", log.read_text()))
 
 
-def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("engine", ["", "SQLite", nightly("RocksDB")])
+def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: int, engine: str) -> None:
     """SIGKILL at work, then at rest; a start without the folder reads everything, one with it nearly nothing."""
-    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state")}
+    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state"), "BANK_ENGINE": engine}
     bank_group.deposit(5_000, 400, seed)
     first = bank_group.start("member", **settings)
     bank_group.wait_handled(2_000)
@@ -118,13 +119,17 @@ def test_a_frozen_member_holds_its_folders_and_comes_back(bank_group: Bank, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("standbys", "kills"), [(1, 3), nightly(0, 12), nightly(1, 12)])
+@pytest.mark.parametrize(
+    ("standbys", "kills", "engine"),
+    [(1, 3, ""), nightly(0, 12, ""), nightly(1, 12, ""), nightly(1, 12, "SQLite"), nightly(1, 12, "RocksDB")],
+)
 def test_killed_at_random_beside_others_in_one_folder(
-    bank_group: Bank, tmp_path: Path, standbys: int, kills: int, seed: int
+    bank_group: Bank, tmp_path: Path, standbys: int, kills: int, engine: str, seed: int
 ) -> None:
     """Three members of one machine, one of them killed again and again under load: whoever gets a partition takes over
     its folder, and the stores are what the changelog says."""
     settings = {**QUICK, "BANK_STANDBYS": str(standbys), "BANK_FOLDER": str(tmp_path / "state")}
+    settings["BANK_ENGINE"] = engine
     names = [f"member-{number}" for number in range(3)]
     members = {name: bank_group.start(name, **settings) for name in names}
     bank_group.check_stores(standbys)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streams import Change, EventContext, SimpleStore, StateConfig, Table, TopicPartition
+from streams.disk import SQLite
 from streams.metrics import TakeOverDone
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
@@ -61,6 +62,7 @@ STORES: dict[str, Any] = {
     "ordered table": Table.factory(key=str, value=int, ordered=True),
     "SimpleStore": SimpleStore.factory(Named, key=lambda item: item.name),
     "own store": Plain,
+    "table on SQLite": Table.factory(key=str, value=int, engine=SQLite()),
 }
 
 

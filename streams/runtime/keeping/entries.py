@@ -18,6 +18,10 @@ class Damaged(Exception):
     """A folder is not what its mark says. The text completes the sentence "its state is not used, because"."""
 
 
+class HalfLoaded(Exception):
+    """A folder turned out to be damaged when a part of it was in the store already."""
+
+
 def encode(changes: Iterable[Change]) -> bytes:
     """Encode changes, in their order."""
     parts: list[bytes] = []

@@ -292,7 +292,11 @@ class StateFolder:
 
     def _remove_strays(self) -> None:
         for path in self.path.glob("data-*"):
-            if path.name != self._file:
+            if path.name == self._file:
+                continue
+            if path.is_dir() and not path.is_symlink():  # of a database
+                shutil.rmtree(path)
+            else:
                 path.unlink(missing_ok=True)
 
     # -- the end -------------------------------------------------------------------------------------------------------

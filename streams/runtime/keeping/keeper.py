@@ -14,6 +14,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from streams.codecs import RESERVED_KEY_PREFIX
@@ -21,14 +23,14 @@ from streams.config import EventSourceConfig
 from streams.core.admission import size_of_changes
 from streams.core.checkpoints import LogIdentity
 from streams.core.transaction import Cut
-from streams.errors import BrokerUnavailable, StreamsError
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX
-from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.entries import Damaged, HalfLoaded
 from streams.runtime.keeping.figures import LoadRate, figures_of
 from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, room_at, set_aside
-from streams.runtime.keeping.shelf import LOOK_SECONDS, ShelfWatch
+from streams.runtime.keeping.intake import Intake, KeeperHost
+from streams.runtime.keeping.shelf import LOOK_SECONDS, TOMBSTONES_MS, ShelfWatch, tombstones_ms_of
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
 from streams.statistics import FolderStatistics
@@ -38,8 +40,6 @@ _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 10.0
 """For a request to the broker about the changelog."""
-TOMBSTONES_MS: Final = 86_400_000
-"""``delete.retention.ms`` of a topic whose settings must not be read: Kafka's default."""
 RENEW_MS: Final = 3_600_000
 """The age of a mark at which its partition, if nothing happens in it, sends its offset record again."""
 TAIL_SECONDS: Final = 0.2
@@ -55,12 +55,11 @@ class Point(NamedTuple):
     as_of_ms: int
 
 
-class HalfLoaded(Exception):
-    """A folder turned out to be damaged when a part of it was in the store already."""
-
-
 class KeptPartition:
     """One partition's changes on their way to its folder. The lock is the keeper's; each method names its thread."""
+
+    needs_disk = False
+    """Its store cannot go on without the folder."""
 
     def __init__(self, keeper: StateKeeper, identity: LogIdentity, folder: StateFolder) -> None:
         self.folder = folder
@@ -93,11 +92,12 @@ class KeptPartition:
                     self._advance(Point(cut.end, cut.record, as_of_ms))
         self._keeper.look(self)
 
-    def receive(self, records: Sequence[IncomingRecord]) -> None:
-        """Gather records of the changelog, read committed. On the tail's thread; it may wait for the disk."""
+    def receive(self, records: Sequence[IncomingRecord], changes: Sequence[Change | None] = ()) -> None:
+        """Gather records of the changelog, read committed; ``changes``: what the store was given for each of them. On
+        the tail's thread; it may wait for the disk."""
         with self._lock:
             known = -1 if self.point is None else self.point.offset
-            for record in records:
+            for record, change in zip_longest(records, changes):
                 key, value = record.key, record.value
                 if key is None or record.offset <= known or self._is_over:
                     continue
@@ -105,8 +105,8 @@ class KeptPartition:
                     if value is not None:
                         self._advance(Point(record.offset, value, record.timestamp_ms))
                 elif not key.startswith(RESERVED_KEY_PREFIX) or key.startswith(TIMER_PREFIX):
-                    kind = record.header(TYPE_HEADER) if record.headers else None
-                    self._behind[key] = Change(key, value, None, kind.decode() if kind else "")
+                    kind = record.header(TYPE_HEADER) if record.headers and change is None else None
+                    self._behind[key] = change or Change(key, value, None, kind.decode() if kind else "")
                     self._count(1, len(key) + len(value or b""))
         self._keeper.look(self)
         self._keeper.wait_for_room()
@@ -206,6 +206,9 @@ class KeptPartition:
                 self._writing = 0
             self._keeper.wrote()
 
+    def relieve(self) -> None:
+        """Have the store let go of what is on disk. On the loop, of a partition that is worked on here."""
+
     def give_up(self, why: str) -> None:
         """Leave the folder at its mark for the rest of this run. Any thread."""
         with self._lock:
@@ -274,10 +277,13 @@ class StateKeeper:
         self._work = Signal()
         self._inlet: Inlet[None] = Inlet(lambda _: self._work.notify())
         self._is_woken = False
+        self._intake = Intake(config.state.unwritten_bytes, now)
+        self._host: KeeperHost | None = None
+        self.damages: Inlet[KeptPartition] = Inlet(self._is_damaged)
 
-    async def run(self, renew: Callable[[int], None]) -> None:
-        """Make checkpoints, until cancelled. ``renew`` has a partition that is worked on here send its offset record
-        again: its mark is so old that tombstones behind it will be gone."""
+    async def run(self, host: KeeperHost) -> None:
+        """Make checkpoints, until cancelled."""
+        self._host = host
         renewed: dict[int, int] = {}
         looked_at = self.now()
         while True:
@@ -290,13 +296,16 @@ class StateKeeper:
             if self.now() - looked_at >= LOOK_SECONDS:
                 looked_at = self.now()
                 await self._thread.call(self.shelf.look, *(self._log_known or (None, TOMBSTONES_MS)))
+            self._hold()
             wall_ms = self._wall_ms()
             for kept in self.open_ones:
+                if host.at_work(kept.partition) is kept:
+                    kept.relieve()
                 point = kept.point
                 since = 0 if point is None else max(point.as_of_ms, renewed.get(kept.partition, 0))
                 if point is not None and wall_ms - since > RENEW_MS:
                     renewed[kept.partition] = wall_ms
-                    renew(kept.partition)
+                    host.renew_offset(kept.partition)
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have a function called on the keeper's thread."""
@@ -311,6 +320,15 @@ class StateKeeper:
             kept = kept_of(partition)
             if kept is not None:
                 kept.committed(cut, as_of_ms)
+        self._hold()
+
+    def _hold(self) -> None:
+        if self._host is not None:
+            self._intake.look(self._host, [kept for kept in self.open_ones if kept.needs_disk])
+
+    def _is_damaged(self, kept: KeptPartition) -> None:
+        if kept in self.open_ones and self._host is not None:
+            self._host.begin_anew(kept)
 
     def look(self, kept: KeptPartition) -> None:
         """Wake the task if a partition has gathered enough. Any thread."""
@@ -323,7 +341,9 @@ class StateKeeper:
         """Leave the folder behind that has most to write, if there is too much."""
         most = self.config.state.unwritten_bytes
         while (unwritten := self._unwritten()) > most:
-            largest = max(list(self.open_ones), key=lambda kept: kept.size)
+            largest = max(list(self.open_ones), key=lambda kept: 0 if kept.needs_disk else kept.size)
+            if largest.needs_disk or not largest.size:
+                return
             largest.give_up(f"{unwritten} bytes wait to be written, StateConfig.unwritten_bytes is {most}")
 
     def _unwritten(self) -> int:
@@ -367,9 +387,11 @@ class StateKeeper:
         codec: str,
         restore: Callable[[Sequence[Change]], None],
         progress: Callable[[int, int], None],
+        find: Callable[[Path, int], StateFolder] = StateFolder.find,
+        kind: Callable[[StateKeeper, LogIdentity, Any], KeptPartition] = KeptPartition,
     ) -> KeptPartition | None:
         """Open a partition's folder, and give what is in it to ``restore``; ``progress`` learns how many bytes that is
-        of how many. ``None``: there can be none; the reason is logged.
+        of how many. ``None``: there can be none; the reason is logged. ``find`` and ``kind`` make its parts.
 
         Raises ``BrokerUnavailable``; ``HalfLoaded``: begin once more, with an empty store; and what ``restore`` raises.
         """
@@ -377,13 +399,12 @@ class StateKeeper:
         self.shelf.codec = codec
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
         try:
-            folder = StateFolder.find(self._parent, partition)
+            folder = find(self._parent, partition)
         except OSError as error:
             _log.warning("%s[%d] is not kept on disk: %s", self.config.changelog, partition, error)
             return None
-        has_begun = False
+        has_begun, began = False, time.monotonic()
         try:
-            began = time.monotonic()
             if folder.check(identity, now_ms=self._wall_ms(), tombstones_ms=tombstones_ms):
                 assert folder.mark is not None
                 changes, size = 0, folder.mark.size
@@ -394,10 +415,8 @@ class StateKeeper:
                     changes += len(some)
                 seconds = time.monotonic() - began
                 self._load_rate.loaded(size, seconds)
-                where, offset = f"{self.config.changelog}[{partition}]", folder.mark.offset
-                _log.info(
-                    "%s: %d changes from %s, %.1f s; up to offset %d", where, changes, folder.path, seconds, offset
-                )
+                upto = f"{self.config.changelog}[{partition}] up to offset {folder.mark.offset}"
+                _log.info("%s: %d changes from %s, %.1f s", upto, changes, folder.path, seconds)
         except (Damaged, OSError) as error:
             self.folders_set_aside += 1
             if not set_aside(folder, str(error)):
@@ -409,32 +428,22 @@ class StateKeeper:
         except BaseException:
             folder.close()
             raise
-        kept = KeptPartition(self, identity, folder)
+        try:
+            kept = kind(self, identity, folder)
+        except BaseException:
+            folder.close()
+            raise
         self.open_ones.append(kept)
         return kept
 
     def _changelog(self) -> tuple[TopicIdentity, int]:
         """Return the changelog's identity, and for how many milliseconds it keeps tombstones; requested once."""
         if self._log_known is None:
-            name = self.config.changelog
+            name, topics = self.config.changelog, self._topics()
             identity = self._identity(name, self.now() + REQUEST_SECONDS)
-            tombstones_ms = TOMBSTONES_MS
-            topics = self._topics()
             try:
-                found = topics.describe([name], REQUEST_SECONDS)[name]
-                if found is not None:
-                    tombstones_ms = int(found.configs.get("delete.retention.ms", TOMBSTONES_MS))
-            except BrokerUnavailable:
-                raise
-            except StreamsError as error:
-                _log.info("%s: its delete.retention.ms is not known, a day is assumed: %s", name, error)
+                tombstones_ms = tombstones_ms_of(topics, name, REQUEST_SECONDS)
             finally:
                 topics.close()
             self._log_known = identity, tombstones_ms
         return self._log_known
-
-
-def layout_of(store: Any) -> str:
-    """Name a store's class and its codecs: another one does not take over what this one has kept."""
-    named: str = getattr(store, "layout", "") or f"{type(store).__module__}.{type(store).__qualname__}"
-    return named

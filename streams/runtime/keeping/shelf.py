@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Final
 
 from streams.core.checkpoints import FORMAT, FolderMark, LogIdentity, reason_to_distrust
+from streams.errors import BrokerUnavailable, StreamsError
 from streams.group import Shelf
 from streams.records import Change
 from streams.runtime.keeping.entries import Damaged
 from streams.runtime.keeping.folder import MARK, StateFolder, check_private, partition_of_name, read_mark
+from streams.runtime.ports import Topics
 from streams.topics import TopicIdentity
 
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks."""
+TOMBSTONES_MS: Final = 86_400_000
+"""``delete.retention.ms`` of a topic whose settings must not be read: Kafka's default."""
 TRIES: Final = 10
 """For a folder whose file is written anew while it is read."""
 _NAME: Final = "shelf"
@@ -123,3 +127,15 @@ def _name_of(parent: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:  # a full disk; the name is one for this run
         _log.info("the folders in %s have no name of their own: %s", parent, error)
     return name
+
+
+def tombstones_ms_of(topics: Topics, changelog: str, seconds: float) -> int:
+    """Return for how many milliseconds a changelog keeps tombstones. Raises ``BrokerUnavailable``."""
+    try:
+        found = topics.describe([changelog], seconds)[changelog]
+    except BrokerUnavailable:
+        raise
+    except StreamsError as error:
+        _log.info("%s: its delete.retention.ms is not known, a day is assumed: %s", changelog, error)
+        found = None
+    return TOMBSTONES_MS if found is None else int(found.configs.get("delete.retention.ms", TOMBSTONES_MS))

@@ -20,6 +20,7 @@ from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsE
 from streams.group import Order
 from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
+from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.looks import Looks
 from streams.runtime.member import WorkingMember
 from streams.runtime.ownership.replica import Replica
@@ -297,6 +298,16 @@ class Partitions:
                 self._begin_restart(worker, KnownFailures(), settle=False)
             elif worker.state is _S.DRAINING:
                 self._void(worker)
+
+    def begin_anew(self, kept: KeptPartition) -> None:
+        """Restore a partition from its changelog again, because its folder cannot be used any more."""
+        worker = self.workers.get(kept.partition)
+        if worker is None or worker.kept is not kept:
+            self._replicas.begin_anew(kept)
+        elif worker.state is _S.DRAINING:
+            self._void(worker)
+        else:
+            self._begin_restart(worker, worker.failures, settle=True)
 
     def _begin_restart(self, worker: PartitionWorker, known: KnownFailures, *, settle: bool) -> None:
         if worker.state not in (_S.ACTIVE, _S.RELEASING):

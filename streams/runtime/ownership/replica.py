@@ -102,16 +102,19 @@ class Replica(FollowedPartition):
     def receive(self, records: list[IncomingRecord]) -> None:
         """Put changelog records into the store. On the tail's thread."""
         change = self.store.receive_change
+        changes: list[Change | None] = []
         size = 0
         for record in records:
             key, value = record.key, record.value
+            changes.append(None)
             if key is None:
                 _log.warning("%s: a record without key does not belong into a changelog; it is ignored", record.where)
                 continue
             size += len(key) + len(value or b"")
             if not key.startswith(RESERVED_KEY_PREFIX):
                 kind = record.header(TYPE_HEADER) if record.headers else None
-                change(Change(key, value, None, kind.decode() if kind else ""))
+                changes[-1] = received = Change(key, value, None, kind.decode() if kind else "")
+                change(received)
             elif key == OFFSET_KEY and value is not None:
                 self._receive_offset(record)
             elif key.startswith(TIMER_PREFIX):
@@ -123,7 +126,7 @@ class Replica(FollowedPartition):
         self.records += len(records)
         self.size += size
         if self.kept is not None:
-            self.kept.receive(records)
+            self.kept.receive(records, changes)
 
     def advance(self, position: int, end: int, *, more: bool) -> bool:
         """See ``FollowedPartition.advance``; returns whether that is news for a take-over or a move."""

@@ -19,7 +19,9 @@ from streams.protocols import StateStore
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OffsetRecord, TopicIds
-from streams.runtime.keeping.keeper import HalfLoaded, KeptPartition, layout_of
+from streams.runtime.keeping.entries import HalfLoaded
+from streams.runtime.keeping.keeper import KeptPartition
+from streams.runtime.keeping.on_disk import open_for, refuse_without_folder
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.reading.log_follower import FROM_START
@@ -140,6 +142,13 @@ class Replicas:
         copy.timers = timers
         self._follow(copy, position)
 
+    def begin_anew(self, kept: KeptPartition) -> None:
+        """Fill a copy again whose folder cannot be used any more."""
+        copy = self._copies.get(kept.partition)
+        if copy is not None and copy.kept is kept:
+            self._discard(kept.partition)
+            self._begin(self._new(kept.partition))
+
     def take(self, partition: int, when: Callable[[Replica], bool] = lambda _: True) -> Replica | None:
         """Take a copy out, if there is one that fits: the store belongs to the caller. ``None`` also while the tail
         puts records into it: wait for ``changed`` then."""
@@ -240,6 +249,7 @@ class Replicas:
         """Fill an empty copy: from its folder, if there is one, and then from the changelog."""
         keeper = self._member.keeper
         if keeper is None:
+            refuse_without_folder(copy.store)
             self._follow(copy, FROM_START)
             return
         with self._lock:
@@ -253,7 +263,7 @@ class Replicas:
         assert keeper is not None
         try:
             if not copy.is_discarded:
-                copy.kept = keeper.open(copy.partition, layout_of(copy.store), copy.restore, copy.loads)
+                copy.kept = open_for(keeper, copy.store, copy.partition, copy.restore, copy.loads)
                 if copy.kept is not None and copy.kept.point is not None:
                     copy.begin_from(copy.kept.point)
         except Exception as error:

@@ -73,6 +73,7 @@ class TransactionPool:
         self._urgent = False
         self._work = Signal()  # something to seal or send
         self._flushed = Signal()  # something to commit
+        self._is_held = False
         self._progress = Broadcast()  # at each settlement: room, barriers
         self._failure: TransactionFailed | None = None
         self._scope = anyio.CancelScope()  # the stages, or the recovery, whichever is running
@@ -115,9 +116,15 @@ class TransactionPool:
 
     @property
     def is_full(self) -> bool:
-        """Check whether the open transaction takes no more events."""
+        """Check whether the open transaction takes no more events, or the intake is held."""
         txn = self._open
-        return txn is not None and batching.is_full(self.rule, size=txn.size, size_bytes=txn.bytes)
+        return self._is_held or (txn is not None and batching.is_full(self.rule, size=txn.size, size_bytes=txn.bytes))
+
+    def hold(self, is_held: bool) -> None:
+        """Take no further events, or take them again: what is committed waits for a disk."""
+        if self._is_held is not is_held:
+            self._is_held = is_held
+            self._progress.notify()
 
     async def wait_room(self) -> None:
         """Wait until the open transaction takes events again."""

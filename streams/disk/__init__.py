@@ -1,0 +1,8 @@
+"""Databases for state that is larger than memory (``Table.factory(engine=...)``): one per partition, in its folder."""
+
+from __future__ import annotations
+
+from streams.disk.rocksdb import RocksDB
+from streams.disk.sqlite import SQLite
+
+__all__ = ["RocksDB", "SQLite"]

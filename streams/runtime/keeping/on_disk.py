@@ -1,0 +1,245 @@
+"""State in a database on disk (``DiskEngine``): its folder, and its way there.
+
+The mark is in the database, and is written in one step with what it counts. The file of the mark beside it is a copy,
+for the comparison of folders. What follows a mark is written, too, if it is much: reading the changelog on from the
+mark ends at the same state (each record says what its key is), as long as no tombstone behind the mark can be gone. So
+a database that has got to no mark is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
+from streams.errors import ConfigError, DiskDamaged, StreamsError
+from streams.protocols import DiskDatabase, DiskEngine, DiskStore
+from streams.records import Change
+from streams.runtime.changelog import TIMER_PREFIX
+from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.folder import Broken, StateFolder, check_private
+from streams.runtime.keeping.keeper import KeptPartition, Point, StateKeeper
+
+PAGE = 512
+"""Timers that are read at a time."""
+
+
+class DatabaseFolder(StateFolder):
+    """A folder with a database in it. One thread."""
+
+    engine: DiskEngine
+    memory_bytes: int
+    partitions: int
+    database: DiskDatabase | None = None
+
+    @property
+    def _place(self) -> Path:
+        return self.path / f"data-{self.engine.name}"
+
+    def open_database(self) -> DiskDatabase:
+        """Open the database, or make it. Raises ``Damaged``, ``OSError`` and ``ConfigError``."""
+        if self.database is None:
+            self._file = self._place.name
+            if self._place.is_symlink() or self._place.exists():
+                check_private(self._place)
+            with _damaged():
+                self.database = self.engine.open(
+                    str(self._place), memory_bytes=self.memory_bytes, partitions=self.partitions
+                )
+        return self.database
+
+    def check(self, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
+        """See ``StateFolder``: the database itself tells whether it is as it was written."""
+        if not self._place.exists():
+            mark = self.mark = self._read_mark()
+            if mark is not None:
+                reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
+                raise Damaged(reason or f"{self._place.name} is missing")
+            self._remove_strays()
+            return False
+        with _damaged():
+            found = self.open_database().mark()
+        self._remove_strays()
+        if found is None:
+            self.close_database()
+            shutil.rmtree(self._place)
+            self.mark = None
+            return False
+        try:
+            mark = self.mark = msgspec.json.decode(found, type=FolderMark)
+        except msgspec.DecodeError as error:
+            raise Damaged(f"its mark cannot be read ({error})") from error
+        reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
+        if reason:
+            raise Damaged(reason)
+        return True
+
+    def load(self) -> Iterator[list[Change]]:
+        """Yield what the source keeps beside the store's state: its timers."""
+        database, low = self.open_database(), TIMER_PREFIX
+        high = TIMER_PREFIX[:-1] + bytes([TIMER_PREFIX[-1] + 1])
+        while True:
+            with _damaged():
+                rows = database.scan(low, high, reverse=False, limit=PAGE)
+            yield [Change(key, value) for key, value in rows]
+            if len(rows) < PAGE:
+                return
+            low = rows[-1][0] + b"\0"
+
+    def write(self, changes: Sequence[Change], identity: LogIdentity, point: Point | None) -> None:
+        """Write changes, and with them the mark, if there is a ``point``. Raises ``OSError``: nothing of them is there;
+        ``Broken``: the database cannot be used any more."""
+        mark = None if point is None else FolderMark(identity, *point, self._file, 0, 0, 0)
+        rows = [(change.key, change.value) for change in changes]
+        try:
+            self.open_database().write(rows, None if mark is None else msgspec.json.encode(mark))
+        except OSError:
+            raise
+        except Exception as error:
+            raise Broken(0, f"{self._file} cannot be written to: {error!r}") from error
+        if mark is not None:
+            self.mark = mark
+            with contextlib.suppress(OSError):  # it is a copy
+                self._replace_mark(mark)
+
+    def rewrite_if_due(self, *, pause: bool = True) -> bool:
+        return False
+
+    def set_aside(self) -> Path:
+        """See ``StateFolder``."""
+        self.close_database()
+        return super().set_aside()
+
+    def close_database(self) -> None:
+        """Close the database; it may be opened again."""
+        database, self.database = self.database, None
+        if database is not None:
+            database.close()
+
+    def close(self) -> None:
+        """Free database and lock."""
+        try:
+            self.close_database()
+        finally:
+            super().close()
+
+
+class PartitionOnDisk(KeptPartition):
+    """The way of one partition's committed changes into its database."""
+
+    folder: DatabaseFolder
+    needs_disk = True
+
+    def __init__(self, store: DiskStore, keeper: StateKeeper, identity: LogIdentity, folder: DatabaseFolder) -> None:
+        super().__init__(keeper, identity, folder)
+        self.store = store
+        store.attach(folder.open_database(), self.give_up)
+        self._share([*keeper.open_ones, self])
+
+    def _checkpoint(self, pause: bool) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            if self._is_marked and not self._gathered:
+                if self.size < self._keeper.config.state.checkpoint_bytes:
+                    return
+                point, changes, self._behind = None, self._behind, {}  # it does not count yet
+            else:
+                point, changes, self._gathered = self.point, self._gathered, {}
+            self._writing = len(changes)
+        try:
+            self.folder.write(list(changes.values()), self.identity, point)
+        except OSError:
+            with self._lock:
+                if not self._is_over:
+                    if point is None and self._is_marked:
+                        self._behind = changes | self._behind
+                    else:
+                        self._gathered = changes | self._gathered
+            raise
+        finally:
+            with self._lock:
+                self._writing = 0
+            self._keeper.wrote()
+        if point is not None:
+            with self._lock:
+                self._is_marked = self.point is point
+        self.store.written(list(changes.values()))
+
+    def relieve(self) -> None:
+        """See ``KeptPartition``."""
+        self.store.relieve()
+
+    def give_up(self, why: str) -> None:
+        """Leave the folder, which cannot be used any more: the partition begins anew. Any thread."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._drop()
+            self.distrusted = why
+        self._keeper.damages.deliver(self)
+
+    def abandon(self) -> None:
+        """See ``KeptPartition``."""
+        super().abandon()
+        self._share(list(self._keeper.open_ones))
+
+    def _share(self, all_of_them: Sequence[KeptPartition]) -> None:
+        """Give each table its part of a half of the memory; the other half is for the databases."""
+        stores = [kept.store for kept in all_of_them if isinstance(kept, PartitionOnDisk)]
+        for store in stores:
+            store.limit_cache(self._keeper.config.state.memory_bytes // 2 // len(stores))
+
+
+def open_for(
+    keeper: StateKeeper,
+    store: object,
+    partition: int,
+    restore: Callable[[Sequence[Change]], None],
+    progress: Callable[[int, int], None],
+) -> KeptPartition | None:
+    """Open the folder of a partition with this store; see ``StateKeeper.open``. Raises ``StreamsError`` if there can be
+    none, and the store needs one."""
+    if not isinstance(store, DiskStore):
+        return keeper.open(partition, layout_of(store), restore, progress)
+
+    def find(parent: Path, partition: int) -> StateFolder:
+        folder = DatabaseFolder.find(parent, partition)
+        assert isinstance(folder, DatabaseFolder)
+        folder.engine = store.disk
+        folder.memory_bytes, folder.partitions = keeper.config.state.memory_bytes // 2, keeper.config.num_partitions
+        return folder
+
+    kept = keeper.open(partition, layout_of(store), restore, progress, find, partial(PartitionOnDisk, store))
+    if kept is None:
+        where = f"{keeper.config.changelog}[{partition}]"
+        raise StreamsError(f"{where}: its state is on disk, and StateConfig.folder cannot be used for it")
+    return kept
+
+
+def layout_of(store: object) -> str:
+    """Name a store's class and its codecs: another one does not take over what this one has kept."""
+    named: str = getattr(store, "layout", "") or f"{type(store).__module__}.{type(store).__qualname__}"
+    return named
+
+
+def refuse_without_folder(store: object) -> None:
+    """Raise ``ConfigError`` for a store, or a factory of stores, that needs a folder where none is set."""
+    engine = getattr(store, "disk", None)
+    if engine is not None and hasattr(engine, "open"):
+        raise ConfigError(
+            f"Table.factory(engine={type(engine).__name__}()) keeps state on disk: set StateConfig.folder"
+        )
+
+
+@contextlib.contextmanager
+def _damaged() -> Iterator[None]:
+    try:
+        yield
+    except DiskDamaged as error:
+        raise Damaged(str(error)) from error
