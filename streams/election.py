@@ -31,8 +31,8 @@ from streams.errors import BrokerUnavailable, ConfigError, NotLeading, RecordsRe
 from streams.records import Output
 from streams.runtime.bridge import Inlet, Worker
 from streams.runtime.claim import Claim
+from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner
 from streams.runtime.signal import Signal
-from streams.runtime.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner
 from streams.sak.backoff import backoff_seconds
 from streams.settings_sources import bootstrap_servers as named_servers
 from streams.settings_sources import joined_client_settings

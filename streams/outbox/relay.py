@@ -22,7 +22,7 @@ from streams.outbox.config import RelayConfig
 from streams.outbox.database import DatabaseLost, open_session
 from streams.outbox.positions import positions_name, positions_spec
 from streams.outbox.shard import BatchRelayed, RelayEvent, ShardLoop, described
-from streams.runtime.tenure import GroupTenures, Tenure
+from streams.runtime.ownership.tenure import GroupTenures, Tenure
 from streams.statistics import SourceState
 
 _log = logging.getLogger(__name__)

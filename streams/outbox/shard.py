@@ -1,8 +1,8 @@
 """The rows of one shard on their way to Kafka: claimed, sent, deleted, exactly once.
 
 Words: the *claim* of a shard is its transactional id ``<name>.outbox.<shard>``, taken anew (``streams.runtime.claim``);
-the *ring* is in ``streams.core.outbox``. A group gives shards to relays (``streams.runtime.tenure``), which only says
-who should try. The order of the steps is the protocol. Each rule below is one of the model in
+the *ring* is in ``streams.core.outbox``. A group gives shards to relays (``streams.runtime.ownership.tenure``), which
+only says who should try. The order of the steps is the protocol. Each rule below is one of the model in
 ``tests/model/outbox_rules.py``, which finds a lost, doubled or misplaced row when a rule is left out.
 
 O1  The id is taken before the ring is read: nothing that a predecessor has begun can be committed behind the ring.
@@ -36,7 +36,7 @@ from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, St
 from streams.outbox.positions import ShardPositions, positions_name
 from streams.records import RefusedRecord
 from streams.runtime.claim import Claim
-from streams.runtime.tenure import Tenure
+from streams.runtime.ownership.tenure import Tenure
 from streams.sak.backoff import backoff_seconds
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ After an error of ``append`` nothing is guessed: ``take`` once more settles it, 
 known position tells which way. A writer that was fenced does so only when it is the elected one *by an answer that is
 younger than the error* (``Tenure.is_confirmed``): else two would take the claim from each other, again and again.
 
-Nothing here decides who should write: that is a group's business (``runtime.tenure``), or an operator's.
+Nothing here decides who should write: that is a group's business (``runtime.ownership.tenure``), or an operator's.
 """
 
 from __future__ import annotations

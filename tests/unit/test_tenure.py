@@ -9,7 +9,7 @@ import pytest
 
 from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.group import Assigned, Assignment, Fatal, GroupEvent, Lost, Revoked, Snapshot
-from streams.runtime.tenure import GroupTenures, Tenure
+from streams.runtime.ownership.tenure import GroupTenures, Tenure
 
 
 class ScriptedGroup:
