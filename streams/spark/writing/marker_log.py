@@ -21,6 +21,7 @@ from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.clients.producing.rows import Rows
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 from streams.spark.kafka import TIMEOUT_SECONDS, client, topic_admin, translated
+from streams.spark.options import KafkaSettings
 from streams.spark.writing.markers import Stored
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class MarkerLog:
 
     topic: str
     _identity: str
-    _kafka: dict[str, str] = field(repr=False)
+    _kafka: KafkaSettings = field(repr=False)
     _doing: object
 
     def write(self, forwarder: BatchForwarder, marker: Stored) -> None:
