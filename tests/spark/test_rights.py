@@ -15,7 +15,7 @@ from tests.spark.log_kit import Log
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 RIGHTS = [
-    "Read topic SOURCE", "Write topic OUTPUT", "DescribeConfigs topic OUTPUT",
+    "Read topic SOURCE", "Read topic OUTPUT", "Write topic OUTPUT", "DescribeConfigs topic OUTPUT",
     "Read group team-a.*", "Write transactional-id team-a.*",
 ]  # fmt: skip
 VALUES = sorted(str(number) for number in range(200))
