@@ -27,6 +27,9 @@ COLUMNS = (
     "distance INT, hour INT, minute INT, time_hour STRING"
 )
 
+ORDER = ("at", "rank", "flight_id")
+"""The events of a key are written in the order of these columns."""
+
 
 class DataMissing(Exception):
     """The data set is not installed, or is not what it should be. The message says what to do."""
@@ -107,75 +110,44 @@ def clock(column: str) -> Column:
     return F.floor(F.col(column) / 100) * 60 + F.col(column) % 100
 
 
-def departures(timed: DataFrame) -> DataFrame:
-    """One row per ``FlightDeparted``, with ``key``, ``at`` and ``rank`` for the order."""
-    return timed.where("departed_at IS NOT NULL").select(
-        "key",
-        F.col("departed_at").alias("at"),
-        F.lit(1).alias("rank"),
-        "flight_id",
-        F.col("tailnum").alias("tail"),
-        "carrier",
-        "origin",
-        F.col("dest").alias("destination"),
-        "departed_at",
-        F.col("dep_delay").alias("delay_minutes"),
-    )
+def moves(timed: DataFrame) -> DataFrame:
+    """One row per event, with the columns of all three classes, and ``at`` and ``rank`` for the order.
 
-
-def arrivals(timed: DataFrame) -> DataFrame:
-    """One row per ``FlightArrived``. A diverted flight has no delay on arrival in the file, and gets none of these."""
-    return timed.where("arrived_at IS NOT NULL AND arr_delay IS NOT NULL").select(
-        "key",
-        F.col("arrived_at").alias("at"),
-        F.lit(2).alias("rank"),
-        "flight_id",
+    ``rank`` is also the kind: 0 never left (no time of departure), 1 left, 2 arrived. A diverted flight has no delay on
+    arrival in the file, and does not arrive.
+    """
+    left = F.col("departed_at").isNotNull()
+    arrived = F.col("arrived_at").isNotNull() & F.col("arr_delay").isNotNull()
+    ranks = F.array_compact(F.array(F.when(~left, F.lit(0)), F.when(left, F.lit(1)), F.when(arrived, F.lit(2))))
+    rank = F.col("rank")
+    return timed.select("*", F.explode(ranks).alias("rank")).select(
+        "key", "rank", "flight_id", "carrier", "flight", "origin", "departed_at", "arrived_at", "scheduled_at",
+        F.when(rank == 2, F.col("arrived_at")).when(rank == 1, F.col("departed_at")).otherwise(F.col("scheduled_at"))
+        .alias("at"),
+        F.when(rank == 2, F.col("arr_delay")).otherwise(F.col("dep_delay")).alias("delay_minutes"),
         F.col("tailnum").alias("tail"),
-        "carrier",
         F.col("dest").alias("destination"),
-        "arrived_at",
         F.col("landing_day").alias("day"),
-        F.col("arr_delay").alias("delay_minutes"),
         F.col("air_time").alias("air_minutes"),
-    )
-
-
-def cancellations(timed: DataFrame) -> DataFrame:
-    """One row per ``FlightCancelled``: no time of departure."""
-    return timed.where("departed_at IS NULL").select(
-        "key",
-        F.col("scheduled_at").alias("at"),
-        F.lit(0).alias("rank"),
-        "flight_id",
-        F.col("tailnum").alias("tail"),
-        "carrier",
-        "flight",
-        "origin",
-        F.col("dest").alias("destination"),
-        "scheduled_at",
-    )
+    )  # fmt: skip
 
 
 def encoded(flights: DataFrame) -> DataFrame:
-    """All events as records, those of one key together and in time order."""
-    timed = with_times(flights)
-    order = ("at", "rank", "flight_id")
-    parts = [
-        kes_spark.encode(departures(timed), FlightDeparted, key="key", keep=order),
-        kes_spark.encode(arrivals(timed), FlightArrived, key="key", keep=order),
-        kes_spark.encode(cancellations(timed), FlightCancelled, key="key", keep=order),
-    ]
-    together = parts[0].unionByName(parts[1]).unionByName(parts[2])
-    return kes_spark.ordered(together, *order, partitions=4)
+    """All events as records, those of one key together and in time order, made in one pass over the flights."""
+    records = kes_spark.encode_each(
+        moves(with_times(flights)),
+        kes_spark.Encoding(FlightCancelled, key="key", where="rank = 0"),
+        kes_spark.Encoding(FlightDeparted, key="key", where="rank = 1"),
+        kes_spark.Encoding(FlightArrived, key="key", where="rank = 2"),
+        keep=ORDER,
+    )
+    return kes_spark.ordered(records, *ORDER, partitions=4)
 
 
 def produce(spark: SparkSession, csv: Path, servers: str, write_id: str) -> kes_spark.WriteResult:
     """Turn the file into events in the flights topic, all of them at one instant, and once only per ``write_id``."""
-    flights = read_flights(spark, csv).persist()
-    try:
-        return kes_spark.write(encoded(flights), topic=FLIGHTS_TOPIC, servers=servers, write_id=write_id)
-    finally:
-        flights.unpersist()
+    events = encoded(read_flights(spark, csv))
+    return kes_spark.write(events, topic=FLIGHTS_TOPIC, servers=servers, write_id=write_id)
 
 
 def delays_by_hour(spark: SparkSession, servers: str) -> dict[tuple[str, int], tuple[int, int]]:

@@ -16,6 +16,7 @@ from streams.clients.permissions import Right, denied
 from streams.clients.settings import RESERVED, ClientSettings
 from streams.clients.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
+from streams.spark.options import KafkaSettings, TokenCallback
 
 TIMEOUT_SECONDS = 30.0
 ASK_SECONDS = 10.0
@@ -29,8 +30,10 @@ _ADMINS: dict[tuple[tuple[str, str], ...], TopicAdmin] = {}
 _log = logging.getLogger(__name__)
 
 
-def client(kind: Any, kafka: dict[str, str], settings: dict[str, Any] | None = None) -> Any:
+def client(kind: Any, kafka: KafkaSettings, settings: dict[str, Any] | None = None) -> Any:
     """A librdkafka client of a kind; raises ``ConfigError`` for settings that it does not know."""
+    if isinstance(callback := kafka.get("oauth_cb"), TokenCallback):
+        callback.function()  # within the client, an error of the import would be one of the login
     # AdminClient, Consumer and Producer take the same dict; Any, because their stubs disagree about it.
     merged = {"client.id": "kes-spark", "log_level": 3, **kafka, **(settings or {})}
     try:
@@ -41,7 +44,7 @@ def client(kind: Any, kafka: dict[str, str], settings: dict[str, Any] | None = N
         raise ConfigError(f"an option kafka.* is wrong: {error}") from error
 
 
-def translated(error: KafkaException, doing: str, kafka: dict[str, str], needed: Sequence[Right] = ()) -> StreamsError:
+def translated(error: KafkaException, doing: str, kafka: KafkaSettings, needed: Sequence[Right] = ()) -> StreamsError:
     """Our error for the client's, with what was being done and where. ``needed``: the rights that it takes."""
     reason: KafkaError = error.args[0]
     servers = kafka["bootstrap.servers"]
@@ -81,7 +84,7 @@ def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:
     return found
 
 
-def topic_admin(kafka: dict[str, str]) -> TopicAdmin:
+def topic_admin(kafka: KafkaSettings) -> TopicAdmin:
     """Return a client for questions about topics, one for all of this process: connecting takes longer than a request,
     far longer on a secured cluster, and the next task of a Python worker asks the same brokers."""
     kept = tuple(sorted(kafka.items()))
@@ -91,13 +94,13 @@ def topic_admin(kafka: dict[str, str]) -> TopicAdmin:
     return _ADMINS.setdefault(kept, admin)
 
 
-def settings_of(kafka: dict[str, str], group: str = "") -> ClientSettings:
+def settings_of(kafka: KafkaSettings, group: str = "") -> ClientSettings:
     """Return the settings of the toolkit's own clients."""
     overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
     return ClientSettings(kafka["bootstrap.servers"], overrides, client_id="kes-spark", group_id=group)
 
 
-def no_such_topic(topic: str, kafka: dict[str, str]) -> TopicError:
+def no_such_topic(topic: str, kafka: KafkaSettings) -> TopicError:
     """The error for a topic that was named and does not exist."""
     return TopicError(
         f"topic {topic!r} does not exist at {kafka['bootstrap.servers']}: create it first (kes topics apply), or "

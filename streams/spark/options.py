@@ -10,16 +10,27 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping
-from typing import Final
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, Final
 
 from streams.errors import ConfigError
+
+KafkaSettings = dict[str, Any]
+"""Settings by librdkafka's names: text, and where there is one a ``TokenCallback``. They are sent to tasks."""
 
 DEFAULT_BOOTSTRAP: Final = "KES_BOOTSTRAP_SERVERS"
 LARGEST: Final = 2**63 - 1
 """What offsets and times may be in Kafka, and numbers in Spark's limits."""
 
 _BOOTSTRAP: Final = ("kafka.bootstrap.servers", "bootstrap.servers")
+_PREFIX: Final = "idPrefix"
+_CALLBACK: Final = "tokenCallback"
+_SHARED: Final = (*_BOOTSTRAP, _PREFIX, _CALLBACK)
+"""Known to reading and to writing."""
 
 _OURS: Final = {  # set by the protocol; another value would break it
     "transactional.id": "it comes from writeId",
@@ -31,6 +42,7 @@ _OURS: Final = {  # set by the protocol; another value would break it
     "enable.auto.commit": "offsets are Spark's, not a group's",
     "auto.offset.reset": "use the option startingOffsets",
     "enable.partition.eof": "the reader needs it",
+    "oauth_cb": f"name the function in the option {_CALLBACK}",
 }
 _JAVA_ONLY: Final = {
     "sasl.jaas.config": "kafka.sasl.username and kafka.sasl.password",
@@ -94,7 +106,7 @@ def checked(options: Mapping[str, str], known: Iterable[str], doing: str) -> dic
     for name, value in options.items():
         if plain.setdefault(name.lower(), value) != value:
             raise ConfigError(f"option {name} is given twice, with different values")
-    by_lower = {name.lower(): name for name in (*known, *_BOOTSTRAP)}
+    by_lower = {name.lower(): name for name in (*known, *_SHARED)}
     for name in plain:
         if name in by_lower or name.startswith("kafka."):
             continue
@@ -106,9 +118,54 @@ def checked(options: Mapping[str, str], known: Iterable[str], doing: str) -> dic
     return plain
 
 
-def kafka_settings(plain: Mapping[str, str]) -> dict[str, str]:
-    """Settings for librdkafka: everything after ``kafka.``, and where the brokers are."""
-    found = {name.removeprefix("kafka."): value for name, value in plain.items() if name.startswith("kafka.")}
+@dataclass(frozen=True, slots=True)
+class TokenCallback:
+    """An ``oauth_cb`` by its name, ``module:function``, which each process imports for itself."""
+
+    name: str
+
+    def __call__(self, config: str) -> Any:
+        """Return what the function returns: a token, when it expires (seconds since 1970), and what may follow."""
+        return self.function()(config)
+
+    def function(self) -> Callable[[str], Any]:
+        """Import it. Raises ``ConfigError``."""
+        module, _, name = self.name.partition(":")
+        try:
+            found: Any = attrgetter(name)(import_module(module))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"option {_CALLBACK} must be module:function, of a module that Spark's driver and its workers can "
+                f"import, not {self.name!r} ({error})"
+            ) from error
+        if not callable(found):
+            raise ConfigError(f"option {_CALLBACK}: {self.name!r} is {type(found).__name__}, which is no function")
+        function: Callable[[str], Any] = found
+        return function
+
+
+def id_prefix(plain: Mapping[str, str]) -> str:
+    """The beginning of the names of groups and of transactional ids. One for both: a marker's group and the
+    transactional id that fences its writers are one name, else a run could share the marker of one that it does not
+    fence.
+
+    Raises ``ConfigError``.
+    """
+    prefix = plain.get(_PREFIX.lower(), "")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{0,50}", prefix) or "kes.spark" in prefix:
+        raise ConfigError(
+            f"option {_PREFIX} must be at most 50 letters, digits, '.', '_' or '-', and without kes.spark, which "
+            f"follows it, not {prefix!r}"
+        )
+    return prefix
+
+
+def kafka_settings(plain: Mapping[str, str]) -> KafkaSettings:
+    """Settings for librdkafka: everything after ``kafka.``, where the brokers are, and the function for tokens. Raises
+    ``ConfigError``."""
+    found: KafkaSettings = {
+        name.removeprefix("kafka."): value for name, value in plain.items() if name.startswith("kafka.")
+    }
     for name in found:
         if name in _OURS:
             raise ConfigError(f"option kafka.{name} cannot be set: {_OURS[name]}")
@@ -118,6 +175,13 @@ def kafka_settings(plain: Mapping[str, str]) -> dict[str, str]:
     if len(given) > 1:
         raise ConfigError("options kafka.bootstrap.servers and bootstrap.servers differ: give one of them")
     found["bootstrap.servers"] = bootstrap_servers(next(iter(given), None))
+    if given_callback := plain.get(_CALLBACK.lower()):
+        mechanism = found.get("sasl.mechanism") or found.get("sasl.mechanisms") or ""
+        if mechanism.upper() != "OAUTHBEARER":
+            raise ConfigError(f"option {_CALLBACK} is for kafka.sasl.mechanism=OAUTHBEARER")
+        callback = TokenCallback(given_callback)
+        callback.function()  # an error of the driver, before there is a task
+        found["oauth_cb"] = callback
     return found
 
 

@@ -81,7 +81,7 @@ async def test_transactions_of_version_1(topic_prefix: str) -> None:
         assert values(topic.records()) == [*sorted([b"%d" % batch for batch in range(5)] * len(KEYS)), b"5"]
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "MUTUAL"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "MUTUAL"])
 def test_each_way_to_authenticate(secure: tuple[KafkaBroker, dict[str, str], Path], mechanism: str) -> None:
     """For the tasks' question, the driver's batches and its marker."""
     broker, addresses, folder = secure
@@ -90,10 +90,14 @@ def test_each_way_to_authenticate(secure: tuple[KafkaBroker, dict[str, str], Pat
         settings |= {"security.protocol": "ssl", "ssl.certificate.location": str(folder / "client.crt")}
         settings |= {"ssl.key.location": str(folder / "client.key")}
     else:
-        settings |= {"sasl.mechanism": mechanism, "sasl.username": "alice", "sasl.password": "secret"}
+        settings |= {"sasl.mechanism": mechanism}
+        if mechanism != "OAUTHBEARER":
+            settings |= {"sasl.username": "alice", "sasl.password": "secret"}
     address = addresses["MUTUAL" if mechanism == "MUTUAL" else "SASL"]
     topic = of_sink(Topic(Log(broker.bootstrap_servers), "t"), mechanism)
     given = {SERVERS: address, "topic": "t", "sink": mechanism}
+    if mechanism == "OAUTHBEARER":
+        given["tokenCallback"] = "tests.spark.tokens:alice"
     options = stream_write_options(given | {f"kafka.{name}": value for name, value in settings.items()})
     before = values(topic.records())
     topic.target.kafka.update(options.kafka)

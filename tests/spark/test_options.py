@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
+from streams.clients.producing.forwarding import settings_of
 from streams.errors import ConfigError
-from streams.spark.options import addressed, agreed, checked, kafka_settings
+from streams.spark.kafka import client
+from streams.spark.options import TokenCallback, addressed, agreed, checked, kafka_settings
 from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
+from streams.spark.writing.sink import target_of
 from streams.spark.writing.write_options import stream_write_options, write_options
 
 pytestmark = pytest.mark.spark
@@ -39,6 +45,9 @@ def write(change: dict[str, str]) -> Any:
 def sink(change: dict[str, str]) -> Any:
     return stream_write_options({**SINK, **change})
 
+
+ALICE = "tests.spark.tokens:alice"
+TOKEN = {"kafka.security.protocol": "sasl_plaintext", "kafka.sasl.mechanism": "OAUTHBEARER"}
 
 Make = Callable[[dict[str, str]], object]
 WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
@@ -90,6 +99,16 @@ WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
         ),
         ({"startingTimestamp": "1e30"}, "startingTimestamp must be .* at most 9223372036854775807"),
         ({"sasl.password": "x"}, "unknown option sasl.password .* did you mean kafka.sasl.password"),
+    ],
+    (batch, stream, write, sink): [
+        ({"idPrefix": "a/b"}, "option idPrefix must be at most 50 letters"),
+        ({"idPrefix": "kes.spark."}, r"and without kes\.spark, which follows it"),
+        ({"tokenCallback": ALICE}, r"option tokenCallback is for kafka\.sasl\.mechanism=OAUTHBEARER"),
+        ({**TOKEN, "tokenCallback": "nowhere.at_all:alice"}, "tokenCallback must be module:function.*nowhere"),
+        ({**TOKEN, "tokenCallback": "tests.spark.tokens"}, "tokenCallback must be module:function"),
+        ({**TOKEN, "tokenCallback": "tests.spark.tokens:bob"}, "tokenCallback must be module:function.*bob"),
+        ({**TOKEN, "tokenCallback": "tests.spark.tokens:not_a_function"}, "is str, which is no function"),
+        ({"kafka.oauth_cb": ALICE}, r"kafka\.oauth_cb cannot be set: name the function in the option tokenCallback"),
     ],
     (batch,): [
         ({"endingOffsets": "earliest"}, "option endingOffsets must be latest or JSON"),
@@ -262,3 +281,30 @@ def test_where_the_brokers_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert addressed({}, None) == {"kafka.bootstrap.servers": "env:1"}
     assert read_options({"subscribe": "a"}).kafka["bootstrap.servers"] == "env:1"
     assert batch({}).kafka["bootstrap.servers"] == "b:1"
+
+
+def test_the_prefix_of_groups_and_transactional_ids() -> None:
+    """Without one, the names are those of before, and a marker under the former name is taken over."""
+    assert (batch({}).group, stream({"idPrefix": "team-a."}).group) == ("kes-spark", "team-a.kes-spark")
+    targets = [target_of(make(change)) for change in ({}, {"IDPREFIX": "team-a."}) for make in (write, sink)]
+    names = ["kes.spark.write.t/w", "kes.spark.stream/t/s", "team-a.kes.spark.write.t/w", "team-a.kes.spark.stream/t/s"]
+    assert [target.identity for target in targets] == names
+    assert [target.former for target in targets] == [None, "kes.spark.stream.s", None, None]
+
+
+@pytest.mark.parametrize("make", [batch, stream, write, sink])
+def test_a_callback_for_tokens_goes_with_the_settings(make: Any) -> None:
+    """By its name: they are the key of what a worker keeps, and are sent to tasks."""
+    kafka = pickle.loads(pickle.dumps(make({**TOKEN, "tokenCallback": ALICE}).kafka))
+    callback = kafka["oauth_cb"]
+    assert hash(callback) == hash(TokenCallback(ALICE))
+    token, expires = callback("")
+    assert token.count(".") == 2
+    assert expires > time.time()
+    assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
+
+
+def test_a_worker_that_cannot_import_the_callback() -> None:
+    kafka = {"bootstrap.servers": "b:1", "group.id": "g", **TOKEN, "oauth_cb": TokenCallback("nowhere.at_all:alice")}
+    with pytest.raises(ConfigError, match=r"Spark's driver and its workers can import, not 'nowhere\.at_all:alice'"):
+        client(Consumer, kafka)

@@ -131,7 +131,7 @@ def test_settings_of_the_user_are_not_passed_over(monkeypatch: pytest.MonkeyPatc
         assert settings["reconnect.backoff.max.ms"] == "9"
 
 
-@pytest.mark.parametrize("name", ["error_cb", "oauth_cb", "default.topic.config"])
+@pytest.mark.parametrize("name", ["error_cb", "default.topic.config"])
 def test_a_setting_that_no_text_can_be_is_told_as_that(name: str) -> None:
     with pytest.raises(ConfigError, match=r"an option kafka\.\* is wrong"):
         client(Consumer, {"bootstrap.servers": "b:1", "group.id": "g", name: "x"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from streams.errors import ConfigError
-from streams.spark.options import checked, flag, kafka_settings, number, whole, word
+from streams.spark.options import KafkaSettings, checked, flag, id_prefix, kafka_settings, number, whole, word
 
 EARLIEST, LATEST = -2, -1
 
@@ -44,7 +44,9 @@ class Edge:
 class ReadOptions:
     """The options of a read. ``kafka`` may hold secrets and stays out of ``repr``. Sizes are in offsets."""
 
-    kafka: dict[str, str] = field(repr=False)
+    kafka: KafkaSettings = field(repr=False)
+    group: str
+    """For consumers, which need one; nothing is committed under it, and it has no members."""
     topics: TopicChoice
     starting: Edge
     ending: Edge
@@ -79,7 +81,7 @@ _BOTH: Final = (
 _ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _ONLY_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsTo")
 _REFUSED: Final = {
-    "groupIdPrefix": "reading joins no group; commitOffsetsTo names one that lag tools can look at",
+    "groupIdPrefix": "reading joins no group; commitOffsetsTo names one for lag tools, idPrefix helps with ACLs",
     "kafkaConsumer.pollTimeoutMs": "use stallSeconds",
     "fetchOffset.numRetries": "it asks again until stallSeconds are over",
     "fetchOffset.retryIntervalMs": "it asks again until stallSeconds are over",
@@ -102,6 +104,7 @@ def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOpt
     _check_order(starting, ending)
     return ReadOptions(
         kafka=kafka_settings(plain),
+        group=f"{id_prefix(plain)}kes-spark",
         topics=topics,
         starting=starting,
         ending=ending,

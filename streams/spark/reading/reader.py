@@ -165,8 +165,8 @@ class _RangeReader:
         self._log_end: int | None = None  # where the broker says that the partition ends, below the range's end
         fetching = fetch_settings(span.end - span.start)
         self._key = (
-            frozenset(options.kafka.items()), options.committed_only, span.topic, span.topic_id, span.partition,
-            *fetching.values(),
+            frozenset(options.kafka.items()), options.group, options.committed_only, span.topic, span.topic_id,
+            span.partition, *fetching.values(),
         )  # fmt: skip
         kept = take(self._key)
         self._kept = kept or KeptConsumer(self._made(fetching), fetching["queued.min.messages"] > 1000)
@@ -187,7 +187,7 @@ class _RangeReader:
             "fetch.queue.backoff.ms": 5,  # with the default, 1 s, reading halts each time that the queue was full
             "reconnect.backoff.max.ms": 1000,
             **self._options.kafka,
-            "group.id": "kes-spark",  # required by the client; nothing is ever committed under it
+            "group.id": self._options.group,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",

@@ -24,6 +24,7 @@ from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.errors import RecordRefused
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, shown_key
 from streams.spark.columns import SINK_COLUMNS
+from streams.spark.options import KafkaSettings
 from streams.spark.writing.header_columns import HeaderColumn, headers_of
 from streams.spark.writing.placing import MOST_BATCH_BYTES, Numbers, TopicShape, key_hashes, partitions_of
 
@@ -82,7 +83,7 @@ class BatchEncoder:
     """
 
     def __init__(
-        self, topic: str | None, kafka: dict[str, str], doing: str, shape_of: Callable[[str], TopicShape]
+        self, topic: str | None, kafka: KafkaSettings, doing: str, shape_of: Callable[[str], TopicShape]
     ) -> None:
         self.rows = 0
         self._topic = topic
@@ -321,7 +322,7 @@ def _ragged(fields: list[tuple[Numbers, Numbers]]) -> Any:
     return pa.LargeBinaryArray.from_buffers(_BYTES, len(counts), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def compression(kafka: dict[str, str]) -> Compression | None:
+def compression(kafka: KafkaSettings) -> Compression | None:
     """Choose the codec of a write's batches: ``kafka.compression.type``, zstd unless it is given, in its fastest level
     unless ``kafka.compression.level`` is. Raises ``ConfigError``."""
     name, level = codec_of({"compression.level": "1", **kafka}, "zstd")

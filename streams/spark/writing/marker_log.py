@@ -22,6 +22,7 @@ from streams.clients.producing.rows import Rows
 from streams.clients.reader import PartitionReader
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 from streams.spark.kafka import TIMEOUT_SECONDS, settings_of, topic_admin
+from streams.spark.options import KafkaSettings
 from streams.spark.writing.markers import Stored
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class MarkerLog:
 
     topic: str
     _identity: str
-    _kafka: dict[str, str] = field(repr=False)
+    _kafka: KafkaSettings = field(repr=False)
     _doing: object
 
     def write(self, forwarder: BatchForwarder, marker: Stored) -> None:

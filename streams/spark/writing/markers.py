@@ -157,8 +157,8 @@ class BatchRequest:
         raise ConfigError(
             f"{self}: the marker of what was written before is missing{given}. It expires when nothing is written for "
             "longer than the broker's offsets.retention.minutes (7 days by default), goes when its group "
-            f"{self.identity} or its topic is deleted, and is not found when the option topic or markerTopic was "
-            f"changed. Find out whether batch {self.batch} is in the topic, then start once with option "
+            f"{self.identity} or its topic is deleted, and is not found when the option topic, markerTopic or idPrefix "
+            f"was changed. Find out whether batch {self.batch} is in the topic, then start once with option "
             f"lastWrittenBatch={self.query}:{self.batch} (it is) or {self.query}:{self.batch - 1} (it is not). "
             "Nothing was written"
         )

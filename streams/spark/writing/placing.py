@@ -15,6 +15,7 @@ import numpy as np
 from streams.errors import TopicError
 from streams.sak.murmur2 import murmur2
 from streams.spark.kafka import TIMEOUT_SECONDS, no_such_topic, topic_admin
+from streams.spark.options import KafkaSettings
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,13 +33,13 @@ class TopicShape(NamedTuple):
     batch_bytes: int | None
 
 
-def topic_shapes(kafka: dict[str, str]) -> Callable[[str], TopicShape]:
+def topic_shapes(kafka: KafkaSettings) -> Callable[[str], TopicShape]:
     """Return a function that requests the shapes of topics, once each. It raises ``TopicError`` when there is no such
     topic, ``BrokerUnavailable``, ``ConfigError``."""
     return functools.cache(functools.partial(_shape, kafka))
 
 
-def _shape(kafka: dict[str, str], topic: str) -> TopicShape:
+def _shape(kafka: KafkaSettings, topic: str) -> TopicShape:
     admin = topic_admin(kafka)
     begun = time.monotonic()
     while (found := admin.identity(topic, TIMEOUT_SECONDS)) is None:  # a topic just made is not known everywhere

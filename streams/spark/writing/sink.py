@@ -47,10 +47,12 @@ def target_of(options: WriteOptions | StreamWriteOptions) -> WriteTarget:
     """Transactional id and marker group of a write, or of a sink. The topic is in it: one name over two topics is two
     writes, or sinks, which leave each other alone."""
     # A topic's name has no "/", and the forms without a topic go on with a ".": no two of them have one identity.
+    # Nor has a prefix one: what is before the first "/" says which part of it is the prefix.
+    prefix = options.id_prefix
     if isinstance(options, WriteOptions):
-        return WriteTarget.of(f"kes.spark.write.{options.topic or '*'}/{options.write_id}", options)
-    identity = f"kes.spark.stream/{options.marker_topic}/{options.sink}"
-    return WriteTarget.of(identity, options, former=f"kes.spark.stream.{options.sink}")
+        return WriteTarget.of(f"{prefix}kes.spark.write.{options.topic or '*'}/{options.write_id}", options)
+    identity = f"{prefix}kes.spark.stream/{options.marker_topic}/{options.sink}"
+    return WriteTarget.of(identity, options, former=None if prefix else f"kes.spark.stream.{options.sink}")
 
 
 def find_write(options: WriteOptions) -> WriteResult | None:
@@ -73,7 +75,7 @@ class BatchWriter(DataSourceArrowWriter):
         check_columns(schema, topic_given=options.topic is not None)
         self._options = options
         self._run = options.run_id or uuid.uuid4().hex
-        identity = f"{options.topic}\0{options.write_id}"
+        identity = f"{options.id_prefix}{options.topic}\0{options.write_id}"
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
         # Only a hint that saves work: what decides is read again at commit time, behind the fence.
         self._done = look(target_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
@@ -132,7 +134,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: StreamWriteOptions, schema: t.StructType, *, one_machine: bool) -> None:
         check_columns(schema, topic_given=options.topic is not None)
         self._options = options
-        identity = f"stream\0{options.marker_topic}\0{options.sink}"
+        identity = f"{options.id_prefix}stream\0{options.marker_topic}\0{options.sink}"
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:

@@ -26,6 +26,7 @@ from streams.clients.producing.made_batch import MadeBatch
 from streams.clients.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
 from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
+from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
 from streams.spark.writing.markers import Request, Stored, Written, inherited, left_behind
 from streams.spark.writing.write_options import SinkOptions
@@ -46,7 +47,7 @@ class WriteTarget:
 
     identity: str
     marker_topic: str
-    kafka: dict[str, str] = field(repr=False)
+    kafka: KafkaSettings = field(repr=False)
     marker_log: str | None = None
     """A compacted topic that keeps the marker, too."""
     former: str | None = None
@@ -134,7 +135,7 @@ def _fenced(target: WriteTarget, doing: object, size: int) -> Iterator[BatchForw
         yield forwarder
 
 
-def _seconds(kafka: dict[str, str], size: int) -> float:
+def _seconds(kafka: KafkaSettings, size: int) -> float:
     """Return how long a transaction of so many bytes may take.
 
     An open transaction hides everything behind it from readers of committed records, until its timeout when no client

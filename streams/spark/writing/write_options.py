@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.options import checked, kafka_settings, whole
+from streams.spark.options import KafkaSettings, checked, id_prefix, kafka_settings, whole
 from streams.spark.writing.batch_encoding import compression
 from streams.spark.writing.folders import checked_folder
 
@@ -40,10 +40,11 @@ class SinkOptions:
     """The options of every write. ``topic=None``: every row names its own. ``kafka`` may hold secrets and stays out of
     ``repr``."""
 
-    kafka: dict[str, str] = field(repr=False)
+    kafka: KafkaSettings = field(repr=False)
     topic: str | None
     marker_topic: str
     marker_log: str | None
+    id_prefix: str
     staging_dir: str | None
     staging_threshold: int
 
@@ -129,7 +130,7 @@ def _name(option: str, plain: Mapping[str, str], why: str) -> str:
     return name
 
 
-def _kafka(plain: Mapping[str, str]) -> dict[str, str]:
+def _kafka(plain: Mapping[str, str]) -> KafkaSettings:
     """Raises ``ConfigError`` for settings that a write does not know, or could not honour."""
     found = kafka_settings(plain)
     for name in _OF_A_PRODUCER & found.keys():
@@ -162,6 +163,7 @@ def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
         "topic": topic,
         "marker_topic": marker_topic,
         "marker_log": plain.get("markerlog") or None,
+        "id_prefix": id_prefix(plain),
         "staging_dir": checked_folder(plain.get("stagingdir")),
         "staging_threshold": whole("stagingThreshold", plain.get("stagingthreshold", str(1 << 20)), minimum=0),
     }
