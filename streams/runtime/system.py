@@ -3,6 +3,7 @@ event loop. Tests give it a simulated one."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -67,7 +68,15 @@ class Watchdog:
                 )
 
     def _where(self) -> str:
-        frame = sys._current_frames().get(self._loop_thread)
+        # Python before 3.11.9 may collect garbage within this call, under a lock of its own that every thread needs which
+        # begins or ends. A finalizer that gives the GIL away then stands the whole process still for good (gh-106883).
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            frame = sys._current_frames().get(self._loop_thread)
+        finally:
+            if was_enabled:
+                gc.enable()
         if frame is None:
             return "an unknown place"
         return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"

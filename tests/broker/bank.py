@@ -14,6 +14,7 @@ BANK_GATE=FILE           restoring takes BANK_GATE_MS for each change as long as
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import random
@@ -239,6 +240,7 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # a process that hangs shows where, whatever holds the GIL
     logging.basicConfig(
         level=os.environ.get("BANK_LOG", "INFO"), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )

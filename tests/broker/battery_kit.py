@@ -83,10 +83,16 @@ class Worker:
         self.process.wait(PATIENCE)
 
     def stop(self, seconds: float = PATIENCE) -> int:
-        """SIGTERM, and wait: returns the exit code."""
+        """SIGTERM, and wait: returns the exit code. A process that does not end is left with its threads' traces at the
+        end of its log."""
         if self.running:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGUSR2)
+            wait_until(lambda: self.said("(most recent call first)"), "traces are in the log", 10)
+            raise AssertionError(f"{self.instance} did not end in {seconds:g} s:\n{self.last_words(200)}") from None
 
     def said(self, text: str) -> bool:
         return text in self.log.read_text(errors="replace")

@@ -222,7 +222,7 @@ CREATE TABLE outbox (
 
 def test_a_table_of_goharvest_is_taken_over_with_its_writers(database: str) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "outbox.md").read_text(encoding="utf-8")
-    statements = guide.partition("## Coming from goharvest")[2].partition("```sql\n")[2].partition("```")[0]
+    statements = guide.partition("## Coming from goharvest")[2].partition("```postgresql\n")[2].partition("```")[0]
     insert = "INSERT INTO outbox VALUES (DEFAULT, now(), %s, %s, %s, %s, %s, NULL)"
     with psycopg.connect(database, autocommit=True) as db:
         db.execute(GOHARVEST)
