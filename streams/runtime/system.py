@@ -68,8 +68,8 @@ class Watchdog:
                 )
 
     def _where(self) -> str:
-        # Python before 3.11.9 may collect garbage within this call, under a lock of its own that every thread needs which
-        # begins or ends. A finalizer that gives the GIL away then stands the whole process still for good (gh-106883).
+        # Python before 3.11.9 may collect garbage within this call, under a lock that threads need to begin and to end.
+        # A finalizer that gives the GIL away then makes the whole process stand still for good (gh-106883).
         was_enabled = gc.isenabled()
         gc.disable()
         try:
