@@ -22,13 +22,16 @@ BUILT := $(VENV)/.stamp-build
 FOR_DEMO := $(VENV)/.stamp-demo
 FOR_DEV := $(VENV)/.stamp-dev
 
-.PHONY: help demo test test-all soak lint types contracts docs bench core-coverage leaves wheels lock clean
+.PHONY: help demo pipeline test test-all soak lint types contracts docs bench core-coverage leaves wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers, checked to the last flight
 	@$(BIN)/kes demo $(ARGS)
+
+pipeline: $(FOR_DEMO) ## files -> Spark -> event source -> Spark's tables and a report, each stage killed on the way, checked to the last flight
+	@$(BIN)/python -m examples.pipeline.main $(ARGS)
 
 test: leaves ## the change gate, by two processes (TESTERS=1: one): every promise has a test in it
 	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) -m "not soak and not nightly" $(ARGS)

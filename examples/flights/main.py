@@ -15,20 +15,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import IO, TypeVar
 
-import filelock
 import msgspec
 from confluent_kafka import KafkaException
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from examples.flights import expected, ingest, plot, results, verify
+from examples.flights import ends, expected, ingest, plot, results, verify
 from examples.flights.cluster import CHANGELOGS, Cluster
 from examples.flights.events import AIRCRAFT_GROUP, BOARDS_TOPIC, FACTS_TOPIC, FLIGHTS_TOPIC, BoardPublished
-from examples.flights.fleet import DemoFailed, Fleet
+from examples.flights.fleet import Fleet
 from examples.flights.view import Meter, Row, View
 from streams.broker import KafkaBroker
 from streams.errors import StreamsError
@@ -36,9 +34,7 @@ from streams.spark import local_session
 
 T = TypeVar("T")
 
-EXIT_OK, EXIT_WRONG, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 130, 143
 POLL_SECONDS = 0.25
-FOLDERS = 20
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,33 +48,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: Options) -> int:
     """Run the demo; returns the exit code. Main thread only. Raises ``StreamsError`` for what a user has to solve."""
-    # A descriptor of our own: that of stderr is Spark's for a moment (see _chatter_to).
-    with os.fdopen(os.dup(2), "w") as screen:
-        return _run(options, Console(file=screen, highlight=False))
+    return ends.exit_code_of(lambda console: _run(options, console))
 
 
 def _run(options: Options, console: Console) -> int:
-    before = signal.signal(signal.SIGTERM, _terminated)
-    try:
-        with contextlib.ExitStack() as stack:
-            out = stack.enter_context(output_folder(options.out))
-            view = stack.enter_context(View(console))
-            report = _demo(options, out, view, stack)
-            view.phase("stopping everything")
-    except (KeyboardInterrupt, SystemExit, SystemError) as end:
-        # A signal that arrives within a call of a C client comes out as a SystemError around it.
-        signalled = end.__cause__ if isinstance(end, SystemError) else end
-        if isinstance(signalled, KeyboardInterrupt):
-            console.print("interrupted; everything is stopped")
-            return EXIT_INTERRUPTED
-        if isinstance(signalled, SystemExit):
-            console.print("terminated; everything is stopped")
-            return EXIT_TERMINATED
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(ends.output_folder(options.out, Path("out") / "flights"))
+        view = stack.enter_context(View(console))
+        report = _demo(options, out, view, stack)
+        view.phase("stopping everything")
     results.show(report, json=options.json, console=console)
-    return EXIT_OK if report.right else EXIT_WRONG
+    return ends.EXIT_OK if report.right else ends.EXIT_WRONG
 
 
 def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) -> results.Report:
@@ -254,34 +234,3 @@ def _chatter_to(log: Path) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(screen, 2)
         os.close(screen)
-
-
-@contextlib.contextmanager
-def output_folder(asked: Path | None) -> Iterator[Path]:
-    """The folder for what stays, locked against a second demo.
-
-    Raises ``DemoFailed`` if it is in use or not writable.
-    """
-    default = Path("out") / "flights"
-    candidates = [asked] if asked else [default, *(default.with_name(f"flights-{n}") for n in range(2, FOLDERS))]
-    for folder in candidates:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(folder / ".lock", timeout=0)
-            lock.acquire()
-        except filelock.Timeout:
-            continue
-        except OSError as error:
-            raise DemoFailed(
-                f"cannot write to {folder} ({error.strerror}); choose another folder with --out"
-            ) from error
-        try:
-            yield folder
-        finally:
-            lock.release()
-        return
-    raise DemoFailed(f"another demo writes to {candidates[-1]}; choose another folder with --out")
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    sys.exit(EXIT_TERMINATED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import orjson
@@ -48,11 +48,7 @@ def verdict(check: Check) -> str:
 
 def show(report: Report, *, json: bool, console: Console) -> None:
     """The table and the verdicts on stdout (or the summary as JSON); differences on stderr."""
-    for check in report.checks:
-        for difference in check.differences:
-            console.print(Text(f"{check.name}: {difference}", style="red"), soft_wrap=True)
-        if check.wrong > len(check.differences):
-            console.print(Text(f"{check.name}: and {check.wrong - len(check.differences):,} more", style="red"))
+    show_differences(report.checks, console)
     if json:
         sys.stdout.write(orjson.dumps(summary(report), msgspec.to_builtins, orjson.OPT_APPEND_NEWLINE).decode())
         sys.stdout.flush()
@@ -70,6 +66,15 @@ def show(report: Report, *, json: bool, console: Console) -> None:
         answers.print(Text.assemble(mark, " ", verdict(check)), soft_wrap=True)
     answers.print(Text(closing(report)), soft_wrap=True)
     answers.print(Text(f"delays by hour and airline: {report.plot}"), soft_wrap=True)
+
+
+def show_differences(checks: Iterable[Check], console: Console) -> None:
+    """The first differences of each check, and how many more there are."""
+    for check in checks:
+        for difference in check.differences:
+            console.print(Text(f"{check.name}: {difference}", style="red"), soft_wrap=True)
+        if check.wrong > len(check.differences):
+            console.print(Text(f"{check.name}: and {check.wrong - len(check.differences):,} more", style="red"))
 
 
 def closing(report: Report) -> str:

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from tests.spark.cluster_job import ROWS
 from tests.spark.cluster_kit import ROOT, SPECULATION, StandaloneCluster
 from tests.spark.conftest import MakeTopic
+from tests.spark.log_kit import Log
 from tests.spark.proof_kit import Trial
 from tests.spark.proof_points import BATCH_WRITE, Strike
+from tests.spark.test_known_everywhere import run_program
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -81,3 +84,19 @@ def test_upcasters_and_handlers_run_on_the_workers(
     found = json.loads(ended.stdout.splitlines()[-1])
     cents = sum(range(ROWS))
     assert found == {"typed": ROWS, "errors": [], "replayed": ROWS, "outputs": ROWS, "cents": cents}
+
+
+def test_spark_submit(
+    cluster: StandaloneCluster, servers: str, log: Log, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """A pipeline as the guide submits it; and once more, when nothing is left to be done."""
+    source, target = make_topic(partitions=3), make_topic("target", partitions=3)
+    log.send(source, range(ROWS), 3)
+    (tmp_path / "staging").mkdir()
+    settings = [word for setting in cluster.settings.items() for word in ("--conf", "{}={}".format(*setting))]
+    job = [str(ROOT / "tests" / "spark" / "submitted_job.py"), servers, source, target, str(tmp_path)]
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    for _ in range(2):
+        said = run_program([str(submit), "--master", cluster.url, *settings, *job], tmp_path)
+        assert f"master {cluster.url}" in said
+        assert sorted(int(message.value() or b"") for message in log.records(target)) == list(range(ROWS))
