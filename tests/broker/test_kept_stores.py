@@ -65,6 +65,7 @@ def test_a_neighbour_adopts_the_folders_of_a_dead_member(bank_group: Bank, tmp_p
     here = {**session, "BANK_FOLDER": str(tmp_path / "here")}
     dead, neighbour = bank_group.start("dead", **here), bank_group.start("neighbour", **here)
     other = bank_group.start("other", **session, BANK_FOLDER=str(tmp_path / "there"))
+    wait_until(lambda: all(member.works_on() for member in (dead, neighbour, other)), "they share")
     bank_group.deposit(2_000, 400, seed)
     bank_group.wait_handled()
     bank_group.check_stores()
