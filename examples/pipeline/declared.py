@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import IO
 
 from examples.flights.fleet import DemoFailed
+from examples.pipeline.driver import kill_session
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).with_name("project")
@@ -44,7 +43,7 @@ class Declared:
             stderr=self._log,
             cwd=self._folder,  # the catalog writes its log there
             env=self._environment,
-            start_new_session=True,  # one group with its Java and its workers, to be killed together
+            start_new_session=True,  # one session with its Java and its workers, to be killed together
         )
         assert self._driver.stdout is not None
         port = self._driver.stdout.readline().decode().strip()
@@ -55,8 +54,8 @@ class Declared:
     def begin_run(self) -> None:
         """Begin a run: what ``spark-pipelines run --remote URL --spec FILE`` does."""
         self._run = subprocess.Popen(
-            [sys.executable, "-m", "pyspark.pipelines.cli", "run", "--spec", str(self._spec)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "examples.pipeline.client", "--spec", str(self._spec)],
+            stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
             cwd=self._folder,
@@ -72,8 +71,7 @@ class Declared:
         """SIGKILL to the driver with all it has started, and to the run, which would wait for it for long."""
         for process in (self._driver, self._run):
             if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_session(process.pid)
                 process.wait(STOP_SECONDS)
                 for pipe in (process.stdin, process.stdout):
                     if pipe is not None:

@@ -9,13 +9,25 @@ one that lasts from run to run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import streams.spark as kes_spark
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL to all processes of a session, the leader last. Python workers have process groups of their own, and one
+    that waits for a broker would outlive Java for a minute."""
+    running = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=True).stdout
+    for pid in (*(int(word) for word in running.split() if int(word) != leader), leader):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
 
 
 def main(folder: Path) -> None:
@@ -36,7 +48,7 @@ def main(folder: Path) -> None:
     print(getattr(service, "MODULE$").localPort(), flush=True)
     while os.read(0, 1):
         pass
-    os.killpg(0, signal.SIGKILL)
+    kill_session(os.getsid(0))
 
 
 if __name__ == "__main__":

@@ -43,14 +43,15 @@ def _data_is_there() -> None:
 
 
 def begun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "examples.pipeline.main", "--out", str(folder), *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=(folder / "messages.txt").open("wb"),
-        text=True,
-        start_new_session=True,
-    )
+    with (folder / "messages.txt").open("wb") as messages:
+        return subprocess.Popen(
+            [sys.executable, "-m", "examples.pipeline.main", "--out", str(folder), *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            text=True,
+            start_new_session=True,
+        )
 
 
 @pytest.mark.usefixtures("_data_is_there")
