@@ -18,6 +18,7 @@ from examples import bank, bank_feed
 from examples.topics import create_topics
 from streams import EventSource
 from streams.broker import KafkaBroker
+from streams.spark import options
 from streams.spark.reading import read_options
 from streams.spark.writing import write_options
 from tests.broker.engine_kit import Running
@@ -126,7 +127,7 @@ def test_every_option_is_in_the_guide() -> None:
     page = (GUIDES / "spark.md").read_text()
     known = {
         *read_options._BOTH, *read_options._ONLY_BATCH, *read_options._ONLY_STREAM,
-        *write_options._COMMON, *write_options._WRITE, *write_options._STREAM,
+        *write_options._COMMON, *write_options._WRITE, *write_options._STREAM, options._PREFIX, options._CALLBACK,
     }  # fmt: skip
     assert sorted(name for name in known - {"runId"} if not re.search(rf"`{name}\b", page)) == []
     tables = re.findall(r"^\| option \|.*?\n\n", page, re.M | re.S)

@@ -255,7 +255,7 @@ def test_consumers_that_are_kept_are_few_go_when_idle_and_are_not_those_of_the_p
     for topic in topics:
         fill(log, topic, 10)
         assert read(topic, 0, 10, options(log, topic)) == list(range(10))
-    assert [key[2] for key in consumers._kept] == topics[1:]  # type: ignore[index]
+    assert [key[3] for key in consumers._kept] == topics[1:]  # type: ignore[index]
     kept = list(consumers._kept.values())
     consumers._forked()
     assert (consumers._of_the_parent, consumers._kept) == (kept, {})

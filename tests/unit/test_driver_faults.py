@@ -317,9 +317,10 @@ def test_the_same_seed_gives_the_same_run_to_the_last_record() -> None:
 def test_the_points_and_what_a_source_keeps_of_its_run_are_known() -> None:
     """A new attribute belongs to what is registered, or to ``RUN_STATE``: then it is not copied."""
     assert tuple(POINTS) == get_args(Point)
-    registered = {"config", "_lifespan", "_metrics_handlers", "_router", "_schedules", "_store_factory"} | {
-        "_is_stateless"
-    }
+    registered = {
+        "config", "_further_lifespans", "_is_stateless", "_lifespan", "_metrics_handlers", "_outputs", "_router",
+        "_schedules", "_store_factory",
+    }  # fmt: skip
     assert set(vars(build())) - set(RUN_STATE) == registered
 
 

@@ -235,7 +235,7 @@ async def test_a_log_that_was_cut_and_written_anew(kept: Kept, caplog: Any) -> N
     kept.make(ON_DISK)
     with caplog.at_level(logging.WARNING):
         await bench.start()
-    assert "its warm copy begins anew" in caplog.text
+    assert "its warm copy starts over" in caplog.text
     assert kept.contents() == kept.from_log() == {"x": 2, "y": 2, "z": 2}
 
 

@@ -346,7 +346,7 @@ def read_mark(path: Path) -> FolderMark | None:
         mark = msgspec.json.decode(text, type=FolderMark)
     except (ValueError, msgspec.DecodeError) as error:
         raise Damaged(f"its mark cannot be read ({error})") from error
-    if not re.fullmatch(r"data-\d+", mark.file):
+    if not re.fullmatch(r"data-[\w-]+", mark.file):
         raise Damaged(f"its mark names the file {mark.file!r}")
     return mark
 

@@ -101,6 +101,8 @@ def read_state(parent: Path, partition: int) -> tuple[FolderMark, list[Change]]:
         if not found:
             break
         mark, path = max(found, key=lambda one: one[0].offset)
+        if (path / mark.file).is_dir():
+            raise Damaged(f"its state is in a database ({mark.file}): kes state reads the changelog, without --folder")
         folder = StateFolder(path, -1)
         folder.mark = mark
         try:
