@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -237,7 +238,7 @@ class EngineSuite:
                 for number, changes in enumerate(script.writes, 1):
                     database.write(changes, b"%d" % number)
                 if not is_closed:
-                    shutil.copytree(folder, copy)
+                    _copy_of_a_moment(folder, copy)
             if is_closed:
                 shutil.copytree(folder, copy)
             files = sorted(path for path in copy.rglob("*") if path.is_file() and path.stat().st_size)
@@ -262,6 +263,19 @@ class EngineSuite:
                     raise
                 shutil.rmtree(spoiled)
         assert noticed > self.flips // 10, "nothing was spoiled"
+
+
+def _copy_of_a_moment(folder: Path, copy: Path) -> None:
+    """Copy the files of an open database, as a kill would leave them: once more if it replaces some meanwhile."""
+    until = time.monotonic() + 30
+    while True:
+        before = sorted(os.listdir(folder))
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(folder, copy)
+            if sorted(os.listdir(folder)) == before:
+                return
+        assert time.monotonic() < until, f"the files of {folder} change all the time"
+        shutil.rmtree(copy)
 
 
 def _compare(database: DiskDatabase, state: State) -> None:
