@@ -177,3 +177,31 @@ def test_planted_secrets_are_found_nowhere(shop: Shop) -> None:
     said["the broker's log"] = (broker.data_dir / "kafka.log").read_text() if broker.data_dir else ""
     assert sum(map(len, said.values())) > 20_000, "a lot is said"
     shop.shows_none()
+
+
+@pytest.mark.nightly
+def test_commands_and_workers_that_are_refused_show_none(shop: Shop) -> None:
+    """Each secret as a command meets it, and as a worker does; with stack traces."""
+    shop.runs("topics", "apply", "shop:source", code=0)
+    for name, why in REFUSED.items():
+        options = ["--log-level", "debug", "--max-crashes", "0"]
+        assert why in shop.runs("run", f"shop:{name}", *options, code=70 if name == "crash" else 1)
+        shop.runs("doctor", f"shop:{name}", "--json", code=1)
+        shop.runs("config", f"shop:{name}", "--json", code=0 if name in ("wrong", "jaas", "client") else 1)
+    shop.runs("lag", "shop:token", "--timeout", "3", code=1)
+    shop.runs("outbox", "status", code=1)
+    for words in (["doctor", "shop:source"], ["config", "shop:source", "--json"], ["config"], ["lag", "shop:source"]):
+        shop.runs(*words, code=0)
+    shop.runs("tail", "shop:source", "--headers", code=0)
+    shop.runs("tail", "shop.paid.dead-letters", "--headers", "--json", code=0)
+    shop.runs("state", "scan", "shop:source", "--json", code=0)
+    shop.shows_none()
+
+
+REFUSED = {
+    "wrong": "refuses the credentials",
+    "jaas": "sasl.jaas.config",
+    "client": "sasl.oauthbearer.client.secret",
+    "url": "bootstrap_servers must not hold credentials",
+    "crash": "RuntimeError: with EventSourceConfig(",
+}
