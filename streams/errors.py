@@ -15,7 +15,7 @@
     │     ├── ``PlanError``          a planner's answer is not what a job or a batch takes
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
-    │     └── ``DiskDamaged``        the engine: a disk does not hold what was written to it; the partition starts anew
+    │     └── ``DiskDamaged``        the engine: a disk does not hold what was written to it; its partition is restored
     ├── ``OutboxError``              the caller: a record cannot be stashed so; or a relay does not fit its database
     ├── ``StagingError``             the operator: the staged rows of a Spark write cannot be kept or read
     ├── ``MembershipLost``           the engine: what the member owned is void, it joins again

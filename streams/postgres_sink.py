@@ -158,7 +158,7 @@ class PostgresSink:
         if topic_id != self._topic_id:
             raise TopicReplaced(
                 f"{topic} has the id {self._topic_id}, and the fences of sink {self.name} belong to the topic "
-                f"{topic_id}: it was made again, or another cluster answers, and its offsets begin anew. If its events "
+                f"{topic_id}: it was recreated, or another cluster answers, and its offsets start over. If its events "
                 f"are new: DELETE FROM kes_inbox WHERE sink = '{self.name}', or another name for the sink"
             )
         new = [item for item in items if item.value.record.offset >= done]

@@ -1,1 +1,1 @@
-"""What a member costs and how it answers at the edges: idle, on several brokers, when the broker refuses a record."""
+"""Measures of one member: its processor time without events, its latency on three brokers, and a refused record."""

@@ -1,6 +1,6 @@
 """The rows of one shard on their way to Kafka: claimed, sent, deleted, exactly once.
 
-Words: the *claim* of a shard is its transactional id ``<name>.outbox.<shard>``, taken anew (``streams.runtime.claim``);
+Words: the *claim* of a shard is its transactional id ``<name>.outbox.<shard>`` (``streams.runtime.claim``);
 the *ring* is in ``streams.core.outbox``. A group gives shards to relays (``streams.runtime.ownership.tenure``), which
 only says who should try. The order of the steps is the protocol. Each rule below is one of the model in
 ``tests/model/outbox_rules.py``, which finds a lost, doubled or misplaced row when a rule is left out.

@@ -70,7 +70,7 @@ class Claim:
         return f"{self.topic}[{self.partition}]"
 
     def identity(self) -> tuple[str, int]:
-        """Return the topic's id, another one after the topic was made again, and its number of partitions. Raises
+        """Return the topic's id, another one after the topic was recreated, and its number of partitions. Raises
         ``TopicError`` (there is none), ``BrokerUnavailable``."""
         found = self._admin.identity(self.topic, self._seconds)
         if found is None:
@@ -96,7 +96,7 @@ class Claim:
         last one there.
 
         Raises ``RecordsRefused`` (nothing is committed) and ``TransactionFailed`` (in doubt, whatever its kind says).
-        After either the claim is to be taken anew.
+        After either the claim is to be taken again.
         """
         own = self.topic, self.partition
         if not any((output.topic, output.partition) == own for output in reversed(outputs)):

@@ -176,7 +176,7 @@ class PartitionOnDisk(KeptPartition):
         self.store.relieve()
 
     def give_up(self, why: str) -> None:
-        """Leave the folder, which cannot be used any more: the partition begins anew. Any thread."""
+        """Leave the folder, which cannot be used any more: the partition starts over. Any thread."""
         with self._lock:
             if self._is_over:
                 return
