@@ -439,8 +439,9 @@ class StateKeeper:
     def _changelog(self) -> tuple[TopicIdentity, int]:
         """Return the changelog's identity, and for how many milliseconds it keeps tombstones; requested once."""
         if self._log_known is None:
-            name, topics = self.config.changelog, self._topics()
+            name = self.config.changelog
             identity = self._identity(name, self.now() + REQUEST_SECONDS)
+            topics = self._topics()
             try:
                 tombstones_ms = tombstones_ms_of(topics, name, REQUEST_SECONDS)
             finally:
