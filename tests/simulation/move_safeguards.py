@@ -50,7 +50,7 @@ def markers_are_for_everybody(original: Any, self: Replicas, partition: int, whe
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(member, seen.generation))
 
 
-@instead(Replicas, "take", "marker: a member id", "struck_moves", "evictions", seed=8)
+@instead(Replicas, "take", "marker: a member id", "struck_moves", "evictions", seed=51)
 def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     """Whoever has the same name is meant too: the successor of a receiver that was thrown out."""
     engine: Any = self._member
@@ -143,7 +143,7 @@ def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     patch.setattr(TakeOvers, "_start", at_once)
 
 
-@instead(Replicas, "_received", "copies", "refused_under_way", "everything", seed=207)
+@instead(Replicas, "_received", "copies", "refused_under_way", "everything", seed=231)
 def the_tails_epoch_is_not_looked_at(original: Any, self: Replicas, partition: int, epoch: int, *read: Any) -> None:
     copy = self._copies.get(partition)
     original(self, partition, -1 if copy is None else copy.epoch, *read)
