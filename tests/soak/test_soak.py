@@ -34,7 +34,8 @@ REPORT = os.environ.get("SOAK_REPORT", "")
 pytestmark = [pytest.mark.soak, pytest.mark.broker, pytest.mark.timeout(int(MINUTES * 60) + 900)]
 
 MEMBERS, KEYS, SESSION_SECONDS = 4, 400, 6.0
-RECOVERY_SECONDS = 90.0
+RECOVERY_SECONDS = 240.0
+"""A broker that was killed took up to 107 s until it was in sync again, on cores with ten times the work they can do."""
 AFTER_EFFECT = 1.0
 """Seconds after a fault from which on a record shows that its partition works: some still come out of the pipe."""
 
@@ -214,7 +215,7 @@ def test_soak(tmp_path: Path) -> None:
         f"{MEMBERS} members with one standby per partition on a cluster of three brokers, {PARTITIONS} partitions, "
         f"{RATE:g} deposits/s, session timeout {SESSION_SECONDS:g} s",
     )
-    with KafkaCluster(3) as cluster:
+    with KafkaCluster(3, start_timeout=RECOVERY_SECONDS) as cluster:
         soak = Soak(cluster, tmp_path, seed, report)
         try:
             soak.run()
