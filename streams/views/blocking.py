@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from streams.errors import RegistrationError, Stopped
 from streams.records import Delivery
-from streams.runtime.bridge import wait_for
 from streams.views.reads import ViewReads
 from streams.views.table import ViewChange, ViewTable
 
@@ -58,8 +59,25 @@ class LoopThread:
         self.call(stop)
 
     def call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the loop, and wait for it. Raises what it raises."""
-        return wait_for(self._loop, start, None)
+        """Run a coroutine on the loop, and wait for it; an interrupted wait cancels it. Raises what it raises, and
+        ``Stopped`` after the end."""
+        if asyncio._get_running_loop() is not None:
+            raise RegistrationError(
+                "`with View(...)` blocks its thread, and this one runs an event loop: use async with"
+            )
+        coroutine = start()
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise Stopped("the view is not running any more") from None
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise Stopped("the view was stopped") from None
+        except BaseException:
+            future.cancel()
+            raise
 
     def end(self) -> None:
         """End the thread."""

@@ -11,8 +11,9 @@ from contextlib import aclosing
 
 import pytest
 
-from streams import ViewChange
+from streams import IncomingRecord, ViewChange
 from streams.errors import StoreError
+from tests.broker.view_history import Read, wrong_reads
 from tests.unit.global_log_kit import MemoryTopic
 from tests.unit.view_kit import changed, number, view_of, viewed_topic
 from tests.unit.waiting import PATIENCE
@@ -180,3 +181,21 @@ async def test_a_slow_reader_comes_to_the_present_state(topic: MemoryTopic) -> N
                 if chance.random() < 0.05:
                     await view.wait_for(view.positions)
             assert built == dict(view.items())
+
+
+@pytest.mark.parametrize(
+    ("reads", "wrong"),
+    [
+        ([("a", None, 0), ("a", b"1", 0), ("a", b"1", 1), ("a", b"2", 9)], []),
+        ([("a", b"3", 0)], ["dirty"]),
+        ([("a", b"2", 0), ("a", b"1", 0)], ["backwards"]),
+        ([("a", b"1", 0), ("a", None, 0)], ["backwards"]),
+        ([("a", None, 1)], ["stale"]),
+        ([("a", b"1", 3), ("b", b"x", 3)], ["stale"]),
+    ],
+)
+def test_the_judge_of_histories_finds_each_kind(reads: list[tuple[str, bytes | None, int]], wrong: list[str]) -> None:
+    written = [(b"a", b"1"), (b"b", b"x"), (b"a", b"2")]
+    committed = [IncomingRecord("t", 0, offset, key, value, None) for offset, (key, value) in enumerate(written)]
+    found = wrong_reads([Read("reader", key, value, {0: floor}) for key, value, floor in reads], committed)
+    assert [text.split()[0].strip(",:") for text in found] == wrong
