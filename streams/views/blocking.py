@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from streams.errors import RegistrationError, Stopped
@@ -140,7 +140,7 @@ class BlockingView(ViewReads[K, V], Generic[K, V]):
         """Wait until the view is proven to be fresh; as ``View.fresh_within``."""
         return self._thread.call(lambda: self._view.fresh_within(seconds, timeout_seconds))
 
-    def changes(self, *, initial: bool = False) -> Iterator[ViewChange[K, V]]:
+    def changes(self, *, initial: bool = False) -> Generator[ViewChange[K, V], None, None]:
         """Iterate over the changes from now on; as ``View.changes``."""
 
         async def begin() -> Any:
@@ -148,7 +148,7 @@ class BlockingView(ViewReads[K, V], Generic[K, V]):
 
         arriving = self._thread.call(begin)
 
-        def arrive() -> Iterator[ViewChange[K, V]]:
+        def arrive() -> Generator[ViewChange[K, V], None, None]:
             try:
                 while True:
                     change: ViewChange[K, V] | None = self._thread.call(lambda: _next(arriving))

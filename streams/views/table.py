@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
@@ -15,7 +15,7 @@ from streams.global_table import GlobalTable, WholeTopic
 from streams.protocols import Codec
 from streams.records import Change, IncomingRecord
 from streams.stores.table import Table
-from streams.views.shared import AllPartitions, AllPartitionsInOrder, Frozen, FrozenInOrder, SharedOrderedEngine
+from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedOrderedEngine
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -56,7 +56,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         with self._lock:
             self._check_going()
             positions = {number: max(position, self._positions.get(number, 0)) for number, position in passed().items()}
-            snapshot = ViewSnapshot[K, V](self._topic, self._all.engines, positions, *self._codecs)
+            snapshot = ViewSnapshot[K, V](self._topic, self._all, positions, *self._codecs)
             self._observers += (weakref.ref(snapshot),)
             return snapshot
 
@@ -113,7 +113,7 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
     def __init__(
         self,
         topic: str,
-        engines: Iterable[tuple[int, Any]],
+        live: AllPartitions,
         positions: Mapping[int, int],
         key_codec: Codec[K],
         value_codec: Codec[V],
@@ -122,12 +122,10 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
         self._is_over = False
         self._frozen: dict[int, Frozen] = {
             number: FrozenInOrder(engine) if isinstance(engine, SharedOrderedEngine) else Frozen(engine)
-            for number, engine in engines
+            for number, engine in live.engines
         }
-        self._count = sum(len(engine) for _, engine in engines)
-        in_order = any(isinstance(frozen, FrozenInOrder) for frozen in self._frozen.values())
-        every = (AllPartitionsInOrder if in_order else AllPartitions)(topic, self._frozen.items())
-        super().__init__(WholeTopic(topic, -1), every, key_codec, value_codec)
+        self._count = len(live)
+        super().__init__(WholeTopic(topic, -1), type(live)(topic, self._frozen.items()), key_codec, value_codec)
 
     def __len__(self) -> int:
         self._check_open()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
@@ -248,8 +249,9 @@ class View(ViewReads[K, V], Generic[K, V]):
         Raises ``NotCaughtUp`` after ``timeout_seconds`` (``None``: waits on), ``BrokerUnavailable`` if no broker
         answered until then, and the error that the view failed with.
         """
-        if not self._is_complete:
-            await self._running().wait_caught_up(timeout_seconds)
+        log = self._running()
+        if not self._is_complete or log.state is not SourceState.RUNNING:
+            await log.wait_caught_up(timeout_seconds)
             self._is_complete = True
 
     async def wait_for(self, place: Delivery | Mapping[int, int], timeout_seconds: float | None = None) -> None:
@@ -264,9 +266,8 @@ class View(ViewReads[K, V], Generic[K, V]):
     async def wait_for_key(self, key: K, timeout_seconds: float | None = None) -> V:
         """Wait until there is a value for this key, and return it. Raises ``NotCaughtUp`` after ``timeout_seconds``,
         ``Stopped``, and the error that the view failed with."""
-        changes = self.changes()
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(timeout_seconds), aclosing(self.changes()) as changes:
                 while True:
                     value = self.get(key)
                     if value is not None:
@@ -307,7 +308,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         finally:
             self._proving.release()
 
-    def changes(self, *, initial: bool = False) -> AsyncIterator[ViewChange[K, V]]:
+    def changes(self, *, initial: bool = False) -> AsyncGenerator[ViewChange[K, V], None]:
         """Iterate over the changes from now on, on the loop of the block; with ``initial``, over everything that is
         there first.
 
@@ -365,7 +366,9 @@ class View(ViewReads[K, V], Generic[K, V]):
         return {place.partition: place.offset + 1}
 
 
-async def _arriving(watch: ViewWatch[K, V], signal: Signal, log: GlobalChangeLog) -> AsyncIterator[ViewChange[K, V]]:
+async def _arriving(
+    watch: ViewWatch[K, V], signal: Signal, log: GlobalChangeLog
+) -> AsyncGenerator[ViewChange[K, V], None]:
     while True:
         over = watch.ended  # first: what came before the end is taken below
         for change in watch.take():

@@ -257,7 +257,7 @@ async def test_the_service_over_a_view(
         for name, cents in (("ada", 500), ("bob", 70), ("ada", 250)):
             await producer.send(config.topic, example_bank.Deposited(name, cents), key=name)
         view = view_service.accounts_of(httpx_request(app))
-        async with aclosing(view.changes(initial=True)) as changes:  # type: ignore[type-var]
+        async with aclosing(view.changes(initial=True)) as changes:
             cents = dict[str, int]()
             while cents != {"ada": 750, "bob": 70}:
                 change = await anext(changes)

@@ -42,6 +42,8 @@ async def test_a_snapshot_stays_as_it_was(topic: MemoryTopic, ordered: bool) -> 
             await view.wait_for({n: log.end for n, log in enumerate(topic.logs)}, PATIENCE)
 
         await view.ready(PATIENCE)
+        with view.snapshot() as empty:
+            assert (list(empty.items()), len(empty), empty.is_ordered) == ([], 0, ordered)
         await write(1500)
         opened = []
         for _ in range(4):
@@ -165,7 +167,7 @@ async def test_a_slow_reader_comes_to_the_present_state(topic: MemoryTopic) -> N
     chance, built = random.Random(3), dict[str, int]()
     async with view_of(topic) as view:
         await view.ready(PATIENCE)
-        async with aclosing(view.changes()) as changes:  # type: ignore[type-var]
+        async with aclosing(view.changes()) as changes:
             for n in range(3000):
                 key = f"{chance.randrange(50)}"
                 topic.put(key.encode(), None if chance.random() < 0.2 else number(n), int(key) % 2)

@@ -76,6 +76,8 @@ async def test_it_reads_follows_and_may_be_entered_again(topic: MemoryTopic) -> 
             view.get("apples")
         with pytest.raises(StoreError, match="stopped"):
             view.snapshot()
+        with pytest.raises(Stopped):
+            await view.ready()
 
 
 async def test_it_refuses_reads_while_it_is_incomplete(topic: MemoryTopic) -> None:
@@ -283,7 +285,7 @@ def test_it_needs_no_loop_of_the_caller(topic: MemoryTopic) -> None:
             later.start()
             assert prices.wait_for_key("b", PATIENCE) == 2
             assert next(every) == changed("b", None, 2, 1)
-            every.close()  # type: ignore[attr-defined]
+            every.close()
             assert prices.fresh_within(PATIENCE)
             prices.wait_for({1: 1}, PATIENCE)
             assert (prices.statistics().keys, len(prices.statistics().partitions)) == (2, 2)
