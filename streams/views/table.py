@@ -57,7 +57,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
             self._check_going()
             positions = {number: max(position, self._positions.get(number, 0)) for number, position in passed().items()}
             snapshot = ViewSnapshot[K, V](self._topic, self._all, positions, *self._codecs)
-            self._observers += (weakref.ref(snapshot),)
+            self._observe(snapshot)
             return snapshot
 
     def watch(self, wake: Callable[[], object], initial: bool) -> ViewWatch[K, V]:
@@ -66,7 +66,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         with self._lock:
             watch = ViewWatch(self, self._lock, wake, self.freeze(dict) if initial else None)
             self._check_going()
-            self._observers += (weakref.ref(watch),)
+            self._observe(watch)
             return watch
 
     def close(self, why: str) -> None:
@@ -78,6 +78,9 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
                 if (observer := reference()) is not None:
                     observer.finish(why)
         super().close(why)
+
+    def _observe(self, observer: _Observer) -> None:
+        self._observers = (*self._observers, weakref.ref(observer))
 
     def _check_going(self) -> None:
         if self._over:
