@@ -273,6 +273,8 @@ class View(ViewReads[K, V], Generic[K, V]):
                     if value is not None:
                         return value
                     await anext(changes)
+        except NotCaughtUp:  # a TimeoutError, too: the view is not complete
+            raise
         except TimeoutError:
             raise NotCaughtUp(f"{self.topic}: no value for {key!r} within {timeout_seconds:g} s") from None
         except StopAsyncIteration:
@@ -297,7 +299,11 @@ class View(ViewReads[K, V], Generic[K, V]):
         except TimeoutError:
             raise self._not_proven(seconds, timeout_seconds) from None
         try:
-            while self._proof is None or _now() - self._proof[0] > seconds:
+            while (
+                self._proof is None
+                or _now() - self._proof[0] > seconds
+                or log.state is not SourceState.RUNNING  # below that is raised
+            ):
                 requested = _now()
                 if requested >= deadline:
                     raise self._not_proven(seconds, timeout_seconds)

@@ -68,6 +68,7 @@ async def test_it_reads_follows_and_may_be_entered_again(topic: MemoryTopic) -> 
             with pytest.raises(RegistrationError, match="in use"):
                 await view.__aenter__()
             assert view.state is ViewState.LIVE
+            assert await view.fresh_within(PATIENCE)
             sent = topic.put(b"apples", number(101 + n))
             await view.wait_for({0: sent + 1}, PATIENCE)
             assert view.get("apples") == 101 + n
@@ -76,8 +77,9 @@ async def test_it_reads_follows_and_may_be_entered_again(topic: MemoryTopic) -> 
             view.get("apples")
         with pytest.raises(StoreError, match="stopped"):
             view.snapshot()
-        with pytest.raises(Stopped):
-            await view.ready()
+        for wait in (view.ready, view.fresh_within, view.wait_for):
+            with pytest.raises(Stopped):
+                await wait({} if wait == view.wait_for else PATIENCE)
 
 
 async def test_it_refuses_reads_while_it_is_incomplete(topic: MemoryTopic) -> None:
@@ -89,6 +91,8 @@ async def test_it_refuses_reads_while_it_is_incomplete(topic: MemoryTopic) -> No
     for read in (view.snapshot, view.__len__, view.changes, lambda: view.get("a"), lambda: "a" in view):
         with pytest.raises(NotCaughtUp, match=r"the view of rates is not complete yet .*ready\(\)"):
             read()
+    with pytest.raises(NotCaughtUp, match="not complete yet"):
+        await view.wait_for_key("a")
     assert bool(view)
     topic.may_answer.set()
     stop = await entering
