@@ -123,11 +123,19 @@ async def test_every_read_is_that_of_a_register(settings: ClientSettings, admin:
     def read(reader: str, floors: dict[int, int]) -> None:
         reads.extend(Read(reader, key, view.get(key), floors) for key in KEYS)
 
+    async def lag() -> None:
+        """Have the view fall behind again and again: on an idle machine it is too quick to be caught."""
+        while view.state is not ViewState.STOPPED:
+            view._running().pause()
+            await asyncio.sleep(0.3)
+            view._running().resume()
+            await asyncio.sleep(0.1)
+
     proven = 0
     try:
         async with view:
             await view.ready(PATIENCE)
-            watching = asyncio.create_task(watch())
+            watching, lagging = asyncio.create_task(watch()), asyncio.create_task(lag())
             await until(lambda: len(writes.acknowledged) > 10, "it is written")
             end = time.monotonic() + 4.0
             while time.monotonic() < end:
@@ -143,6 +151,8 @@ async def test_every_read_is_that_of_a_register(settings: ClientSettings, admin:
                 await view.wait_for(Delivery(Record(topic, b""), partition, offset), PATIENCE)
                 read("own", {partition: offset + 1})
             await asyncio.to_thread(writes.stop)
+            lagging.cancel()
+            view._running().resume()
             assert await view.fresh_within(0.25, PATIENCE) or await view.fresh_within(0.25, PATIENCE)
             await until(lambda: built == dict(view.items()))
         await watching
@@ -150,7 +160,7 @@ async def test_every_read_is_that_of_a_register(settings: ClientSettings, admin:
         await asyncio.to_thread(writes.stop)
     found = await asyncio.to_thread(committed, settings, topic, admin)
     assert wrong_reads(reads, found) == []
-    assert proven > 3
+    assert proven > 1
     assert len(found) > 100
 
 

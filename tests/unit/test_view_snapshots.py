@@ -13,6 +13,7 @@ import pytest
 
 from streams import IncomingRecord, ViewChange
 from streams.errors import StoreError
+from streams.views.shared import Frozen, SharedHashEngine
 from tests.broker.view_history import Read, wrong_reads
 from tests.unit.global_log_kit import MemoryTopic
 from tests.unit.view_kit import changed, number, view_of, viewed_topic
@@ -117,6 +118,21 @@ async def test_snapshots_are_of_one_moment_also_beside_the_writer(topic: MemoryT
         finally:
             stop.set()
             writer.join()
+
+
+@pytest.mark.parametrize("written", [b"new", None])
+def test_a_write_between_the_two_looks_of_a_snapshot_is_not_seen(written: bytes | None) -> None:
+    live = SharedHashEngine()
+    live.put(b"k", b"old")
+    frozen = Frozen(live)
+
+    def get(key: bytes) -> bytes | None:
+        frozen.note(key, b"old")
+        live.delete(key) if written is None else live.put(key, written)
+        return written
+
+    live.get = get
+    assert frozen.get(b"k") == b"old"
 
 
 async def test_values_are_kept_for_open_snapshots_only(topic: MemoryTopic) -> None:

@@ -257,6 +257,15 @@ async def test_freshness_is_proven_by_a_question_and_one_proof_serves_many(topic
         questions = topic.questions
         assert await asyncio.gather(*(view.fresh_within(PATIENCE) for _ in range(50))) == [True] * 50
         assert topic.questions == questions
+        view._running().pause()
+        topic.put(b"a", number(2))
+        await until(lambda: view._proof is not None and views._now() > view._proof[0] + 0.01)
+        with pytest.raises(NotCaughtUp, match=r"\[0\] at 1 of 2 \(paused\)"):
+            await view.fresh_within(0.01, 0.1)
+        view._running().resume()
+        await until(lambda: view._proof is not None and views._now() > view._proof[0] + 0.1)
+        assert await view.fresh_within(0.1, PATIENCE)
+        assert view.get("a") == 2
         topic.open_transaction(0)
         requested, _ = view._proof or (0.0, True)
         await until(lambda: views._now() > requested + 0.2)
