@@ -321,7 +321,7 @@ def test_without_a_loop_the_failure_is_raised_at_the_end(topic: MemoryTopic) -> 
     with pytest.raises(DecodeError, match=r"rates\[0\]@0"), view_of(topic) as prices:  # noqa: PT012
         topic.put(b"a", b"no number")
         with pytest.raises(DecodeError):
-            prices.ready(PATIENCE)
+            prices.wait_for({0: 1}, PATIENCE)
     with pytest.raises(KeyError), view_of(topic) as prices:  # the caller's own error is the one that counts
         raise KeyError("mine")
 
