@@ -311,6 +311,7 @@ SECTIONS: Final = (
             "on_error": ("for a record that cannot be decoded, or a receiver that raises: a `Retry`, or a function"),
             "client_id": "name of the client at the broker",
             "topic_timeout_seconds": "how long the start waits for a topic that is missing",
+            "only_compacted": "a topic that is not compacted is refused, where there is a warning else",
         },
     ),
 )

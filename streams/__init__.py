@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from streams.stores.table import Table
     from streams.stores.windows import LateItem, Window, Windows
     from streams.topology import Topology
+    from streams.views.blocking import BlockingView
+    from streams.views.table import ViewChange, ViewSnapshot
+    from streams.views.view import View, ViewState, ViewStatistics
 
 __all__ = [
     "COMPUTE",
@@ -70,6 +73,7 @@ __all__ = [
     "BatchProducer",
     "BatcherConfig",
     "BlockingEventProducer",
+    "BlockingView",
     "Change",
     "Codec",
     "Delivery",
@@ -119,6 +123,11 @@ __all__ = [
     "TopicPartition",
     "Topology",
     "TransactionRecords",
+    "View",
+    "ViewChange",
+    "ViewSnapshot",
+    "ViewState",
+    "ViewStatistics",
     "Window",
     "Windows",
     "event_type",
@@ -160,6 +169,9 @@ _NAMES = {
     "stores.table": "Table",
     "stores.windows": "LateItem Window Windows",
     "topology": "Topology",
+    "views.blocking": "BlockingView",
+    "views.table": "ViewChange ViewSnapshot",
+    "views.view": "View ViewState ViewStatistics",
 }
 _HOME = {name: f"streams.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -66,7 +66,8 @@ class GlobalChangeLog:
     ``on_error``: a ``Retry`` (retries, then stop or skip), or a function ``(record, error) -> ErrorResponse``,
     on the reading thread, that answers ``CONTINUE`` or ``FAIL_CONSUMER``. ``client_settings`` are librdkafka's, as in
     ``EventSourceConfig``. ``client_id`` also stands for the ``group.id`` that librdkafka wants to have (no group is
-    joined). ``topic_timeout_seconds``: how long to wait for a missing topic.
+    joined). ``topic_timeout_seconds``: how long to wait for a missing topic. ``only_compacted``: a topic that is not
+    compacted is refused (``TopicError``), where there is a warning else.
 
     An object runs once. Raises ``ConfigError``.
     """
@@ -80,6 +81,7 @@ class GlobalChangeLog:
         on_error: OnError = STOP,
         client_id: str = "kes",
         topic_timeout_seconds: float = 30.0,
+        only_compacted: bool = False,
     ) -> None:
         if not topic:
             raise ConfigError(f"topic is {topic!r}; a global change log needs the name of one")
@@ -92,7 +94,9 @@ class GlobalChangeLog:
         )
         self.topic = topic
         self._addresses = settings.bootstrap_servers
-        self._reader = LogReader(topic, LogConnections(settings, topic), _checked(on_error), topic_timeout_seconds)
+        self._reader = LogReader(
+            topic, LogConnections(settings, topic), _checked(on_error), topic_timeout_seconds, only_compacted
+        )
         self._body: anyio.CancelScope | None = None
 
     @classmethod
@@ -110,18 +114,23 @@ class GlobalChangeLog:
     # -- receivers -----------------------------------------------------------------------------------------------------
 
     def add_receiver(self, receiver: R) -> R:
-        """Add one of the two kinds, before the start; usable as decorator. Returns it.
+        """Add one of these, before the start; usable as decorator. Returns it.
 
         * an object with ``receive_change(change)``, like every ``StateStore``; if it has ``revoked``, that is called
           once at the end;
         * a plain function ``receiver(record)`` that gets the ``IncomingRecord`` (``value is None``: a tombstone), and
-          so partition, offset, time and headers.
+          so partition, offset, time and headers;
+        * a ``GlobalTable`` of this topic, as ``table`` makes one.
 
-        Both are called on the reading thread, one at a time. Raises ``RegistrationError`` for anything else, and after
+        All are called on the reading thread, one at a time. Raises ``RegistrationError`` for anything else, and after
         the start: a later receiver would miss earlier records.
         """
         self._check_not_started()
         given: Any = receiver
+        if isinstance(given, GlobalTable):
+            self._reader.tables.append(given)
+            self._reader.receivers.append(Receiver(f"the table of {self.topic}", given.receive, given.revoked))
+            return receiver
         name = getattr(given, "__qualname__", None) or type(given).__name__
         change = getattr(given, "receive_change", None)
         if _is_plain(change) and not isinstance(given, type):
@@ -148,10 +157,7 @@ class GlobalChangeLog:
         Event classes are read in every version that has upcasters. Each value is decoded once when it comes, so that
         ``on_error`` decides about a bad one. Raises ``ConfigError``, ``RegistrationError``."""
         self._check_not_started()
-        table = make_table(self.topic, key, value, ordered, key_codec, value_codec)
-        self._reader.tables.append(table)
-        self._reader.receivers.append(Receiver(f"the table of {self.topic}", table.receive, table.revoked))
-        return table
+        return self.add_receiver(make_table(self.topic, key, value, ordered, key_codec, value_codec))
 
     def _check_not_started(self) -> None:
         if self.state is not SourceState.CREATED:
@@ -221,6 +227,25 @@ class GlobalChangeLog:
         waited for; records that ``resume(at_offset=...)`` jumped over count as received.
         """
         return await self._reader.wait_caught_up(timeout_seconds, settle_seconds)
+
+    async def wait_for_positions(self, positions: Mapping[int, int], timeout_seconds: float | None = None) -> None:
+        """Wait until everything below these offsets, by partition, was received: one beyond the offset of a record that
+        was written, or where another reader is. What an open transaction holds back is waited for.
+
+        Raises ``ConfigError`` for a partition that the topic does not have, ``NotCaughtUp`` after ``timeout_seconds``
+        (``None``: waits on), and as ``wait_caught_up``.
+        """
+        await self._reader.wait_for_positions(positions, timeout_seconds)
+
+    async def wait_changed(self, timeout_seconds: float) -> None:
+        """Wait until state or progress have news, or so long. Spurious news are possible."""
+        await self._reader.wait_changed(timeout_seconds)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Check whether the cluster has not answered the last request about the topic; there is one every five
+        seconds, for as long at most."""
+        return self._reader.is_cut_off
 
     def statistics(self) -> GlobalChangeLogStatistics:
         """Return the present state in figures."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import threading
-from collections.abc import Callable, Iterator
-from itertools import chain
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from streams.codecs import codec_for
@@ -14,10 +11,9 @@ from streams.errors import ConfigError, DecodeError, RegistrationError, StoreErr
 from streams.events import EventType, event_type_of, parse_version
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, TopicPartition
-from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
-from streams.stores.memory import HashEngine
-from streams.stores.ordered import OrderedEngine
+from streams.stores.engines import KeyValueEngine
 from streams.stores.table import Table
+from streams.views.shared import AllPartitions, AllPartitionsInOrder, SharedHashEngine, SharedOrderedEngine
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,12 +38,12 @@ class GlobalTable(Table[K, V], Generic[K, V]):
     def __init__(
         self, topic: str, ordered: bool, key_codec: Codec[K], value_codec: Codec[V], event: EventType[V] | None
     ) -> None:
-        self._all = _AllPartitionsInOrder(topic) if ordered else _AllPartitions(topic)
-        super().__init__(_WholeTopic(topic, -1), self._all, key_codec, value_codec)
+        self._all = AllPartitionsInOrder(topic) if ordered else AllPartitions(topic)
+        super().__init__(WholeTopic(topic, -1), self._all, key_codec, value_codec)
         self._topic = topic
         self._codecs = key_codec, value_codec
         self._event = event
-        self._make_engine: Callable[[], KeyValueEngine] = _SharedOrderedEngine if ordered else HashEngine
+        self._make_engine: Callable[[], KeyValueEngine] = SharedOrderedEngine if ordered else SharedHashEngine
         self._views: dict[int, tuple[Table[K, V], KeyValueEngine]] = {}
         self._views_lock = threading.Lock()
         self._closed = ""
@@ -63,13 +59,7 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         key = cast(bytes, record.key)
         self._decode_key(key)
         value = record.value
-        if value is not None:
-            value = self._checked(record, value)
-        engine = self._view(record.partition)[1]
-        if value is None:
-            engine.delete(key)
-        else:
-            engine.put(key, value)
+        self._keep(record, key, None if value is None else self._checked(record, value))
 
     def begin(self, journal: list[Change], /) -> None:
         """Refuse to journal: no handler writes here."""
@@ -93,10 +83,19 @@ class GlobalTable(Table[K, V], Generic[K, V]):
             if self._closed:
                 return
             self._closed = why
-            views = list(self._views.values())
+            views, self._views = self._views, {}
         self._close(why)
-        for view, _ in views:
+        for view, _ in views.values():
             view._close(why)
+        self._all = type(self._all)(self._topic)
+
+    def _keep(self, record: IncomingRecord, key: bytes, value: bytes | None) -> None:
+        """Take the checked value of a record."""
+        engine = self._view(record.partition)[1]
+        if value is None:
+            engine.delete(key)
+        else:
+            engine.put(key, value)
 
     def _view(self, number: int) -> tuple[Table[K, V], KeyValueEngine]:
         found = self._views.get(number)
@@ -140,8 +139,10 @@ def make_table(
     ordered: bool,
     key_codec: Codec[K] | None,
     value_codec: Codec[V] | None,
+    kind: type[GlobalTable[Any, Any]] = GlobalTable,
 ) -> GlobalTable[K, V]:
-    """Make an empty table; the arguments are those of ``Table.factory``. Raises ``ConfigError``."""
+    """Make an empty table; the arguments are those of ``Table.factory``, ``kind`` is its class. Raises
+    ``ConfigError``."""
     keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
     if ordered and not getattr(keys, "order_preserving", False):
         raise ConfigError(f"table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
@@ -154,7 +155,7 @@ def make_table(
         values: Codec[V] = codec_for(value) if event is None else _PresentVersion(event)
     else:
         values = value_codec
-    return GlobalTable(topic, ordered, keys, values, event)
+    return kind(topic, ordered, keys, values, event)
 
 
 class _PresentVersion(Generic[V]):
@@ -168,105 +169,10 @@ class _PresentVersion(Generic[V]):
         return self._event.decode(data, self._event.version)
 
 
-class _WholeTopic(TopicPartition):
+class WholeTopic(TopicPartition):
     """A whole topic in the place of one partition, for messages."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
         return self.topic
-
-
-class _AllPartitions:
-    """``KeyValueEngine`` over one engine for each partition; nothing is written through it."""
-
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
-        self._engines: tuple[tuple[int, Any], ...] = ()
-        self._gets: tuple[Callable[[bytes], bytes | None], ...] = ()
-
-    def add(self, number: int, engine: KeyValueEngine) -> None:
-        """One thread at a time; readers see all of it or nothing."""
-        self._engines = tuple(sorted((*self._engines, (number, engine)), key=itemgetter(0)))
-        self._gets = tuple(engine.get for _, engine in self._engines)
-
-    def get(self, key: bytes) -> bytes | None:
-        found: bytes | None = None
-        for get in self._gets:
-            value = get(key)
-            if value is not None:
-                if found is not None:
-                    self._refuse(key)
-                found = value
-        return found
-
-    def put(self, key: bytes, value: bytes) -> None:
-        raise NotImplementedError  # writes are refused before they come here
-
-    def delete(self, key: bytes, /) -> None:
-        raise NotImplementedError
-
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        return chain.from_iterable(engine.items() for _, engine in self._engines)
-
-    def clear(self) -> None:
-        for _, engine in self._engines:
-            engine.clear()
-
-    def __len__(self) -> int:
-        return sum(len(engine) for _, engine in self._engines)
-
-    def _refuse(self, key: bytes) -> NoReturn:
-        where = [number for number, engine in self._engines if engine.get(key) is not None]
-        raise StoreError(
-            f"{self._topic}: the key {key[:80]!r} is in partitions {', '.join(map(str, where))}, so it has no one "
-            "value: choose one with of_partition(n); if the topic got more partitions, or was written to with two "
-            "partitioners, delete the old one by a tombstone in its partition"
-        )
-
-
-class _AllPartitionsInOrder(_AllPartitions):
-    """``OrderedEngine`` over one ordered engine for each partition; nothing is written through it."""
-
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        return self.range(None, None)
-
-    def range(
-        self,
-        low: bytes | None,
-        high: bytes | None,
-        /,
-        *,
-        reverse: bool = False,
-        inclusive: tuple[bool, bool] = (True, False),
-    ) -> Iterator[tuple[bytes, bytes]]:
-        engines: list[OrderedKeyValueEngine] = [engine for _, engine in self._engines]
-        found = [engine.range(low, high, reverse=reverse, inclusive=inclusive) for engine in engines]
-        return found[0] if len(found) == 1 else heapq.merge(*found, key=itemgetter(0), reverse=reverse)
-
-
-class _SharedOrderedEngine(OrderedEngine):
-    """An ``OrderedEngine`` that one thread writes to while others read: the list of keys has a lock, held for one
-    change or one chunk of a scan."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-
-    def put(self, key: bytes, value: bytes, /) -> None:
-        with self._lock:
-            super().put(key, value)
-
-    def delete(self, key: bytes, /) -> None:
-        with self._lock:
-            super().delete(key)
-
-    def clear(self) -> None:
-        with self._lock:
-            super().clear()
-
-    def _chunk(
-        self, low: bytes | None, high: bytes | None, inclusive: tuple[bool, bool], reverse: bool, size: int
-    ) -> list[bytes]:
-        with self._lock:
-            return super()._chunk(low, high, inclusive, reverse, size)

@@ -247,7 +247,7 @@ def _entries(
                 continue
             if record.value is None:
                 last.pop((number, key), None)
-            elif (number, key) in last or takes(one_line(_decoded(store, "decode_key", key)[0])):
+            elif (number, key) in last or takes(one_line(decoded(store, "decode_key", key)[0])):
                 last[number, key] = record
 
     try:
@@ -260,14 +260,14 @@ def _entries(
 
 
 def _entry(record: IncomingRecord, store: Any) -> _Entry:
-    key, wrong_key = _decoded(store, "decode_key", record.key or b"")
-    value, wrong_value = _decoded_entry(store, record.key or b"", record.value or b"")
+    key, wrong_key = decoded(store, "decode_key", record.key or b"")
+    value, wrong_value = decoded_entry(store, record.key or b"", record.value or b"")
     wrong = wrong_key or wrong_value
     kind = harmless(record.header(TYPE_HEADER) or b"")
     return _Entry(record.partition, key, value, kind, f"{record.where}: {wrong}" if wrong else "", record.timestamp_ms)
 
 
-def _decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
+def decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
     """Return what the bytes are to the store, as plain data, and why it cannot read them. Stores of the user's keep
     bytes that only they understand."""
     problem = ""
@@ -279,10 +279,10 @@ def _decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
     return plain_text(data) if method == "decode_key" else plain_bytes(data), problem
 
 
-def _decoded_entry(store: Any, key: bytes, data: bytes) -> tuple[Any, str]:
+def decoded_entry(store: Any, key: bytes, data: bytes) -> tuple[Any, str]:
     """Return the value as ``_decoded``; by its key where several structures have one store."""
     if (decode := getattr(store, "decode_entry", None)) is None:
-        return _decoded(store, "decode_value", data)
+        return decoded(store, "decode_value", data)
     try:
         return plain(decode(key, data)), ""
     except DecodeError as error:

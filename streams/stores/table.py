@@ -139,6 +139,16 @@ class Table(TableFields, Generic[K, V]):
         """The highest key with its value, or ``None`` if the table is empty."""
         return next(self.range(reverse=True), None)
 
+    @property
+    def codecs(self) -> tuple[Codec[K], Codec[V]]:
+        """Return the codecs of keys and values, for readers of the changelog."""
+        return self._key_codec, TableValues(self)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Check whether it has ``range``, ``prefix``, ``first`` and ``last``."""
+        return hasattr(self._engine, "range") and bool(getattr(self._key_codec, "order_preserving", False))
+
     def decode_key(self, key: bytes) -> K:
         """Decode a key in the changelog, for tools. Raises ``DecodeError``."""
         decoded: K = self._decode_key(key)
@@ -163,3 +173,11 @@ class Table(TableFields, Generic[K, V]):
         for key_bytes, value_bytes in self._scan(found):
             key = self._decode_key(key_bytes)
             yield key, self._decoded_value(value_bytes, key)
+
+
+class TableValues(Generic[V]):
+    """The values of a table, as codec."""
+
+    def __init__(self, table: Table[Any, V]) -> None:
+        self.encode: Callable[[V], bytes] = table._encode_value
+        self.decode: Callable[[bytes], V] = table._decode_value

@@ -120,24 +120,25 @@ class FollowedTopic:
             deadline, lambda seconds: self._clients[0].watermarks(self.topic, None, seconds)
         )
 
-    async def warn_if_not_compacted(self) -> None:
-        """Warn of a topic whose records are deleted by age or size: it has more than a view of it will have later."""
+    async def why_not_compacted(self) -> str:
+        """Return what is wrong with a topic whose records are deleted by age or size: it has more than a view of it
+        will have later. Empty if it is compacted, or if that cannot be seen: a reader needs no right to see settings.
+        """
         try:
             found = await self._request(lambda: self._clients[0].describe([self.topic], REQUEST_SECONDS))
         except Stopped:
             raise
-        except StreamsError as error:  # a reader needs no right to see settings
+        except StreamsError as error:
             _log.debug("%s: its cleanup.policy cannot be looked at: %s", self.topic, error)
-            return
+            return ""
         description = found.get(self.topic)
         policy = "" if description is None else description.configs.get("cleanup.policy", "")
-        if policy and "compact" not in policy:
-            _log.warning(
-                "%s has cleanup.policy=%s, not compact: keys that retention deletes are still here, and missing "
-                "wherever the topic is read from the start later",
-                self.topic,
-                policy,
-            )
+        if not policy or "compact" in policy:
+            return ""
+        return (
+            f"{self.topic} has cleanup.policy={policy}, not compact: keys that retention deletes are still here, and "
+            "missing wherever the topic is read from the start later"
+        )
 
     def close(self) -> None:
         """End the thread as soon as it has its answer; tasks that wait for one get ``Stopped``."""

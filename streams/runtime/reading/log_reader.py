@@ -17,6 +17,7 @@ import anyio
 
 from streams.errors import (
     BrokerUnavailable,
+    ConfigError,
     NotCaughtUp,
     OffsetError,
     RegistrationError,
@@ -54,13 +55,20 @@ class LogReader:
     loop. ``GlobalChangeLog`` documents them."""
 
     def __init__(
-        self, topic: str, connections: LogConnections, on_error: OnError, topic_timeout_seconds: float
+        self,
+        topic: str,
+        connections: LogConnections,
+        on_error: OnError,
+        topic_timeout_seconds: float,
+        only_compacted: bool = False,
     ) -> None:
         self.topic = topic
         self.receivers: list[Receiver] = []
         self.tables: list[Closable] = []
         self.state = SourceState.CREATED
         self.failure: Exception | None = None
+        self.is_cut_off = False
+        self._only_compacted = only_compacted
         self._connections = connections
         self._on_error = on_error
         self._topic_timeout = topic_timeout_seconds
@@ -88,6 +96,8 @@ class LogReader:
         followed = self._followed_topic = FollowedTopic(self.topic, self._connections)
         try:
             await followed.find(self._topic_timeout)
+            if self._only_compacted and (trouble := await followed.why_not_compacted()):
+                raise TopicError(f"{trouble}. Choose a compacted topic, or set its cleanup.policy to compact")
         except BaseException:
             followed.close()
             stopping = self.state is SourceState.STOPPING
@@ -175,6 +185,30 @@ class LogReader:
             _log.warning("%s: caught up, but for what open transactions hold back: %s", self.topic, _shown(missing))
         return not missing
 
+    async def wait_for_positions(self, positions: Mapping[int, int], timeout_seconds: float | None) -> None:
+        following, followed = self.running(), self._followed_topic
+        assert followed is not None  # it is running
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        if max(positions, default=0) >= following.partitions:  # it may have grown
+            try:
+                await self._look(following, followed, deadline)
+            except Stopped:
+                self.running()  # as below
+                raise
+        for number, offset in positions.items():
+            if not 0 <= number < following.partitions or offset < 0:
+                last = following.partitions - 1
+                raise ConfigError(
+                    f"{self.topic}[{number}]@{offset} is no place in it: there are partitions 0 to {last}"
+                )
+        missing = await self._reach(positions, deadline)
+        if missing:
+            raise NotCaughtUp(f"{self.topic}: not there within {timeout_seconds:g} s: {_shown(missing)}")
+
+    async def wait_changed(self, timeout_seconds: float) -> None:
+        if self.state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
+            await self._changed.wait(timeout_seconds)
+
     def statistics(self) -> tuple[bool, tuple[LogPartitionStatistics, ...]]:
         """Return whether it has caught up once, and the progress of each partition."""
         following = self._following
@@ -238,7 +272,8 @@ class LogReader:
 
     async def _watch(self, following: Following, followed: FollowedTopic) -> None:
         """Log the progress until it has caught up, and check the topic again and again."""
-        await followed.warn_if_not_compacted()
+        if not self._only_compacted and (trouble := await followed.why_not_compacted()):
+            _log.warning("%s", trouble)
         passed, at = 0, self._began
         while True:
             await anyio.sleep(WATCH_SECONDS)
@@ -252,10 +287,15 @@ class LogReader:
                 await self._look(following, followed, time.monotonic() + REQUEST_SECONDS)
             except BrokerUnavailable as error:
                 _log.debug("%s: %s", self.topic, error)
+                self.is_cut_off = True
+                self._changed.notify()
 
     async def _look(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
         """Check that the topic is still the same; it may have grown. Fails, and raises, if it is not."""
         loss = await followed.loss(deadline)
+        if self.is_cut_off:
+            self.is_cut_off = False
+            self._changed.notify()
         if loss is not None:
             self._fail(loss)
             raise loss

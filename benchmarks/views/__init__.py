@@ -1,0 +1,1 @@
+"""Views: how fast they catch up, and how far they are behind."""

@@ -1,0 +1,1 @@
+"""Views: compacted topics, and the state of event sources, as tables that any process may read."""

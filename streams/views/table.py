@@ -1,0 +1,229 @@
+"""The table of a view: it can be frozen at a moment, and watched."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+
+import msgspec
+
+from streams.errors import StoreError
+from streams.global_table import GlobalTable, WholeTopic
+from streams.protocols import Codec
+from streams.records import Change, IncomingRecord
+from streams.stores.table import Table
+from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedOrderedEngine
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ViewChange(msgspec.Struct, Generic[K, V], frozen=True):
+    """A key that has another value now: ``new`` in the place of ``old`` (``None``: it was, or is, not there)."""
+
+    key: K
+    old: V | None
+    new: V | None
+    partition: int
+
+
+class _Observer(Protocol):
+    """Sees every write before it is made, under the table's lock."""
+
+    def note(self, partition: int, key: bytes, old: bytes | None, new: bytes | None) -> None: ...
+    def finish(self, why: str) -> None: ...
+
+
+class ViewTable(GlobalTable[K, V], Generic[K, V]):
+    """A ``GlobalTable`` with snapshots and watches. The thread that reads writes to it; all threads may use it."""
+
+    _lock: threading.RLock
+    _observers: tuple[weakref.ref[_Observer], ...]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lock = threading.RLock()  # held for one record
+        self._observers = ()
+        self._positions: dict[int, int] = {}
+        self._over = ""
+
+    def freeze(self, passed: Callable[[], Mapping[int, int]]) -> ViewSnapshot[K, V]:
+        """Return everything as it is now, at once. ``passed`` is called within: the positions below which everything
+        was handed over, as far as holes and markers have moved them on. Raises ``StoreError`` for a closed table."""
+        with self._lock:
+            self._check_going()
+            positions = {number: max(position, self._positions.get(number, 0)) for number, position in passed().items()}
+            snapshot = ViewSnapshot[K, V](self._topic, self._all, positions, *self._codecs)
+            self._observe(snapshot)
+            return snapshot
+
+    def watch(self, wake: Callable[[], object], initial: bool) -> ViewWatch[K, V]:
+        """Return a watch of all writes from now on. ``wake`` is called when it has news, by the writing thread. With
+        ``initial`` it begins with everything that is there."""
+        with self._lock:
+            watch = ViewWatch(self, self._lock, wake, self.freeze(dict) if initial else None)
+            self._check_going()
+            self._observe(watch)
+            return watch
+
+    def close(self, why: str) -> None:
+        """Free everything, snapshots and watches included. See ``GlobalTable``."""
+        with self._lock:
+            observers, self._observers = self._observers, ()
+            self._over = self._over or why
+            for reference in observers:
+                if (observer := reference()) is not None:
+                    observer.finish(why)
+        super().close(why)
+
+    def _observe(self, observer: _Observer) -> None:
+        self._observers = (*self._observers, weakref.ref(observer))
+
+    def _check_going(self) -> None:
+        if self._over:
+            raise StoreError(self._over)
+
+    def _keep(self, record: IncomingRecord, key: bytes, value: bytes | None) -> None:
+        with self._lock:
+            if self._observers:
+                self._announce(record.partition, key, value)
+            super()._keep(record, key, value)
+            self._positions[record.partition] = record.offset + 1
+
+    def _announce(self, number: int, key: bytes, value: bytes | None) -> None:
+        """Before the write: a snapshot looks there after it has looked into the table."""
+        old = self._view(number)[1].get(key)
+        alive = []
+        for reference in self._observers:
+            observer = reference()
+            if observer is not None:
+                observer.note(number, key, old, value)
+                alive.append(reference)
+        self._observers = tuple(alive)
+
+
+class ViewSnapshot(Table[K, V], Generic[K, V]):
+    """A view as it was at one moment: a read-only ``Table`` that does not change, for any thread. Opening one costs
+    nothing. While it is open, values that are replaced in the view are kept: close it (``with``), or let it go.
+
+    ``positions``: everything below these offsets is in it, and nothing else. ``StoreError`` after it was closed, and
+    after the view was stopped or has failed.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        live: AllPartitions,
+        positions: Mapping[int, int],
+        key_codec: Codec[K],
+        value_codec: Codec[V],
+    ) -> None:
+        self.positions = positions
+        self._is_over = False
+        self._frozen: dict[int, Frozen] = {
+            number: FrozenInOrder(engine) if isinstance(engine, SharedOrderedEngine) else Frozen(engine)
+            for number, engine in live.engines
+        }
+        self._count = len(live)
+        super().__init__(WholeTopic(topic, -1), type(live)(topic, self._frozen.items()), key_codec, value_codec)
+
+    def __len__(self) -> int:
+        self._check_open()
+        return self._count
+
+    def begin(self, journal: list[Change], /) -> None:
+        """Refuse to journal: a snapshot is read-only."""
+        self._refuse_write()
+
+    def receive_change(self, change: Change, /) -> None:
+        """Refuse a change, as ``begin``."""
+        self._refuse_write()
+
+    def rows(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """Return partition, key and value of everything, as bytes. Raises ``StoreError`` if it ends meanwhile."""
+        for number, frozen in self._frozen.items():
+            for key, value in frozen.items():
+                yield number, key, value
+        self._check_open()
+
+    def close(self) -> None:
+        """Let go what it keeps. Repeating changes nothing."""
+        self.finish(f"this snapshot of {self.partition} was closed")
+
+    def finish(self, why: str) -> None:
+        """Close it; reads raise ``StoreError(why)``. For the table."""
+        if not self._is_over:
+            self._is_over, self._frozen = True, {}
+            self._close(why)
+
+    def note(self, partition: int, key: bytes, old: bytes | None, new: bytes | None) -> None:
+        """Keep a value that is about to be replaced. For the table, which calls it before the write."""
+        frozen = self._frozen.get(partition)
+        if frozen is not None:
+            frozen.note(key, old)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse_write(self) -> NoReturn:
+        self._check_open()
+        raise StoreError(f"a snapshot of {self.partition} is read-only")
+
+
+class ViewWatch(Generic[K, V]):
+    """The changes of a view that a reader has not taken yet, merged per key: so they are never more than the keys that
+    changed, and the last value of each is never lost."""
+
+    def __init__(
+        self,
+        table: ViewTable[K, V],
+        lock: threading.RLock,
+        wake: Callable[[], object],
+        initial: ViewSnapshot[K, V] | None,
+    ) -> None:
+        self.ended = False
+        self._decode_key, self._decode_value = table.decode_key, table.decode_value
+        self._lock = lock
+        self._wake = wake
+        self._initial = initial
+        self._pending: dict[tuple[int, bytes], tuple[bytes | None, bytes | None]] = {}
+
+    def take(self) -> Iterator[ViewChange[K, V]]:
+        """Return what has changed since the last call, by the first change of each key."""
+        initial, self._initial = self._initial, None
+        if initial is not None:
+            with initial:
+                for number, key, value in initial.rows():
+                    yield ViewChange(self._decode_key(key), None, self._decode_value(value), number)
+        with self._lock:
+            taken, self._pending = self._pending, {}
+        for (number, key), (old, new) in taken.items():
+            yield ViewChange(self._decode_key(key), self._decoded(old), self._decoded(new), number)
+
+    def note(self, partition: int, key: bytes, old: bytes | None, new: bytes | None) -> None:
+        """Merge a write with what was not taken. For the table."""
+        place, pending = (partition, key), self._pending
+        is_first = not pending
+        old = pending.get(place, (old, None))[0]
+        if old != new:
+            pending[place] = old, new
+            if is_first:
+                self._wake()
+        else:
+            pending.pop(place, None)
+
+    def finish(self, why: str) -> None:
+        """Have the reader end, when it has taken the rest. For the table."""
+        self.ended = True
+        self._wake()
+
+    def _decoded(self, value: bytes | None) -> V | None:
+        return None if value is None else self._decode_value(value)

@@ -1,0 +1,389 @@
+"""``View``: a compacted topic, or the state of an event source, as a table that any process may read."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar
+
+import msgspec
+
+from streams.errors import ConfigError, NotCaughtUp, RegistrationError, Stopped, StoreError, StreamsError
+from streams.event_source import EventSource
+from streams.global_change_log import GlobalChangeLog
+from streams.global_table import make_table
+from streams.outcomes import STOP
+from streams.protocols import Codec
+from streams.records import Delivery, TopicPartition
+from streams.runtime.bridge import Inlet
+from streams.runtime.ownership.replicas import make_store
+from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError
+from streams.runtime.signal import Signal
+from streams.statistics import SourceState
+from streams.stores.table import Table
+from streams.views.blocking import BlockingView, LoopThread
+from streams.views.reads import ViewReads
+from streams.views.table import ViewChange, ViewTable, ViewWatch
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+SETTLE_SECONDS: Final = 1.0
+"""For open transactions to end, before everything behind them counts as not committed yet."""
+_LOOK_SECONDS: Final = 0.25
+"""Between two looks at the state."""
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that goes on while the machine sleeps, where there is one: sleep makes no proof of freshness younger."""
+
+
+class ViewState(enum.Enum):
+    """State of a view. It may be read while it is ``LIVE`` or ``STALE``: then the cluster does not answer, and there
+    may be newer values."""
+
+    CREATED = "created"
+    STARTING = "starting"
+    CATCHING_UP = "catching up"
+    LIVE = "live"
+    STALE = "stale"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class ViewStatistics(msgspec.Struct, frozen=True):
+    """State of a view at one moment, its number of keys, and the progress of each partition."""
+
+    state: ViewState
+    topic: str
+    keys: int
+    partitions: tuple[LogPartitionStatistics, ...]
+
+
+class View(ViewReads[K, V], Generic[K, V]):
+    """All partitions of a compacted topic as one read-only table, in any process and without a group::
+
+        prices = View("prices", key=str, value=Price, ordered=True)     # or View.of(source)
+        async with prices:
+            await prices.ready(timeout_seconds=60)
+            prices.get("apples")
+
+    ``with prices as blocking:`` is the same without an event loop, see ``BlockingView``. The block begins to read, and
+    follows until its end; then the view may be entered again, and reads everything anew.
+
+    Only what is committed comes in. Until everything is here that was committed when the block began, reads raise
+    ``NotCaughtUp``; after the block, and after a failure, ``StoreError``. Reads may be made on any thread; the waiting
+    methods belong to the loop of the block.
+
+    A view fails as a ``GlobalChangeLog`` does, which reads for it: the body of the block is cancelled, and the error is
+    raised. A topic that is not compacted is refused (``TopicError``). ``key`` to ``value_codec`` are as those of
+    ``Table.factory``, the other settings as those of ``GlobalChangeLog``. Raises ``ConfigError``.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        key: type[K],
+        value: type[V],
+        ordered: bool = False,
+        key_codec: Codec[K] | None = None,
+        value_codec: Codec[V] | None = None,
+        bootstrap_servers: str = "",
+        client_settings: Mapping[str, Any] | None = None,
+        on_error: OnError = STOP,
+        client_id: str = "kes",
+        topic_timeout_seconds: float = 30.0,
+    ) -> None:
+        self.topic = topic
+        self._log_settings: dict[str, Any] = {
+            "bootstrap_servers": bootstrap_servers,
+            "client_settings": client_settings,
+            "on_error": on_error,
+            "client_id": client_id,
+            "topic_timeout_seconds": topic_timeout_seconds,
+        }
+        self._table_settings = key, value, ordered, key_codec, value_codec
+        self._new_table()  # to refuse its settings here
+        self._log: GlobalChangeLog | None = None
+        self._table: ViewTable[K, V] | None = None
+        self._is_complete = False
+        self._completing: asyncio.Task[None] | None = None
+        self._proving: asyncio.Lock  # made on the loop
+        self._proof: tuple[float, bool] | None = None  # when the ends were requested; whether nothing was held back
+        self._thread: LoopThread | None = None
+
+    @classmethod
+    def of(cls, source: EventSource[Table[K, V]], **settings: Any) -> View[K, V]:
+        """Make a view of the state of an event source: of its changelog, with the types of its ``Table``, ordered if
+        that is. ``settings`` are those of this class; addresses come from the source.
+
+        Raises ``ConfigError`` for a source whose store is no ``Table``: a ``GlobalChangeLog`` with a receiver of your
+        own follows those.
+        """
+        config = source.config.resolved()
+        store: Any = make_store(source.program().store_factory, TopicPartition(config.changelog, 0))
+        try:
+            if not isinstance(store, Table):
+                raise ConfigError(
+                    f"the store of {config.group_id} is {type(store).__name__}, and a view reads a Table: follow "
+                    f"{config.changelog} by GlobalChangeLog.of(source.config), with a receiver of your own"
+                )
+            keys, values = store.codecs
+            common: dict[str, Any] = {
+                "bootstrap_servers": config.bootstrap_servers,
+                "client_settings": config.client_settings,
+                "ordered": store.is_ordered,
+            }
+        finally:
+            store.revoked()
+        any_: Any = object
+        return cls(config.changelog, key=any_, value=any_, key_codec=keys, value_codec=values, **{**common, **settings})
+
+    def __repr__(self) -> str:
+        return f"View({self.topic!r}, {self.state.value})"
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Find the topic and begin to read. Enter and leave it in the same task. Raises as ``GlobalChangeLog.start``,
+        and ``RegistrationError`` while another block has it."""
+        if self.state in (ViewState.STARTING, ViewState.CATCHING_UP, ViewState.LIVE, ViewState.STALE):
+            raise RegistrationError(f"the view of {self.topic} is in use by another block: each needs one of its own")
+        log = GlobalChangeLog(self.topic, **self._log_settings, only_compacted=True)
+        self._proving, self._proof, self._is_complete = asyncio.Lock(), None, False
+        self._log, self._table = log, log.add_receiver(self._new_table())
+        try:
+            await log.__aenter__()
+        except BaseException:
+            self._log = self._table = None
+            raise
+        self._completing = asyncio.create_task(self._complete(log))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop. Raises the error that the view failed with, unless the block ended with an error of its own."""
+        assert self._log is not None
+        assert self._completing is not None
+        self._completing.cancel()
+        await self._log.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> BlockingView[K, V]:
+        """Do the same without an event loop of the caller's: one runs on a thread."""
+        thread = LoopThread()
+        try:
+            thread.enter(self)
+        except BaseException:
+            thread.end()
+            raise
+        self._thread = thread
+        return BlockingView(self, thread)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread, self._thread = self._thread, None
+        assert thread is not None
+        try:
+            thread.leave(error)
+        finally:
+            thread.end()
+
+    async def _complete(self, log: GlobalChangeLog) -> None:
+        try:
+            await log.wait_caught_up()
+        except StreamsError:  # the log raises it
+            return
+        self._is_complete = True
+
+    # -- how far it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ViewState:
+        """Return the state of the view. Any thread."""
+        log = self._log
+        if log is None or log.state is SourceState.CREATED:
+            return ViewState.CREATED if log is None else ViewState.STARTING
+        if log.state is SourceState.RUNNING:
+            if not self._is_complete:
+                return ViewState.CATCHING_UP
+            return ViewState.STALE if log.is_cut_off else ViewState.LIVE
+        return {SourceState.STARTING: ViewState.STARTING, SourceState.FAILED: ViewState.FAILED}.get(
+            log.state, ViewState.STOPPED
+        )
+
+    async def states(self) -> AsyncIterator[ViewState]:
+        """Yield the state, and each later one, up to the end of the block. Short ones may be left out."""
+        last = None
+        while last not in (ViewState.STOPPED, ViewState.FAILED):
+            if self.state is not last:
+                last = self.state
+                yield last
+            elif self._log is not None:
+                await self._log.wait_changed(_LOOK_SECONDS)
+            else:
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Return the offsets below which everything is here, by partition. Any thread."""
+        partitions = () if self._log is None else self._log.statistics().partitions
+        return {partition.partition: max(partition.position, 0) for partition in partitions}
+
+    def statistics(self) -> ViewStatistics:
+        """Return the present state in figures. Any thread."""
+        partitions = () if self._log is None else self._log.statistics().partitions
+        try:
+            keys = 0 if self._table is None else len(self._table)
+        except StoreError:  # it was closed
+            keys = 0
+        return ViewStatistics(self.state, self.topic, keys, partitions)
+
+    async def ready(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the view is complete, and may be read.
+
+        Raises ``NotCaughtUp`` after ``timeout_seconds`` (``None``: waits on), ``BrokerUnavailable`` if no broker
+        answered until then, and the error that the view failed with.
+        """
+        log = self._running()
+        if not self._is_complete or log.state is not SourceState.RUNNING:
+            await log.wait_caught_up(timeout_seconds)
+            self._is_complete = True
+
+    async def wait_for(self, place: Delivery | Mapping[int, int], timeout_seconds: float | None = None) -> None:
+        """Wait until the view has come to a place: a ``Delivery``, so that you read what you wrote; or ``positions`` of
+        a view or a snapshot, so that no later read is older than an earlier one.
+
+        Raises ``NotCaughtUp`` after ``timeout_seconds`` (an open transaction may hold the record back), ``ConfigError``
+        for a place that is not in the topic, and the error that the view failed with.
+        """
+        await self._running().wait_for_positions(self._positions_of(place), timeout_seconds)
+
+    async def wait_for_key(self, key: K, timeout_seconds: float | None = None) -> V:
+        """Wait until there is a value for this key, and return it. Raises ``NotCaughtUp`` after ``timeout_seconds``,
+        ``Stopped``, and the error that the view failed with."""
+        try:
+            async with asyncio.timeout(timeout_seconds), aclosing(self.changes()) as changes:
+                while True:
+                    value = self.get(key)
+                    if value is not None:
+                        return value
+                    await anext(changes)
+        except NotCaughtUp:  # a TimeoutError, too: the view is not complete
+            raise
+        except TimeoutError:
+            raise NotCaughtUp(f"{self.topic}: no value for {key!r} within {timeout_seconds:g} s") from None
+        except StopAsyncIteration:
+            raise Stopped(f"the view of {self.topic} was stopped") from None
+
+    async def fresh_within(self, seconds: float, timeout_seconds: float = 10.0) -> bool:
+        """Wait until it is proven that everything is here that was committed up to ``seconds`` ago.
+
+        The proof is that the view has reached the ends of all partitions, which were requested from the cluster less
+        than ``seconds`` ago; one proof serves all callers. ``False``: a transaction that is open, or whose end is not
+        written yet, holds back what is behind it from all readers of committed records.
+
+        Raises ``NotCaughtUp`` after ``timeout_seconds``, ``BrokerUnavailable`` without an answer, and the error that
+        the view failed with.
+        """
+        if not seconds > 0:
+            raise ConfigError(f"fresh_within({seconds!r}): it must be more than 0 seconds; a question takes time")
+        log, deadline = self._running(), _now() + timeout_seconds
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._proving.acquire()
+        except TimeoutError:
+            raise self._not_proven(seconds, timeout_seconds) from None
+        try:
+            while (
+                self._proof is None
+                or _now() - self._proof[0] > seconds
+                or log.state is not SourceState.RUNNING  # below that is raised
+            ):
+                requested = _now()
+                if requested >= deadline:
+                    raise self._not_proven(seconds, timeout_seconds)
+                settle_seconds = min(SETTLE_SECONDS, seconds / 2)
+                whole = await log.wait_caught_up(deadline - requested, settle_seconds=settle_seconds)
+                self._is_complete, self._proof = True, (requested, whole)
+            return self._proof[1]
+        finally:
+            self._proving.release()
+
+    def changes(self, *, initial: bool = False) -> AsyncGenerator[ViewChange[K, V], None]:
+        """Iterate over the changes from now on, on the loop of the block; with ``initial``, over everything that is
+        there first.
+
+        What a slow reader has not taken is merged per key, the first old value and the last new one: it may miss values
+        in between, never the last one. Changes of one key come in their order, others may change places. It ends with
+        the block, and raises the error that the view failed with. ``NotCaughtUp``, ``StoreError``: as reads.
+        """
+        table, log, signal = self._current(), self._running(), Signal()
+        inlet: Inlet[None] = Inlet(lambda _: signal.notify())
+        return _arriving(table.watch(lambda: inlet.put(None), initial), signal, log)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _new_table(self) -> ViewTable[K, V]:
+        table = make_table(self.topic, *self._table_settings, kind=ViewTable)
+        assert isinstance(table, ViewTable)
+        return table
+
+    def _current(self) -> ViewTable[K, V]:
+        table = self._table
+        if table is None or not self._is_complete:
+            self._refuse()
+        return table
+
+    def _passed(self) -> Mapping[int, int]:
+        return self.positions
+
+    def _refuse(self) -> NoReturn:
+        if self._table is None:
+            raise StoreError(f"the view of {self.topic} is not running: enter it, by async with or with")
+        if self.state in (ViewState.STARTING, ViewState.CATCHING_UP):
+            lag = sum(partition.lag for partition in self.statistics().partitions)
+            raise NotCaughtUp(
+                f"the view of {self.topic} is not complete yet ({self.state.value}, {lag:,} offsets to go): await "
+                "ready() before it is read"
+            )
+        len(self._table)  # raises why it was closed
+        raise StoreError(f"the view of {self.topic} is {self.state.value}")
+
+    def _not_proven(self, seconds: float, timeout_seconds: float) -> NotCaughtUp:
+        return NotCaughtUp(f"{self.topic}: not proven to be fresh within {seconds:g} s, for {timeout_seconds:g} s")
+
+    def _running(self) -> GlobalChangeLog:
+        if self._log is None:
+            raise Stopped(f"the view of {self.topic} is not running: enter it, by async with or with")
+        return self._log
+
+    def _positions_of(self, place: Delivery | Mapping[int, int]) -> Mapping[int, int]:
+        if not isinstance(place, Delivery):
+            return place
+        if place.record.topic != self.topic or place.offset < 0:
+            raise ConfigError(
+                f"a record of {place.record.topic}[{place.partition}]@{place.offset} is not in the view of {self.topic}"
+            )
+        return {place.partition: place.offset + 1}
+
+
+async def _arriving(
+    watch: ViewWatch[K, V], signal: Signal, log: GlobalChangeLog
+) -> AsyncGenerator[ViewChange[K, V], None]:
+    while True:
+        over = watch.ended  # first: what came before the end is taken below
+        for change in watch.take():
+            yield change
+        if over:
+            await log.wait_stopped()
+            return
+        await signal.wait()
+
+
+def _now() -> float:
+    return time.clock_gettime(_CLOCK)
