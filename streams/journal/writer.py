@@ -1,7 +1,7 @@
 """The writer of a term: it takes the claim, opens the term, and settles each append. All calls block.
 
 The order of the steps is the protocol. Each rule below is one of the model in ``tests/model/journal_rules.py``, which
-finds an entry that is lost, doubled, or answered wrongly when a rule is left out.
+finds an entry that is lost, doubled, or answered wrongly when a rule is left out (J4 is about progress alone).
 
 J1  The claim is taken before the end of the log is looked up, and before the term's record is written.
 J2  A term's token is the offset of its record, never the group's generation.
