@@ -30,6 +30,7 @@
     ├── ``AppendConflict``           the caller: a journal has entries that an append did not expect
     ├── ``AppendUnsettled``          the caller: no broker has answered until a process gave up its append to a journal
     ├── ``JournalError``             the operator: a journal's topic holds something else, or a snapshot does not fit it
+    ├── ``ReplicaFailed``            the caller: the state machine of a journal raised
     ├── ``NotOwned``                 the caller: the partition is not active on this member
     ├── ``WouldDeadlock``            the caller: a handler was about to wait for its own partition's next turn
     └── ``Stopped``                  the caller: the event source is not running (any more)
@@ -146,6 +147,11 @@ class AppendUnsettled(StreamsError):
 class JournalError(StreamsError):
     """The topic of a journal holds records that are none of its entries, or entries are missing or out of order; or a
     snapshot is damaged, or of another journal. The message names the offsets. Nothing is skipped."""
+
+
+class ReplicaFailed(StreamsError):
+    """A state machine raised where it applied an entry, saved or loaded its state. A replica stops there, since it must
+    not go on differing; the message names entry and machine, and ``__cause__`` is what it raised."""
 
 
 class NotOwned(StreamsError):

@@ -37,6 +37,7 @@ class TermRecord(msgspec.Struct, frozen=True):
 
     writer: str
     began_ms: int
+    address: str = ""
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The contents of a journal, as programs see them: entries with their events, checkpoints, and the beginnings of terms."""
+"""The contents of a journal, as programs see them: entries with events, checkpoints, and the beginnings of terms."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class TermBegan(msgspec.Struct, frozen=True):
     term: int
     previous: int
     writer: str
+    address: str
     at_ms: int
 
     @property
@@ -107,13 +108,19 @@ class EntryTypes:
         except Exception as error:
             raise EncodeError(f"{kind.name} cannot be encoded: {error!r}") from error
 
+    def event_of(self, payload: Payload) -> Any:
+        """Decode an event as readers will see it. Raises ``DecodeError``."""
+        record = IncomingRecord("an entry", 0, -1, None, payload.value, payload.headers)
+        name, version = type_and_version(payload.headers)
+        return self._event(record, (name or b"").decode(), version)
+
     def item(self, record: IncomingRecord, mark: EntryMark) -> JournalItem | None:
         """Decode a record; ``None``: a barrier. Raises ``DecodeError``, ``JournalError``."""
         name, version = type_and_version(record.headers)
         kind = (name or b"").decode(errors="replace")
         if kind == TERM_TYPE:
-            writer = term_of(record).writer
-            return TermBegan(record.offset, mark.term, mark.previous, writer, record.timestamp_ms)
+            about, at_ms = term_of(record), record.timestamp_ms
+            return TermBegan(record.offset, mark.term, mark.previous, about.writer, about.address, at_ms)
         if kind == CHECKPOINT_TYPE:
             found = checkpoint_of(record)
             return JournalCheckpoint(record.offset, mark.term, found.covers, found.name, record.timestamp_ms)

@@ -139,7 +139,7 @@ class Journal:
             await reader.close()
 
     @asynccontextmanager
-    async def lead(self, *, is_strict: bool = False) -> AsyncIterator[JournalTerm]:
+    async def lead(self, *, address: str = "", is_strict: bool = False) -> AsyncIterator[JournalTerm]:
         """Stand for the leadership, wait for it, and begin a term, for the time of the block.
 
         When the term ends before the block does (another leader, a group or broker that does not answer for
@@ -147,15 +147,15 @@ class Journal:
         error. Leaving the block settles the appends that are under way, and hands over at once.
 
         What was appended before the term is known by a reader: ``catch_up`` within the block has all of it. Raises as
-        ``check``, ``MembershipFatal`` and ``ConfigError`` if the group refuses this process. ``is_strict``: see
-        ``JournalTerm``.
+        ``check``, ``MembershipFatal`` and ``ConfigError`` if the group refuses this process. ``address``: where this
+        leader is reached, for readers (``TermBegan.address``). ``is_strict``: see ``JournalTerm``.
         """
         await self.check()
         candidate = Candidate(f"{self.name}.leader", self.session_seconds)
 
         def begin(claim: Claim, tenure: Tenure) -> JournalTerm:
             writer = TermWriter(claim, tenure)
-            writer.begin()
+            writer.begin(address)
             return JournalTerm(self.name, writer, self.types, is_strict=is_strict)
 
         await candidate.open(self._connect)

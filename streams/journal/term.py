@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 from anyio import CancelScope
 
 from streams.core.journal import BARRIER_TYPE, CHECKPOINT_TYPE, CheckpointRecord, Payload, control
 from streams.errors import AppendConflict, ConfigError, NotLeading, RecordRefused, RecordsRefused
+from streams.journal.appending import Appending, PendingCheckpoint
 from streams.journal.entries import EntryTypes
 from streams.journal.writer import TermWriter
-from streams.records import record_size
 from streams.runtime.bridge import Worker
 from streams.runtime.signal import Signal
 
@@ -23,58 +23,9 @@ _GROUP_BYTES: Final = 500_000
 """Of the entries that share a transaction: they are one batch, whose offsets follow each other. One append that has
 more is a transaction of its own."""
 _GROUP_ENTRIES: Final = 5_000
-_MARK_BYTES: Final = 60
 _CLOSE_SECONDS: Final = 30.0
 
 _checkpoint: ContextVar[object] = ContextVar("checkpoint")
-
-
-class Appending:
-    """An append that is under way. Await it as often as you like: it has the position behind the entries, or the error,
-    also after a task that waited for it was cancelled."""
-
-    def __init__(self, payloads: Sequence[Payload], expect: int | None, *, passes: bool = False) -> None:
-        self.payloads, self.expect = payloads, expect
-        self.passes = passes  # a checkpoint that holds the others back
-        self.is_alone = False
-        self.is_sent = False
-        self.bytes = sum(record_size(None, one.value, one.headers) + _MARK_BYTES for one in payloads)
-        self._future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._future.add_done_callback(lambda done: done.cancelled() or done.exception())  # it need not be awaited
-
-    def __await__(self) -> Generator[Any, None, int]:
-        return asyncio.shield(self._future).__await__()
-
-    @property
-    def is_settled(self) -> bool:
-        """Check whether it has its answer."""
-        return self._future.done()
-
-    def withdraw(self) -> bool:
-        """Take it back, if it was not sent yet: then it is not in the log, and never will be."""
-        if self.is_sent or self._future.done():
-            return False
-        self.fail(NotLeading("the append was withdrawn before it was sent; nothing is appended"))
-        return True
-
-    def succeed(self, position: int) -> None:
-        """Give it its position; for the term."""
-        if not self._future.done():
-            self._future.set_result(position)
-
-    def fail(self, error: BaseException) -> None:
-        """Give it its error; for the term."""
-        if not self._future.done():
-            self._future.set_exception(error)
-
-
-class PendingCheckpoint:
-    """A checkpoint that is being made: save a state of all that is before ``position``."""
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        self.entry_position = -1
-        """Behind the entry of the checkpoint, once it is appended."""
 
 
 class JournalTerm:
@@ -126,12 +77,16 @@ class JournalTerm:
         known at once."""
         if not events:
             raise ConfigError("append() without an event: nothing would be appended")
-        return self._put(Appending([self._types.payload(event) for event in events], expect))
+        return self.submit_payloads([self._types.payload(event) for event in events], expect)
+
+    def submit_payloads(self, payloads: Sequence[Payload], expect: int | None = None) -> Appending:
+        """``submit`` for events that are encoded already (``Journal.types.payload``); none: a barrier."""
+        return self._put(Appending(payloads, expect))
 
     async def barrier(self) -> None:
         """Return when it is sure that this process led at a moment after the call, and that everything appended before
         is committed. Those who wait share one commit. Raises ``NotLeading``."""
-        await self._put(Appending([], None))
+        await self.submit_payloads([])
 
     @asynccontextmanager
     async def checkpoint(self, name: str = "", *, at: int | None = None) -> AsyncIterator[PendingCheckpoint]:
@@ -194,7 +149,7 @@ class JournalTerm:
 
     # -- for Journal ---------------------------------------------------------------------------------------------------
 
-    def start(self, worker: Worker, on_failure: Any) -> None:
+    def start(self, worker: Worker, on_failure: Callable[[str], None]) -> None:
         """Begin to append, on this thread; ``on_failure(reason)`` ends the term."""
         self._pump = asyncio.create_task(self._run(worker, on_failure))
 
@@ -225,7 +180,7 @@ class JournalTerm:
         self._changed.notify()
         return appending
 
-    async def _run(self, worker: Worker, on_failure: Any) -> None:
+    async def _run(self, worker: Worker, on_failure: Callable[[str], None]) -> None:
         try:
             while not self.is_over:
                 group = self._next_group()

@@ -65,12 +65,16 @@ class TermWriter:
         self._number = 0
         self._given_up = threading.Event()
 
-    def begin(self) -> int:
-        """Take the claim and open the term; returns its token. Raises ``TransactionFailed``, ``BrokerUnavailable``
-        (begin again, with another writer), ``JournalError`` (the end of the log is none of a journal)."""
+    def begin(self, address: str = "") -> int:
+        """Take the claim and open the term; returns its token. ``address``: for readers.
+
+        Raises ``TransactionFailed``, ``BrokerUnavailable`` (begin again, with another writer), ``JournalError`` (the
+        end of the log is none of a journal).
+        """
         mark = self._claim.take()
         previous = self._last_term(mark)
-        about = TermRecord(f"{host_name()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}", int(time.time() * 1000))
+        writer = f"{host_name()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}"
+        about = TermRecord(writer, int(time.time() * 1000), address)
         opened = output_of(self._claim.topic, control(TERM_TYPE, about), EntryMark(-1, 0, previous))
         self.position = self._claim.append([opened])
         self.token = self.position - 1

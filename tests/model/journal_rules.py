@@ -2,8 +2,8 @@
 
 A world has two processes, of which the group names one as the leader; it may name another one, or the same again, at
 any time (rule J4 of the writer, by which two do not take the claim from each other again and again, is about progress,
-and not in it), and a deposed one notices late or never. Three appends are to be made. There is luck: deaths, requests to
-commit that arrive late or never, answers that are lost, generations that start over.
+and not in it), and a deposed one notices late or never. Three appends are to be made. There is luck: deaths, requests
+to commit that arrive late or never, answers that are lost, generations that start over.
 
 The log is a tuple of entries, each of one transaction: ``Entry(kind, term, content)``. A term's number is the place of
 its own entry. An entry that is open is not seen by readers; ending it commits or removes it, which keeps places apart
