@@ -50,7 +50,7 @@ class Replicated(Generic[M]):
     ) -> None:
         if checkpoint_every < 1:
             raise ConfigError(f"checkpoint_every is {checkpoint_every}; it must be 1 or more")
-        self.journal, self.address = journal, address
+        self.journal, self.machine, self.snapshots, self.address = journal, machine, snapshots, address
         self.leader = ""
         """The address of the leader, as far as this member has read; it may have lost its term."""
         self._held: HeldState[M] = HeldState(journal, machine, snapshots)

@@ -12,10 +12,11 @@ from typing import Self
 from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from streams.journal.appending import PendingCheckpoint
 from streams.journal.entries import JournalItem
 from streams.journal.journal import Journal
 from streams.journal.reader import JournalReader
-from streams.journal.term import JournalTerm, PendingCheckpoint
+from streams.journal.term import JournalTerm
 
 
 class SyncJournal:

@@ -69,11 +69,14 @@ class Candidate:
         self._loop = asyncio.get_running_loop()
         # One for the claim, one for the group: its answers must not wait for a broker that does not answer the other.
         self.claims, self._questions = Worker(f"kes-{self.name}"), Worker(f"kes-{self.name}-group")
+        posts, made = _Posts(self), list[tuple[Claim, GroupTenures]]()
         try:
-            self._claim, self.group = await self.claims.call(connect, _Posts(self))
+            await self.claims.call(lambda: made.append(connect(posts)))
         except BaseException:
+            self.claims.post(_close_all, made)  # cancelled, they may be made only now; calls of a worker are in order
             self._abandon()
             raise
+        self._claim, self.group = made[0]
         self.group.start()
 
     async def close(self) -> None:
@@ -202,6 +205,12 @@ class Candidate:
         """Note that the group refuses this process; on the loop."""
         self._failure = error
         self._changed.notify()
+
+
+def _close_all(made: list[tuple[Claim, GroupTenures]]) -> None:
+    for claim, group in made:
+        group.close(0.0)
+        claim.close()
 
 
 class _Posts:
