@@ -33,7 +33,7 @@ class JournalWorld(NamedTuple):
 PLAIN = JournalWorld("plain", appends=2, claims=4, elections=2, lost=2, deaths=0)
 DEATHS = JournalWorld("deaths", appends=3, claims=3, elections=1, lost=1, deaths=1)
 STANDARD = (PLAIN, DEATHS)
-DEEP = (JournalWorld("three appends, four claims", appends=3, claims=4, elections=2, lost=2, deaths=1),)
+DEEP = (JournalWorld("a death, four claims, two elections", appends=2, claims=4, elections=2, lost=2, deaths=1),)
 
 
 class JournalRule(Enum):
