@@ -90,7 +90,7 @@ async def main(name: str, servers: str, folder: str, port: str, session: str) ->
     journal = journal_of(name, servers, float(session))
     await journal.create()
 
-    async with Replicated(journal, Machine, snapshots=SnapshotFolder(Path(folder)), checkpoint_every=300) as member:
+    async with Replicated(journal, Machine, snapshots=SnapshotFolder(Path(folder)), checkpoint_every=60) as member:
 
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:

@@ -61,6 +61,8 @@ class Client(threading.Thread):
                 self._move(unique)
             else:
                 self._register(unique)
+        if self._connection is not None:
+            self._drop()
 
     def _move(self, unique: int) -> None:
         source, target = self._luck.sample(range(10), 2)
@@ -154,7 +156,7 @@ class Battery:
         except (OSError, ValueError, KeyError):
             return False
 
-    def more(self, count: int = 15) -> None:
+    def more(self, count: int = 40) -> None:
         """Wait until so many more moves are acknowledged."""
         before = self.done()
         wait_until(lambda: self._look() and self.done() >= before + count, "moves are acknowledged", 120)
