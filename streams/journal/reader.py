@@ -104,6 +104,9 @@ class JournalReader:
         try:
             if self._polling is None:
                 self._polling = asyncio.create_task(self._worker.call(self._poll))
+                self._polling.add_done_callback(
+                    lambda done: done.cancelled() or done.exception()
+                )  # seen below, or late
             progress = await asyncio.shield(self._polling)
         except asyncio.CancelledError:
             raise
