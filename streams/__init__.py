@@ -31,6 +31,12 @@ if TYPE_CHECKING:
         BatcherConfig,
         SchedulerConfig,
     )
+    from streams.journal.journal import Journal
+    from streams.journal.reader import JournalReader
+    from streams.journal.replicated import Replicated
+    from streams.journal.snapshots import SnapshotFolder
+    from streams.journal.sync import SyncJournal
+    from streams.journal.term import JournalTerm
     from streams.outbox.config import RelayConfig
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
@@ -93,6 +99,9 @@ __all__ = [
     "Heap",
     "IncomingRecord",
     "Index",
+    "Journal",
+    "JournalReader",
+    "JournalTerm",
     "JournalledStore",
     "LateItem",
     "MissedRuns",
@@ -108,15 +117,18 @@ __all__ = [
     "Record",
     "Relay",
     "RelayConfig",
+    "Replicated",
     "Retry",
     "SchedulerConfig",
     "SimpleStore",
     "SinkItem",
+    "SnapshotFolder",
     "SourceState",
     "SourceStatistics",
     "StateConfig",
     "StateStore",
     "Stores",
+    "SyncJournal",
     "Table",
     "TimeoutConfig",
     "Timer",
@@ -143,6 +155,12 @@ _NAMES = {
     "core.schedule": "MissedRuns",
     "core.timers": "Timer",
     "election": "Election ElectionTerm",
+    "journal.journal": "Journal",
+    "journal.reader": "JournalReader",
+    "journal.replicated": "Replicated",
+    "journal.snapshots": "SnapshotFolder",
+    "journal.sync": "SyncJournal",
+    "journal.term": "JournalTerm",
     "errors": "EventFailure NotDelivered NotLeading",
     "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
     "event_source": "EventSource",

@@ -10,30 +10,25 @@ grows: what is written to carries the highest it has seen, and refuses a lower o
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
-from anyio import CancelScope
 
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.config import host_name
-from streams.errors import BrokerUnavailable, ConfigError, NotLeading, RecordsRefused, TopicError, TransactionFailed
+from streams.errors import ConfigError, TopicError
 from streams.records import Output
-from streams.runtime.bridge import Inlet, Worker
 from streams.runtime.claim import Claim
+from streams.runtime.ownership.candidate import Candidate
 from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner
-from streams.runtime.signal import Signal
-from streams.sak.backoff import backoff_seconds
 from streams.settings_sources import bootstrap_servers as named_servers
 from streams.settings_sources import joined_client_settings
 from streams.topics import TopicSpec
@@ -41,11 +36,7 @@ from streams.topics import TopicSpec
 _log = logging.getLogger(__name__)
 
 _KEY: Final = b"term"
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _CLAIM_SECONDS: Final = 10.0
-_CLOSE_SECONDS: Final = 5.0
-_LOOKS: Final = 4
-"""Questions to the group in the time of a session."""
 
 
 class LeaderAcquired(NamedTuple):
@@ -73,6 +64,11 @@ class ElectionTerm:
         self.reason = ""
         """Why it is over; empty while it lasts, and when the process left it by itself."""
         self.is_over = False
+
+    def end(self, reason: str) -> None:
+        """Note that it is over; only the first reason counts."""
+        if not self.is_over:
+            self.is_over, self.reason = True, reason
 
     def __repr__(self) -> str:
         return f"ElectionTerm({self.token})"
@@ -121,11 +117,7 @@ class Election:
             named_servers(bootstrap_servers), joined_client_settings(client_settings), client_id=self._topic
         )
         self._listeners: list[Callable[[ElectionEvent], None]] = []
-        self._changed = Signal()
-        self._tenure: Tenure | None = None
-        self._failure: Exception | None = None
-        self._term: ElectionTerm | None = None
-        self._end_term: Callable[[str], None] = lambda reason: None
+        self._candidate = Candidate(name, session_seconds)
 
     def on_event(self, listener: Callable[[ElectionEvent], None]) -> None:
         """Call ``listener`` with each event, on the loop. What it raises is logged."""
@@ -134,7 +126,7 @@ class Election:
     @property
     def is_elected(self) -> bool:
         """Check whether the group has elected this process; a term may not have begun."""
-        return self._tenure is not None and not self._tenure.is_over
+        return self._candidate.is_elected
 
     @asynccontextmanager
     async def term(self) -> AsyncIterator[ElectionTerm]:
@@ -147,56 +139,22 @@ class Election:
         Raises ``MembershipFatal`` or ``ConfigError`` if the group refuses this process, and ``TopicError`` if it cannot
         write to the topic.
         """
-        if self._term is not None:
-            raise ConfigError(f"the election of {self.name} has a term already: one at a time")
-        term, tenure, confirmed = await self._begin()
-        with CancelScope() as scope:
-
-            def end(reason: str) -> None:
-                if not term.is_over:
-                    term.is_over, term.reason = True, reason
-                    scope.cancel()
-
-            self._term, self._end_term = term, end
-            watch = asyncio.create_task(self._watch(tenure, confirmed))
+        async with self._candidate.term(self._open) as term:
             self._notify(LeaderAcquired(term.token))
             try:
-                if tenure.is_over:
-                    end(tenure.reason)
                 yield term
             finally:
-                watch.cancel()
-                self._term, self._end_term = None, lambda reason: None
-                term.is_over = True
+                term.end("")
                 self._notify(LeaderRevoked(term.token, term.reason))
-                if tenure.is_over:
-                    tenure.done()
-        if scope.cancelled_caught:
-            raise NotLeading(f"{self.name}: the term {term.token} is over: {term.reason}")
 
     async def __aenter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
-        # One for the claim, one for the group: its answers must not wait for a broker that does not answer the other.
-        self._claims, self._questions = Worker(f"kes-{self._topic}"), Worker(f"kes-{self._topic}-group")
-        try:
-            self._claim, self._group = await self._claims.call(self._connect, _Posts(self))
-        except BaseException:
-            self._abandon()
-            raise
-        self._group.start()
+        await self._candidate.open(self._connect)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with CancelScope(shield=True):
-            await self._questions.call(self._group.close, _CLOSE_SECONDS)  # first: now another process may lead
-            await self._claims.call(self._claim.close)
-        self._abandon()
-
-    def _abandon(self) -> None:
-        for worker in (self._claims, self._questions):
-            worker.abandon()
+        await self._candidate.close()
 
     def _connect(self, owner: TenureOwner) -> tuple[Claim, GroupTenures]:
         admin = TopicAdmin(self._settings)
@@ -213,86 +171,13 @@ class Election:
         )
         return claim, group
 
-    # -- the beginning of a term ---------------------------------------------------------------------------------------
-
-    async def _begin(self) -> tuple[ElectionTerm, Tenure, float]:
-        """Wait for the election, take the claim, and open a term; with the time of the group's last word."""
-        failures = 0
-        while True:
-            tenure = await self._elected()
-            try:
-                token = await self._claims.call(self._open)
-                # The answer of the append may be late, because this process was frozen: another one may lead by now.
-                asked = self._loop.time()
-                if await self._questions.call(tenure.is_confirmed, self._session):
-                    return ElectionTerm(token), tenure, asked
-            except RecordsRefused as refused:
-                raise TopicError(str(refused)) from None
-            except (TransactionFailed, BrokerUnavailable) as error:
-                _log.warning("%s: the claim is taken again: %s", self._topic, error)
-            # It may have been taken from us by one that was elected: claim only what the group confirms from now on.
-            failures += 1
-            while not tenure.is_over:
-                await asyncio.sleep(backoff_seconds(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
-                if await self._questions.call(tenure.is_confirmed, self._session):
-                    break
-
-    async def _elected(self) -> Tenure:
-        while self._tenure is None or self._tenure.is_over:
-            if self._failure is not None:
-                raise self._failure
-            if self._tenure is not None:
-                self._tenure.done()
-            await self._changed.wait(1.0)
-        return self._tenure
-
-    def _open(self) -> int:
-        """Take the claim, and write the record that opens a term; returns its token. Behind the record, not its own
-        offset, so that it is never 0."""
-        self._claim.take()
+    def _open(self, claim: Claim, tenure: Tenure) -> ElectionTerm:
+        """Take the claim, and write the record that opens a term. Its token is the position behind the record, not its
+        own offset, so that it is never 0."""
+        claim.take()
         opened = _Opened(f"{host_name()}, process {os.getpid()}", int(time.time() * 1000))
-        return self._claim.append([Output(self._topic, msgspec.json.encode(opened), _KEY, None, 0, 0, 0, -1)])
-
-    # -- its end -------------------------------------------------------------------------------------------------------
-
-    async def _watch(self, tenure: Tenure, confirmed: float) -> None:
-        """End the term when the group has not confirmed it for the time of a session: it may have elected another."""
-        while not tenure.is_over:
-            try:
-                async with asyncio.timeout_at(confirmed + self._session):
-                    confirmed = await self._confirmed(tenure)
-            except TimeoutError:
-                self._end_term(f"the group has not confirmed it for {self._session:g} seconds")
-            except Exception as error:
-                self._end_term(str(error))
-            else:
-                continue
-            return
-
-    async def _confirmed(self, tenure: Tenure) -> float:
-        while True:
-            await asyncio.sleep(self._session / _LOOKS)
-            asked = self._loop.time()
-            if await self._questions.call(tenure.is_confirmed, self._session):
-                return asked
-
-    def tenure_begins(self, tenure: Tenure) -> None:
-        """Note an election; on the loop."""
-        self._tenure = tenure
-        self._changed.notify()
-
-    def tenure_ends(self, tenure: Tenure) -> None:
-        """Note the end of one; on the loop."""
-        if self._term is not None:
-            self._end_term(tenure.reason)
-        else:
-            tenure.done()
-        self._changed.notify()
-
-    def refused(self, error: Exception) -> None:
-        """Note that the group refuses this process; on the loop."""
-        self._failure = error
-        self._changed.notify()
+        end = claim.append([Output(self._topic, msgspec.json.encode(opened), _KEY, None, 0, 0, 0, -1)])
+        return ElectionTerm(end)
 
     def _notify(self, event: ElectionEvent) -> None:
         for listener in self._listeners:
@@ -300,20 +185,3 @@ class Election:
                 listener(event)
             except Exception:
                 _log.exception("a listener of the election of %s has failed", self.name)
-
-
-class _Posts:
-    """Passes calls of the group's threads on to the loop that it is made on (``tenure.TenureOwner``)."""
-
-    def __init__(self, election: Election) -> None:
-        self._election = election
-        self._inlet: Inlet[Callable[[], None]] = Inlet(lambda call: call())
-
-    def begin(self, tenure: Tenure) -> None:
-        self._inlet.put(partial(self._election.tenure_begins, tenure))
-
-    def end(self, tenure: Tenure) -> None:
-        self._inlet.put(partial(self._election.tenure_ends, tenure))
-
-    def failed(self, error: Exception) -> None:
-        self._inlet.put(partial(self._election.refused, error))

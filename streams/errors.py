@@ -27,6 +27,10 @@
     ├── ``NotCaughtUp``              the caller: a global change log has not received everything in time
     ├── ``NotDelivered``             the caller: records that an ``EventProducer`` sent are refused, or in doubt
     ├── ``NotLeading``               the caller: the term of this process is over, another one may lead
+    ├── ``AppendConflict``           the caller: a journal has entries that an append did not expect
+    ├── ``AppendUnsettled``          the caller: no broker has answered until a process gave up its append to a journal
+    ├── ``JournalError``             the operator: a journal's topic holds something else, or a snapshot does not fit it
+    ├── ``ReplicaFailed``            the caller: the state machine of a journal raised
     ├── ``NotOwned``                 the caller: the partition is not active on this member
     ├── ``WouldDeadlock``            the caller: a handler was about to wait for its own partition's next turn
     └── ``Stopped``                  the caller: the event source is not running (any more)
@@ -129,6 +133,25 @@ class MembershipFatal(StreamsError):
 
 class NotLeading(StreamsError):
     """The term of this process is over: another one may lead. The message says why."""
+
+
+class AppendConflict(StreamsError):
+    """Entries were appended to a journal behind the position that an append expected. Nothing of it is appended."""
+
+
+class AppendUnsettled(StreamsError):
+    """An append to a journal was under way when its process gave up, and no broker has said what became of it. The
+    message names the term and the numbers of its entries, by which they are found in the log, if they are there."""
+
+
+class JournalError(StreamsError):
+    """The topic of a journal holds records that are none of its entries, or entries are missing or out of order; or a
+    snapshot is damaged, or of another journal. The message names the offsets. Nothing is skipped."""
+
+
+class ReplicaFailed(StreamsError):
+    """A state machine raised where it applied an entry, saved or loaded its state. A replica stops there, since it must
+    not go on differing; the message names entry and machine, and ``__cause__`` is what it raised."""
 
 
 class NotOwned(StreamsError):

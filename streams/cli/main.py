@@ -63,6 +63,7 @@ COMMANDS = {
     "outbox": Command(
         "streams.cli.outbox", "Rows of PostgreSQL in Kafka exactly once: apply, relay, status.", "outbox"
     ),
+    "journal": Command("streams.cli.journal", "The log of a journal: status, follow, trim, verify."),
     "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
 }
 

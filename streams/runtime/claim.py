@@ -83,6 +83,11 @@ class Claim:
         Raises ``TransactionFailed``, ``BrokerUnavailable``.
         """
         self._slot.open([self.topic])
+        return self.look()
+
+    def look(self) -> Watermarks:
+        """Return where the log begins and ends, without taking the claim: what predecessors have begun may be
+        committed behind that end. Raises ``BrokerUnavailable``."""
         return self._admin.watermarks(self.topic, [self.partition], self._seconds)[self.partition]
 
     def read(self, start: int, end: int) -> list[IncomingRecord]:

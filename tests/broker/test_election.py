@@ -184,7 +184,7 @@ async def test_a_block_is_cancelled_when_the_group_takes_the_term_away(
         async with election.term() as term:
             with pytest.raises(ConfigError, match="one at a time"):
                 await election.term().__aenter__()
-            group = election._group
+            group = election._candidate.group
             await asyncio.to_thread(group.remove_member, group.member_id, 10.0)
             try:
                 await asyncio.Event().wait()

@@ -69,6 +69,8 @@ AGAINST_THE_LAYERS = [
     ("spark", "streams.runtime", "Spark and the embedded broker"),
     ("spark", "streams.event_source", "Spark and the embedded broker"),
     ("broker", "streams.core", "Spark and the embedded broker"),
+    ("event_source", "streams.journal", "Journals stand beside"),
+    ("journal", "streams.event_source", "A journal needs no engine"),
     ("runtime", "confluent_kafka", "Only clients talk to Kafka"),
     ("event_source", "confluent_kafka", "Only clients talk to Kafka"),
     ("cli", "kafka", "Only clients talk to Kafka"),

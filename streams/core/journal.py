@@ -1,0 +1,180 @@
+"""The entries of a journal as records: marks, control entries, the order of terms, and what a log says of an append.
+
+Each record carries a *mark*: the term that wrote it, and its number in that term, from 1. A *term* begins with a record
+of its own, whose offset is the term's token; its mark names the term before it. So every reader can check that no
+entry is missing, doubled, or of a term that was over; and a writer finds its entries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from streams.core.router import type_and_version
+from streams.errors import DecodeError, JournalError
+from streams.records import TYPE_HEADER, Headers, IncomingRecord, Output
+
+MARK_HEADER: Final = "__grj__"
+"""Header of each record of a journal: ``TERM:NUMBER``, or ``term:PREVIOUS`` (-1: none) of one that begins a term."""
+TERM_TYPE: Final = "__term__"
+CHECKPOINT_TYPE: Final = "__checkpoint__"
+BARRIER_TYPE: Final = "__barrier__"
+CONTROL_TYPES: Final = frozenset({TERM_TYPE, CHECKPOINT_TYPE, BARRIER_TYPE})
+
+
+class EntryMark(NamedTuple):
+    """``number`` 0: the record that begins the term; ``previous`` is the term before it then, -1 if there was none."""
+
+    term: int
+    number: int
+    previous: int = -1
+
+
+class TermRecord(msgspec.Struct, frozen=True):
+    """The value of the record that begins a term."""
+
+    writer: str
+    began_ms: int
+    address: str = ""
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True):
+    """The value of a checkpoint."""
+
+    covers: int
+    name: str = ""
+
+
+class Payload(NamedTuple):
+    """An entry that is to be written: headers (its type and version) and value."""
+
+    headers: Headers
+    value: bytes
+
+
+def control(kind: str, value: msgspec.Struct | None = None) -> Payload:
+    """Make an entry of the journal's own."""
+    return Payload([(TYPE_HEADER, kind.encode())], b"{}" if value is None else msgspec.json.encode(value))
+
+
+def output_of(topic: str, payload: Payload, mark: EntryMark, origin: int = -1) -> Output:
+    """Make the record of an entry. ``origin``: given back with a refusal."""
+    content = b"%d:%d" % mark[:2] if mark.number else b"term:%d" % mark.previous
+    return Output(topic, payload.value, None, [*payload.headers, (MARK_HEADER, content)], 0, 0, 0, origin)
+
+
+def mark_of(record: IncomingRecord) -> EntryMark:
+    """Return the mark of a record. Raises ``JournalError``: it is none of a journal."""
+    content = record.header(MARK_HEADER)
+    if content is None:
+        raise JournalError(
+            f"{record.where} is no entry of a journal: another program has written to the topic. Nothing behind it is "
+            "read: find that program, and restore the topic"
+        )
+    first, _, second = content.partition(b":")
+    try:
+        mark = EntryMark(record.offset, 0, int(second)) if first == b"term" else EntryMark(int(first), int(second))
+    except ValueError:
+        mark = EntryMark(-1, -1)
+    is_term = type_and_version(record.headers)[0] == TERM_TYPE.encode()
+    if mark.term < 0 or mark.number < 0 or is_term != (mark.number == 0):
+        raise JournalError(f"{record.where}: header {MARK_HEADER} is {content[:40]!r}, which is no mark of an entry")
+    return mark
+
+
+def checkpoint_of(record: IncomingRecord) -> CheckpointRecord:
+    """Decode a checkpoint. Raises ``JournalError``."""
+    try:
+        found = msgspec.json.decode(record.value or b"", type=CheckpointRecord)
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"{record.where}: the checkpoint cannot be read: {error}") from None
+    if not 0 <= found.covers <= record.offset:
+        raise JournalError(f"{record.where}: the checkpoint covers what is before {found.covers}, which is behind it")
+    return found
+
+
+def term_of(record: IncomingRecord) -> TermRecord:
+    """Decode the record that begins a term. Raises ``JournalError``."""
+    try:
+        return msgspec.json.decode(record.value or b"", type=TermRecord)
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"{record.where}: the beginning of a term cannot be read: {error}") from None
+
+
+class LogOrder:
+    """Checks the records of a journal, one after the other, from any place in the log on. ``is_start``: from offset 0,
+    where the first term begins."""
+
+    def __init__(self, *, is_start: bool = False) -> None:
+        self.term = self.number = self.offset = -1
+        self._is_start = is_start
+
+    def see(self, record: IncomingRecord) -> EntryMark:
+        """Return the mark of the next record. Raises ``JournalError`` where the order is broken."""
+        mark = mark_of(record)
+        if record.offset <= self.offset:
+            raise JournalError(f"{record.where} comes after offset {self.offset}: the topic was recreated")
+        if self._is_start and self.offset < 0 and (mark.number or mark.previous >= 0):
+            raise JournalError(
+                f"{record.where} is the first entry, and none that begins the first term: some are missing"
+            )
+        if not mark.number:
+            if mark.previous >= mark.term or (self.term >= 0 and mark.previous != self.term):
+                raise JournalError(
+                    f"{record.where} begins a term after term {mark.previous}, and the log has term {self.term} before "
+                    f"it, up to offset {self.offset}: a term is missing"
+                )
+        elif mark.term >= record.offset or (self.term >= 0 and mark.term != self.term):
+            raise JournalError(f"{record.where} is of term {mark.term}, and term {self.term} has begun before it")
+        elif self.term >= 0 and mark.number != self.number + 1:
+            raise JournalError(
+                f"{record.where} is number {mark.number} of term {mark.term}, after number {self.number} at offset "
+                f"{self.offset}: entries are missing"
+            )
+        self.term, self.number, self.offset = mark.term, mark.number, record.offset
+        return mark
+
+
+class SettledAppend(NamedTuple):
+    """The answer of a log about an append: the offsets of its entries (empty: it is not there), and the first younger
+    term (-1: none)."""
+
+    offsets: tuple[int, ...]
+    newer: int
+
+
+def settled(records: Iterable[IncomingRecord], term: int, first: int, count: int) -> SettledAppend:
+    """Look for the entries ``first`` to ``first + count - 1`` of a term, in the records behind the last known one.
+
+    Raises ``JournalError``: foreign records, or a part of a transaction.
+    """
+    found: dict[int, int] = {}
+    newer = -1
+    for record in records:
+        mark = mark_of(record)
+        if not mark.number:
+            newer = record.offset if newer < 0 and record.offset > term else newer
+        elif mark.term == term and first <= mark.number < first + count:
+            if newer >= 0:
+                raise JournalError(f"{record.where} is of term {term}, and term {newer} has begun before it")
+            found[mark.number] = record.offset
+    if found and len(found) != count:
+        raise JournalError(f"of {count} entries of term {term} from number {first} on, the log has {sorted(found)}")
+    return SettledAppend(tuple(found[number] for number in sorted(found)), newer)
+
+
+def kept_from(covers: Sequence[int], keep: int) -> int:
+    """Return the position before which a log may be deleted, so that ``keep`` checkpoints are left; -1: nothing may.
+    ``covers``: of all checkpoints, in the order of the log."""
+    if keep < 1 or len(covers) < keep:
+        return -1
+    return min(covers[-keep:])
+
+
+def plain_value(record: IncomingRecord) -> bytes:
+    """Return the value. Raises ``DecodeError``: it is null."""
+    if record.value is None:
+        raise DecodeError(f"{record.where}: the value is null; an entry has a value")
+    return record.value

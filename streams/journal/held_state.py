@@ -1,0 +1,133 @@
+"""The state of one member of a replicated service: loaded, changed entry by entry, saved at checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import Coroutine
+from typing import Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
+
+from streams.errors import BrokerUnavailable, JournalError, ReplicaFailed
+from streams.journal.entries import JournalEntry
+from streams.journal.journal import Journal, JournalTopic
+from streams.journal.snapshots import SnapshotFolder
+from streams.runtime.bridge import Worker
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 1.0
+
+
+class StateMachine(Protocol):
+    """The state of a service. It starts empty, as the class makes it without arguments."""
+
+    def apply(self, event: Any) -> None:
+        """Change the state; the only way in which it changes. It depends on state and event alone: no clock, no random
+        numbers, no I/O. Called on the event loop."""
+        ...
+
+    def save(self, file: BinaryIO) -> None:
+        """Write the state; equal states give equal bytes. On another thread; nothing is applied meanwhile."""
+        ...
+
+    @classmethod
+    def load(cls, file: BinaryIO) -> Self:
+        """Make the state that was saved. On another thread."""
+        ...
+
+
+M = TypeVar("M", bound=StateMachine)
+
+
+class HeldState(Generic[M]):
+    """A state machine, and how far it is. On the loop; ``state`` is ``None`` while it is being built.
+
+    ``position``: everything before it is applied. ``applied``: behind the last entry that was. ``covered``: of the last
+    checkpoint.
+    """
+
+    def __init__(self, journal: Journal, machine: type[M], snapshots: SnapshotFolder) -> None:
+        self.state: M | None = None
+        self.position = self.applied = self.covered = 0
+        self.topic: JournalTopic
+        self._journal, self._class, self._snapshots = journal, machine, snapshots
+        self._worker = Worker(f"kes-{journal.name}-state")
+
+    async def open(self) -> None:
+        """Look at the topic, and load. Raises as ``Journal.check`` and ``load``."""
+        self.topic = await self._journal.check()
+        await self.load()
+
+    def close(self) -> None:
+        """Let go of the thread. Repeating is harmless."""
+        self._worker.abandon()
+
+    async def load(self) -> None:
+        """Drop the state, and load the newest snapshot, or start from nothing. Waits for brokers.
+
+        Raises ``ReplicaFailed``, and as ``SnapshotFolder.newest`` and ``Journal.check``.
+        """
+        self.state = None
+        name, topic_id = self._journal.name, self.topic.topic_id
+        topic = await self._now()
+        found = await self._worker.call(self._snapshots.newest, name, topic_id, topic.start, topic.end)
+        state, position = self._class(), 0
+        if found is not None:
+            position = found.head.position
+            try:
+                state = await self._worker.call(self._class.load, io.BytesIO(found.state))
+            except Exception as error:
+                where = f"{name}: {self._class.__name__}.load failed on the snapshot of {position}"
+                raise ReplicaFailed(f"{where}: {error!r}") from error
+        self.position = self.applied = self.covered = position
+        self.state = state
+
+    async def save(self, position: int) -> None:
+        """Save the state as that of a position. Raises ``JournalError`` (it cannot be written), ``ReplicaFailed``."""
+        assert self.state is not None
+        name, write = self._journal.name, self.state.save
+        try:
+            await _to_its_end(self._worker.call(self._snapshots.save, name, self.topic.topic_id, position, write))
+        except JournalError:
+            raise
+        except Exception as error:
+            where = f"{name}: {self._class.__name__}.save failed at {position}"
+            raise ReplicaFailed(f"{where}: {error!r}") from error
+        self.covered = position
+
+    def take(self, entry: JournalEntry) -> None:
+        """Apply an entry of the log. Raises ``ReplicaFailed``."""
+        self.apply(entry.event, f"{self._journal.name}[0]@{entry.offset}")
+        self.applied = entry.position
+
+    def apply(self, event: object, where: str) -> None:
+        """Apply an event. Raises ``ReplicaFailed``: a part of it may be applied."""
+        assert self.state is not None
+        try:
+            self.state.apply(event)
+        except Exception as error:
+            name = f"{self._class.__name__}.apply"
+            raise ReplicaFailed(f"{where}: {name} failed on {type(event).__name__}: {error!r}") from error
+
+    async def _now(self) -> JournalTopic:
+        while True:
+            try:
+                return await self._journal.check()
+            except BrokerUnavailable as error:
+                _log.warning("%s: %s", self._journal.name, error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _to_its_end(call: Coroutine[Any, Any, object]) -> None:
+    """Wait for a call on another thread also when this task is cancelled: the state must not change meanwhile."""
+    running = asyncio.ensure_future(call)
+    is_cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    running.result()
+    if is_cancelled:
+        raise asyncio.CancelledError

@@ -1,0 +1,329 @@
+"""The real writer of a journal over a simulated broker, a step at a time, in an order from a seed.
+
+Each leader is a thread that runs only when the world lets it. At each step it may be killed, frozen (by not being
+chosen), fenced, or have its answer lost; requests to commit arrive late; the group elects another one, and a deposed
+leader may not notice. What each append was answered is noted, and judged by the log at the end.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from streams.clients.admin import Watermarks
+from streams.core.journal import LogOrder, Payload, SettledAppend
+from streams.errors import BrokerUnavailable, JournalError, NotLeading, TransactionFailed
+from streams.journal import writer as module
+from streams.journal.writer import TermWriter
+from streams.records import IncomingRecord, Output
+from tests.simulation.outbox_world import Process
+
+APPENDS, FAULTS = 18, 9
+MOST_STEPS = 6_000
+PATIENCE = 60
+"""Steps of the world, as all its seconds."""
+OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
+
+
+class Transaction:
+    """The records of one transaction, at their offsets, and its end."""
+
+    def __init__(self, epoch: int, records: list[IncomingRecord]) -> None:
+        self.epoch, self.records, self.state = epoch, records, OPEN
+
+
+class SimulatedClaim:
+    """The claim of the one partition, as ``runtime.claim.Claim``."""
+
+    where, topic = "ledger[0]", "ledger"
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._world: World = process.world  # type: ignore[assignment]
+        self._epoch = -1
+
+    def _step(self) -> None:
+        self._process.step()
+        if self._world.luck():
+            raise BrokerUnavailable("nothing answers")
+
+    def take(self) -> Watermarks:
+        world = self._world
+        self._step()
+        early = self._marks()
+        if "J1" in world.without:
+            self._process.step()
+        world.epoch += 1
+        self._epoch = world.epoch
+        for one in world.transactions:
+            if one.state == OPEN:
+                world.close(one, ABORTED)
+        self._step()  # the answer may be lost
+        return early if "J1" in world.without else self._marks()
+
+    def look(self) -> Watermarks:
+        self._step()
+        return self._marks()
+
+    def _marks(self) -> Watermarks:
+        return Watermarks(0, self._world.end, self._world.end)
+
+    def read(self, start: int, end: int) -> list[IncomingRecord]:
+        self._step()
+        found = []
+        for one in self._world.transactions:
+            for record in one.records:
+                if start <= record.offset < end:
+                    if one.state == OPEN:
+                        raise BrokerUnavailable("an open transaction holds the end of the log back")
+                    if one.state == COMMITTED:
+                        found.append(record)
+        return found
+
+    def append(self, outputs: Sequence[Output]) -> int:
+        world = self._world
+        self._check("flush")
+        begin = world.end
+        records = [
+            IncomingRecord(self.topic, 0, begin + index, None, output.value, output.headers)
+            for index, output in enumerate(outputs)
+        ]
+        world.transactions.append(one := Transaction(self._epoch, records))
+        world.end += len(records)
+        self._process.step()
+        if world.luck():
+            if world.rng.random() < 0.5:
+                world.late.append(one)  # the request to commit is on its way
+            raise TransactionFailed("commit_transaction", "_TIMED_OUT", "unknown")
+        self._check("commit_transaction")
+        if one.state == OPEN:
+            world.close(one, COMMITTED)
+        if one.state == ABORTED:
+            raise TransactionFailed("commit_transaction", "PRODUCER_FENCED", "fenced")
+        self._process.step()
+        if world.luck():
+            raise TransactionFailed("commit_transaction", "_TIMED_OUT", "unknown")
+        return begin + len(records)
+
+    def _check(self, call: str) -> None:
+        self._process.step()
+        if self._epoch != self._world.epoch:
+            raise TransactionFailed(call, "PRODUCER_FENCED", "fenced")
+
+
+class Guesses(TermWriter):
+    """Rule J3 taken out: a failure is taken for an abort, once the claim is taken again."""
+
+    def _settle(self, first: int, count: int) -> SettledAppend:
+        answer = super()._settle(first, count)
+        return SettledAppend((), answer.newer)
+
+
+class Hopes(TermWriter):
+    """Rule J3 taken out, the other way: a failure is taken for a commit."""
+
+    def _settle(self, first: int, count: int) -> SettledAppend:
+        answer = super()._settle(first, count)
+        return (
+            answer
+            if answer.offsets
+            else SettledAppend(tuple(range(self.position, self.position + count)), answer.newer)
+        )
+
+
+class GoesOn(TermWriter):
+    """Rule J5 taken out: a younger term in the log ends nothing, if the group says that this process leads."""
+
+    def _look(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
+        answer = super()._look(first, count, is_last=is_last)
+        self.reason = ""
+        return answer
+
+
+WITHOUT: Final[dict[str, type[TermWriter]]] = {"J3": Guesses, "J3b": Hopes, "J5": GoesOn}
+
+
+class LeaderLoop:
+    """What one process does: terms, and appends in each, as ``Candidate`` and the term's pump do it."""
+
+    def __init__(self, config: Any, process: Any, *_: Any, **__: Any) -> None:
+        self._process: Process = process
+        self._world: World = process.world
+        self._claim: Any = SimulatedClaim(process)
+
+    def run(self) -> None:
+        while True:
+            if (term := self._begin()) is None:
+                return
+            try:
+                while self._world.left:
+                    self._append(term)
+                return
+            except NotLeading:
+                if self._process.is_over:
+                    return
+
+    def _begin(self) -> TermWriter | None:
+        while not self._process.is_over:
+            tenure: Any = self._process
+            term = self._world.writer_class(self._claim, tenure, PATIENCE)
+            term._given_up = SimpleNamespace(wait=self._wait)  # type: ignore[assignment]
+            try:
+                self._world.tokens.append(term.begin())
+                if self._process.is_confirmed():
+                    return term
+            except (TransactionFailed, BrokerUnavailable):
+                pass
+            while not self._process.wait(0) and not self._process.is_confirmed():
+                pass
+        return None
+
+    def _append(self, term: TermWriter) -> None:
+        world = self._world
+        numbers = [world.next_append() for _ in range(world.rng.choice([1, 1, 2, 3])) if world.left]
+        try:
+            offsets = term.commit([Payload([], b"%d" % number) for number in numbers])
+        except NotLeading:
+            world.refused.update(numbers)
+            raise
+        world.acknowledged.update(zip(numbers, offsets, strict=True))
+
+    def _wait(self, seconds: float) -> bool:
+        self._process.step()
+        return False
+
+
+class World:
+    """Everything but the leaders. ``without``: rules that are taken out."""
+
+    loop_class = LeaderLoop
+
+    def __init__(self, seed: int, without: Iterable[str] = ()) -> None:
+        self.rng = random.Random(seed)
+        self.without = frozenset(without)
+        self.writer_class = next((WITHOUT[rule] for rule in self.without if rule in WITHOUT), TermWriter)
+        self.turn = threading.Semaphore(0)
+        self.epoch = self.end = self.steps = 0
+        self.left, self.faults = APPENDS, FAULTS
+        self.transactions: list[Transaction] = []
+        self.late: list[Transaction] = []
+        self.tokens: list[int] = []
+        self.acknowledged: dict[int, int] = {}
+        self.refused: set[int] = set()
+        self.processes: list[Process] = []
+        self.elected: Process | None = None
+
+    def next_append(self) -> int:
+        self.left -= 1
+        return APPENDS - self.left
+
+    def luck(self) -> bool:
+        """Decide whether something goes wrong now."""
+        if self.faults <= 0 or self.rng.random() > 0.06:
+            return False
+        self.faults -= 1
+        return True
+
+    def close(self, one: Transaction, state: str) -> None:
+        one.state = state
+        self.end += 1  # the marker
+
+    def run(self) -> None:
+        """Run until all is appended; raises ``AssertionError`` for a wrong answer, or a log out of order."""
+        self._elect()
+        actions: list[tuple[float, Callable[[], None]]] = [
+            (0.90, self._let_one_run),
+            (0.95, self._deliver),
+            (0.98, self._elect_another),
+            (1.0, self._kill),
+        ]
+        try:
+            for self.steps in range(MOST_STEPS):
+                if not self.left and all(process.is_done for process in self.processes):
+                    break
+                number = self.rng.random()
+                next(action for limit, action in actions if number < limit)()
+                for process in self.processes:
+                    if process.error is not None:
+                        raise AssertionError(f"a leader ends: {process.error!r}") from process.error
+            else:
+                raise AssertionError("the world does not come to an end")
+        finally:
+            for process in self.processes:
+                process.is_killed = True
+                while not process.is_done:
+                    process.go()
+        self._judge()
+
+    def _let_one_run(self) -> None:
+        if not self.left:  # sessions end at last, also those of processes that were cut off
+            for process in self.processes:
+                process.is_over = process.is_over or process is not self.elected
+        alive = [process for process in self.processes if not process.is_done]
+        if not alive:
+            self._elect()
+            return
+        self.rng.choice(alive[-3:]).go()
+
+    def _deliver(self) -> None:
+        if self.late:
+            one = self.late.pop(self.rng.randrange(len(self.late)))
+            if one.epoch == self.epoch and one.state == OPEN:
+                self.close(one, COMMITTED)
+
+    def _elect(self) -> None:
+        self.elected = Process(self)  # type: ignore[arg-type]
+        self.processes.append(self.elected)
+
+    def _elect_another(self) -> None:
+        if self.faults > 0 and self.left:
+            self.faults -= 1
+            unaware = [one for one in self.processes if not (one.is_over or one.is_done or one is self.elected)]
+            if unaware and self.rng.random() < 0.6:  # a coordinator without its memory: one leads again
+                self.elected = self.rng.choice(unaware)
+                return
+            for process in self.processes:
+                # One that is cut off does not notice; its group does not confirm it any more.
+                process.is_over = process.is_over or self.rng.random() < 0.5
+            self._elect()
+
+    def _kill(self) -> None:
+        alive = [process for process in self.processes if not process.is_done]
+        if self.faults > 0 and alive and self.left:
+            self.faults -= 1
+            victim = self.rng.choice(alive)
+            victim.is_killed = True
+            victim.go()
+            if victim is self.elected:
+                self._elect()
+
+    def _judge(self) -> None:
+        log = [record for one in self.transactions if one.state == COMMITTED for record in one.records]
+        order = LogOrder()
+        there: dict[int, int] = {}
+        for record in sorted(log, key=lambda record: record.offset):
+            try:
+                mark = order.see(record)
+            except JournalError as error:
+                raise AssertionError(f"J1, J3: {error}") from error
+            if mark.number:
+                number = int(record.value or b"")
+                assert number not in there, f"J1: append {number} is there twice"
+                there[number] = record.offset
+        lost = {number: at for number, at in self.acknowledged.items() if there.get(number) != at}
+        assert not lost, f"J2: acknowledged, and not there: {lost}"
+        assert not self.refused & there.keys(), f"J2: refused, and there: {self.refused & there.keys()}"
+        assert len(set(self.tokens)) == len(self.tokens)
+
+
+def simulate(seed: int, monkeypatch: pytest.MonkeyPatch, without: Iterable[str] = ()) -> None:
+    """Run one world. No time passes in it: who runs next is drawn, and steps are its seconds."""
+    world = World(seed, without)
+    clock = SimpleNamespace(monotonic=lambda: world.steps, time=lambda: 0)
+    monkeypatch.setattr(module, "time", clock)
+    world.run()
