@@ -12,6 +12,8 @@ import pytest
 
 from streams import AsyncOutbox, Outbox, Record
 from streams.errors import EncodeError, OutboxError
+from streams.outbox import database as database_module
+from streams.outbox import postgres, schema
 from streams.outbox.postgres import PostgresSession
 from tests.broker.battery_kit import wait_until
 from tests.broker.outbox_kit import Counted, PostgresServer
@@ -173,6 +175,59 @@ def test_tables_that_are_missing_or_of_another_version_are_named(postgres: Postg
         db.execute("UPDATE kes_outbox_about SET version = 2")
     with PostgresSession(database, "kes_outbox") as session, pytest.raises(OutboxError, match="update this program"):
         session.about()
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("ALTER TABLE kes_outbox DROP COLUMN tag CASCADE", "column tag of kes_outbox is missing: make an outbox"),
+        ("ALTER TABLE kes_outbox_parked DROP COLUMN error", "column error of kes_outbox_parked is missing"),
+        (
+            "ALTER TABLE kes_outbox ALTER COLUMN topic TYPE varchar(9)",
+            "column topic .* type character varying, not text",
+        ),
+        ("ALTER TABLE kes_outbox ALTER COLUMN id SET CACHE 20", "CACHE 20: .* SET CACHE 1"),
+        ("UPDATE kes_outbox_about SET shards = 8", "has 8 shards, kes_outbox_shards 4, and .* modulo 4"),
+        ("DELETE FROM kes_outbox_shards WHERE shard = 3", "has 4 shards, kes_outbox_shards 3"),
+        ("UPDATE kes_outbox_about SET version = 0", "have version 0, this program needs 1: run `kes outbox apply`"),
+        ("DELETE FROM kes_outbox_about", "are not whole"),
+        ("DROP TABLE kes_outbox_parked", 'relation "kes_outbox_parked" does not exist: run `kes outbox apply`'),
+    ],
+)
+def test_tables_that_were_changed_by_hand_are_refused_by_name(database: str, statement: str, reason: str) -> None:
+    with psycopg.connect(database) as db:
+        db.execute(statement.encode())
+    with PostgresSession(database, "kes_outbox") as session, pytest.raises(OutboxError, match=reason):
+        session.about()
+
+
+def test_tables_of_an_older_version_are_upgraded_with_their_rows(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(database) as db:
+        Outbox().stash(db, "t", None, key="a")
+        db.execute(
+            "CREATE OR REPLACE FUNCTION kes_stash(topic text, type text, key text, value jsonb) RETURNS void "
+            "LANGUAGE sql AS 'SELECT'"
+        )  # that of the older version
+    for module in (database_module, schema, postgres):
+        monkeypatch.setattr(module, "VERSION", 3)
+    monkeypatch.setitem(schema.UPGRADES, 1, "ALTER TABLE {table} ADD COLUMN note text;\n")
+    monkeypatch.setitem(schema.UPGRADES, 2, "UPDATE {table} SET note = 'x' || NULL; SELECT 1 / 0;\n")
+    with PostgresSession(database, "kes_outbox") as session:
+        with pytest.raises(OutboxError, match="have version 1, this program needs 3: run `kes outbox apply`"):
+            session.about()
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            session.apply(4)
+        with pytest.raises(OutboxError, match="have version 1"):  # all of it, or nothing
+            session.about()
+        monkeypatch.setitem(schema.UPGRADES, 2, "UPDATE {table} SET note = 'upgraded';\n")
+        assert session.apply(4) == "version 3 of the tables of kes_outbox, from 1"
+        assert session.apply(4) == ""
+        assert session.about().version == 3
+    with psycopg.connect(database) as db:
+        db.execute("SELECT kes_stash('sql', 'Counted', 'k', '1')")
+    assert rows(database, "topic, key, note") == [("t", b"a", "upgraded"), ("sql", b"k", None)]
 
 
 GRANTS = """

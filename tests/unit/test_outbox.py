@@ -81,6 +81,13 @@ def test_a_database_or_a_topic_that_was_set_back_is_refused() -> None:
         ring_of(10, 70).check_against(70, "x.outbox[0]")
 
 
+def test_a_ring_knows_which_batches_it_lacks() -> None:
+    assert ring_of(1, 3).missing(3) == Ring().missing(0) == []
+    assert ring_of(1, 3).missing(5) == [4, 5]
+    assert Ring().missing(RING + 2) == list(range(3, RING + 3))
+    assert ring_of(10, 70).missing(71) == [8, 9, 71]
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
