@@ -45,10 +45,11 @@ SET tcp_keepalives_interval = 2;
 SET tcp_keepalives_count = 3;
 SET client_encoding = 'UTF8'
 """
-# Rows of a key that has a parked one wait. The sizes of TOASTed columns are known without reading them.
+# Rows of a key that has a parked one wait. The sizes of TOASTed columns are known without reading them. A time that was
+# set by hand may be one that no record can have.
 _FETCH: Final = """
 SELECT id, tag, topic, key, value, header_names, header_values, partition,
-       (extract(epoch FROM stashed_at) * 1000)::bigint
+       (extract(epoch FROM least(greatest(stashed_at, '1970-01-02'), clock_timestamp())) * 1000)::bigint
 FROM (
   SELECT *, sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)) OVER (ORDER BY id, tag) AS through
   FROM (
@@ -236,7 +237,8 @@ class PostgresSession:
 
     def park(self, shard: int, row: RowId, error: str, first_seconds: float, longest_seconds: float) -> None:
         """Set a row aside: it is tried again after ``first_seconds``, doubled each time; later rows of its key wait."""
-        arguments = [shard, row.id, row.tag, error.replace("\0", ""), first_seconds, longest_seconds]
+        shown = error.replace("\0", "").encode("ascii", "backslashreplace").decode()  # in any encoding of the server
+        arguments = [shard, row.id, row.tag, shown, first_seconds, longest_seconds]
         with database_errors():
             self._connection.execute(self._sql(_PARK), arguments)
 

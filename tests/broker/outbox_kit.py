@@ -70,11 +70,11 @@ class PostgresServer:
     def address(self, database: str = "postgres") -> str:
         return str(self._server.get_uri(database=database))
 
-    def make_database(self) -> str:
+    def make_database(self, options: str = "") -> str:
         """Make an empty database; return its address."""
         name = f"t{uuid.uuid4().hex[:12]}"
         with psycopg.connect(self.address(), autocommit=True) as db:
-            db.execute(f"CREATE DATABASE {name}".encode())
+            db.execute(f"CREATE DATABASE {name} {options}".encode())
         return self.address(name)
 
     def kill(self) -> None:
@@ -278,8 +278,14 @@ class Ledger:
         admin, reader = TopicAdmin(self.settings), PartitionReader(self.settings)
         try:
             marks = admin.watermarks(topic)
-            # Nothing is left open: not even a reader of committed records waits.
-            assert all(mark.stable == mark.end for mark in marks.values()), marks
+
+            def is_closed() -> bool:
+                nonlocal marks
+                marks = admin.watermarks(topic)
+                return all(mark.stable == mark.end for mark in marks.values())
+
+            # Nothing is left open: not even a reader of committed records waits, but for a moment.
+            wait_until(is_closed, f"no transaction is open: {marks}", 30)
             spans = {number: (mark.start, mark.end) for number, mark in marks.items()}
             found = reader.read_all(topic, spans, stalled_after_seconds=30)
             return [record for number in sorted(found) for record in found[number]]

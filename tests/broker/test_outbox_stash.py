@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,54 @@ def test_writers_and_relays_need_few_rights(database: str) -> None:
     denied = "the database refuses the relay: permission denied"
     with PostgresSession(writer, "kes_outbox") as session, pytest.raises(OutboxError, match=denied):
         session.about()
+
+
+def test_a_role_without_a_right_is_refused_by_name(database: str) -> None:
+    name = database.partition("?")[0].rpartition("/")[2]
+    with psycopg.connect(database) as db:
+        db.execute(f"CREATE ROLE {name}_reader LOGIN".encode())
+        grants = "GRANT SELECT ON kes_outbox, kes_outbox_parked, kes_outbox_shards, kes_outbox_about TO {role}"
+        db.execute(grants.format(role=f"{name}_reader").encode())
+        Outbox().stash(db, "t", None, key="a")
+    with PostgresSession(psycopg.conninfo.make_conninfo(database, user=f"{name}_reader"), "kes_outbox") as session:
+        (row,) = (row for shard in range(session.about().shards) for row in session.fetch(shard, 10, 1_000))
+        for call in (
+            lambda: session.delete(row.output.origin_partition, [row.row], 1),
+            lambda: session.park(row.output.origin_partition, row.row, "refused", 0.0, 0.0),
+            lambda: session.adopt("topic"),
+        ):
+            with pytest.raises(OutboxError, match="the database refuses the relay: permission denied for table"):
+                call()
+    assert len(rows(database)) == 1
+
+
+def test_a_server_of_another_encoding_keeps_bytes_and_errors(postgres: PostgresServer) -> None:
+    address = postgres.make_database("ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    with PostgresSession(address, "kes_outbox") as session:
+        session.apply(1)
+        with psycopg.connect(address) as db:
+            Outbox().stash(db, "t", Counted("→", 1), key="→", headers=[("ä", "→".encode())])
+            db.execute("SELECT kes_stash('t', 'Counted', 'ä', jsonb_build_object('key', 'ä'))")
+        with pytest.raises((UnicodeEncodeError, psycopg.DataError)), psycopg.connect(address) as db:
+            Outbox().stash(db, "t", None, key="k", headers=[("→", b"")])
+        first, second = session.fetch(0, 10, 1_000)
+        assert (first.output.key, first.output.value) == ("→".encode(), '{"key":"→","number":1}'.encode())
+        assert ("ä", "→".encode()) in (first.output.headers or ())
+        assert (second.output.key, json.loads(second.output.value or b"")) == ("ä".encode(), {"key": "ä"})
+        session.park(0, first.row, "no → such\0 topic", 60.0, 60.0)
+        assert [row.error for row in session.parked()] == ["no \\u2192 such topic"]
+
+
+@pytest.mark.parametrize("at", ["-infinity", "0001-01-01 BC", "1969-12-31", "2999-01-01", "infinity"])
+def test_a_time_that_was_set_by_hand_or_by_a_wrong_clock_holds_up_nothing(database: str, at: str) -> None:
+    with psycopg.connect(database) as db:
+        db.execute("INSERT INTO kes_outbox (topic, key, stashed_at) VALUES ('t', '', %s)", [at])
+    with PostgresSession(database, "kes_outbox") as session:
+        about = session.about()
+        (row,) = (row for shard in range(about.shards) for row in session.fetch(shard, 10, 1_000))
+        assert 0 < row.output.timestamp_ms < 1000 * (time.time() + 60)
+        assert (row.output.key, row.output.value) == (b"", None)
+        assert all(status.oldest_seconds >= 0 for status in session.status(about))
 
 
 GOHARVEST = """

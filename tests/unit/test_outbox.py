@@ -97,6 +97,11 @@ def test_a_ring_knows_which_batches_it_lacks() -> None:
         (Record("t\n", b""), "no topic's name"),
         (Record("t", b"x" * 1_000_000), "max_record_bytes is 1,000,000"),
         (Record("t", b"", headers=[("h", b"x" * 1_000_000)]), "max_record_bytes is 1,000,000"),
+        (Record("t", bytes(2**30)), "has 1,073,741,8.. bytes; max_record_bytes is 1,000,000"),
+        (Record("t", b"", key=bytes(1_000_000)), "max_record_bytes is 1,000,000"),
+        (Record("t", b"", headers=[("\ud800", b"")]), "is named .* no text"),
+        (Record("\ud800", b""), "no topic's name"),
+        (Record("t", b"", partition=2**31), "partition for t is 2147483648"),
         (Record("t", b"", partition=-1), "partition for t is -1"),
         (Record("t", b"", headers=[("a\0", b"")]), "without zero bytes|has no zero bytes"),
         (Record("t", "text"), "value for t is a str"),  # type: ignore[arg-type]
