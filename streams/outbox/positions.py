@@ -6,7 +6,7 @@ from typing import Final
 
 from streams.clients.admin import Watermarks
 from streams.core.outbox import RING, WAY_OUT, Ring, SentBatch, decode_batch, encode_batch, record_key
-from streams.errors import DecodeError, OffsetError, TopicError
+from streams.errors import BrokerUnavailable, DecodeError, OffsetError, TopicError
 from streams.records import Output
 from streams.runtime.claim import Claim
 from streams.topics import TopicSpec
@@ -76,7 +76,15 @@ class ShardPositions:
 
     def _batches(self, start: int, end: int) -> list[SentBatch]:
         found = []
-        for record in self._claim.read(start, end):
+        try:
+            records = self._claim.read(start, end)
+        except BrokerUnavailable as error:
+            raise BrokerUnavailable(
+                f"{error}. If it stays so and the brokers answer, a transaction hangs there: "
+                f"`kes txn hanging --topic {self._claim.topic}` names it. The guide of the outbox, "
+                '"A transaction that hangs", has the way out'
+            ) from error
+        for record in records:
             try:
                 batch = decode_batch(self._outbox, record.value)
             except (DecodeError, OffsetError) as error:
