@@ -53,7 +53,7 @@ def purge(config: RelayConfig, after_restore: AfterRestore = "no") -> list[Purge
     except TransactionFailed as error:
         raise OutboxError(
             f"another one claims the shard, or the broker fails: {error}. Stop the relays, and repeat"
-        ) from (error)
+        ) from error
 
 
 def _purged(
