@@ -20,6 +20,7 @@ from streams.config import host_name
 from streams.errors import ConfigError, OutboxError
 from streams.outbox.config import DATABASE_VARIABLE, RelayConfig
 from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, open_session
+from streams.outbox.purge import AfterRestore, PurgedShard, purge
 from streams.outbox.relay import Relay, apply
 from streams.outbox.relay_file import relay_config
 from streams.outbox.schema import DEFAULT_TABLE, schema_sql
@@ -54,7 +55,8 @@ def apply_command(
     shards: Shards = 4,
     replication_factor: Annotated[int, typer.Option(min=1, help="Of the positions topic.")] = 1,
 ) -> None:
-    """Make the tables, the functions and the positions topic, as far as they are missing."""
+    """Make the tables, the functions and the positions topic, as far as they are missing; bring tables of an older
+    version to this one, with the relays stopped."""
     config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     for made in apply(config, shards, replication_factor) or ["nothing: all of it is there"]:
         notices().print(f"made {made}", highlight=False, markup=False)
@@ -110,6 +112,32 @@ def status_command(database: Database = "", table: TableName = DEFAULT_TABLE, js
     with _session(database, table) as session:
         found = _known(lambda: session.status(session.about()))
     emit([status._asdict() for status in found], json, lambda: _status_table(found))
+
+
+@app.command("purge")
+def purge_command(
+    name: Name = "",
+    database: Database = "",
+    bootstrap_servers: Servers = "",
+    table: Annotated[str, typer.Option("--table", help="The table of the outbox.")] = "",
+    file: SettingsFile = "",
+    after_restore: Annotated[
+        AfterRestore,
+        typer.Option(
+            help="Go on after database or topic were set back: `send` what is left, or `drop` what was there."
+        ),
+    ] = "no",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete the rows that are in Kafka already, and send none. With --after-restore it is the way out after a database
+    or a positions topic was set back."""
+    config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
+    if after_restore != "no" and not yes:
+        what = "Rows may be sent twice" if after_restore == "send" else "Rows that were late are lost"
+        typer.confirm(f"{what}. Are all relays and writers stopped?", abort=True)
+    found = purge(config, after_restore)
+    emit([shard._asdict() for shard in found], json, lambda: _purged_table(found))
 
 
 @parked_app.command("list")
@@ -170,6 +198,13 @@ def _status_table(found: list[ShardStatus]) -> Grid:
         age = duration(shard.oldest_seconds) if shard.waiting else "-"
         owned = "yes" if shard.owner else "no"
         grid.add_row(str(shard.shard), f"{shard.waiting:,}", f"{shard.parked:,}", age, str(shard.serial), owned)
+    return grid
+
+
+def _purged_table(found: list[PurgedShard]) -> Grid:
+    grid = Grid("shard", "last batch", "deleted", "dropped")
+    for shard in found:
+        grid.add_row(str(shard.shard), str(shard.serial), f"{shard.deleted:,}", f"{shard.dropped:,}")
     return grid
 
 

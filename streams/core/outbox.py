@@ -16,6 +16,10 @@ from streams.errors import DecodeError, OffsetError
 
 RING: Final = 64
 """Batches that a ring names. A failover of the database may lose the deletes of so many."""
+WAY_OUT: Final = (
+    "Nothing is sent, since rows could be lost or sent twice: see `kes outbox purge --after-restore`, and the guide, "
+    '"After a restored backup"'
+)
 _FORMAT: Final = 1
 
 
@@ -96,11 +100,15 @@ class Ring:
     @property
     def is_whole(self) -> bool:
         """Check that no batch of the last ``RING`` is missing."""
-        oldest = max(1, self.serial - RING + 1)
-        return all(
-            (batch := self._batches.get(serial % RING)) is not None and batch.serial == serial
-            for serial in range(oldest, self.serial + 1)
-        )
+        return not self.missing(self.serial)
+
+    def missing(self, through: int) -> list[int]:
+        """Return the serials of the last ``RING`` batches up to this one that it does not have."""
+        return [
+            serial
+            for serial in range(max(1, through - RING + 1), through + 1)
+            if (batch := self._batches.get(serial % RING)) is None or batch.serial != serial
+        ]
 
     def check_against(self, noted: int, where: str) -> None:
         """Compare with the serial that the database has ``noted`` at its last delete. ``where``: topic and partition.
@@ -108,19 +116,15 @@ class Ring:
         Raises ``OffsetError`` if one of them was set back, or records of the ring are gone: then the ring does not tell
         which rows were sent.
         """
-        way_out = (
-            "The relay sends nothing, since rows could be lost or sent twice. The guide, "
-            '"After a restored backup", has the ways out'
-        )
         if noted > self.serial:
             raise OffsetError(
                 f"{where} ends with batch {self.serial}, and the database has noted batch {noted}: the topic was "
-                f"deleted, trimmed or restored, or another cluster answers. {way_out}"
+                f"deleted, trimmed or restored, or another cluster answers. {WAY_OUT}"
             )
         if self.serial - noted > RING:
             raise OffsetError(
                 f"{where} ends with batch {self.serial}, and the database has noted batch {noted}: the database was "
-                f"set back by more than {RING} batches. {way_out}"
+                f"set back by more than {RING} batches. {WAY_OUT}"
             )
         if not self.is_whole:
-            raise OffsetError(f"{where} does not have all of the last {RING} batches up to {self.serial}. {way_out}")
+            raise OffsetError(f"{where} does not have all of the last {RING} batches up to {self.serial}. {WAY_OUT}")

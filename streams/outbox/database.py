@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, Self
 
 from streams.core.outbox import RowId
@@ -69,6 +69,15 @@ def check_version(version: int, table: str) -> None:
         raise OutboxError(f"the tables of {table} have version {version}, this program needs {VERSION}: {what}")
 
 
+def check_columns(table: str, wanted: Mapping[str, str], found: Iterable[tuple[str, str]]) -> None:
+    """Refuse a table without a column, or with one of another type; others may be there. Raises ``OutboxError``."""
+    kinds = dict(found)
+    for name, kind in wanted.items():
+        if kinds.get(name) != kind:
+            what = f"has the type {kinds[name]}, not {kind}" if name in kinds else "is missing"
+            raise OutboxError(f"column {name} of {table} {what}: make an outbox with `kes outbox apply` or `sql`")
+
+
 class OutboxSession(Protocol):
     """One session of the database of an outbox; each call is a transaction of its own. One thread.
 
@@ -90,8 +99,9 @@ class OutboxSession(Protocol):
         """Show in ``status`` that this session works on a shard. It keeps no other one out."""
         ...
 
-    def adopt(self, topic_id: str) -> str:
-        """Note the positions topic that the outbox belongs to, if none is noted yet; return the one that is."""
+    def adopt(self, topic_id: str, anew: bool = False) -> str:
+        """Note the positions topic that the outbox belongs to, if none is noted yet or ``anew``; return the one that
+        is."""
         ...
 
     def noted_serial(self, shard: int) -> int:
@@ -102,8 +112,13 @@ class OutboxSession(Protocol):
         """Return the next rows by id: so many, and not much more than ``size`` bytes, but one at least."""
         ...
 
-    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> None:
-        """Delete rows that are in Kafka, those that are still there, and note the serial in the same transaction."""
+    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> int:
+        """Delete rows that are in Kafka, those that are still there, and note the serial in the same transaction;
+        returns how many were there."""
+        ...
+
+    def drop_through(self, shard: int, last: int, until_ms: int) -> int:
+        """Delete the rows up to this id, parked ones too, that were stashed up to this time; returns their number."""
         ...
 
     def park(self, shard: int, row: RowId, error: str, first_seconds: float, longest_seconds: float) -> None:
@@ -147,10 +162,15 @@ class OutboxSession(Protocol):
         """Delete a parked row; returns how many there were."""
         ...
 
-    def apply(self, shards: int) -> bool:
-        """Make the tables if they are missing; returns whether they were. Two at once make them once. Refuses tables of
-        another version, or with another number of shards."""
+    def apply(self, shards: int) -> str:
+        """Make the tables if they are missing, bring those of an older version to this one; returns what was made, or
+        nothing. Two at once make them once. Refuses tables of a newer version, or with another number of shards."""
         ...
+
+
+def made_tables(table: str) -> str:
+    """Say which tables were made."""
+    return f"tables {table}, {table}_parked, {table}_shards, {table}_about"
 
 
 def open_session(database: str, table: str) -> OutboxSession:

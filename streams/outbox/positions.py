@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from streams.clients.admin import Watermarks
-from streams.core.outbox import RING, Ring, SentBatch, decode_batch, encode_batch, record_key
-from streams.errors import DecodeError, OffsetError, TopicError
+from streams.core.outbox import RING, WAY_OUT, Ring, SentBatch, decode_batch, encode_batch, record_key
+from streams.errors import BrokerUnavailable, DecodeError, OffsetError, TopicError
 from streams.records import Output
 from streams.runtime.claim import Claim
 from streams.topics import TopicSpec
@@ -18,6 +18,14 @@ _FIRST_STRETCH: Final = 4 * RING
 def positions_name(name: str) -> str:
     """Return the name of the positions topic of the relay ``name``."""
     return f"{name}.outbox"
+
+
+def other_topic(where: str, topic_id: str, known: str) -> OffsetError:
+    """Make the error for a positions topic that is not the one of the outbox."""
+    return OffsetError(
+        f"the positions topic of {where} has the id {topic_id}, and the outbox belongs to the topic {known}: it was "
+        f"recreated, or another cluster answers. {WAY_OUT}"
+    )
 
 
 def positions_spec(name: str, shards: int, replication_factor: int) -> TopicSpec:
@@ -34,6 +42,8 @@ class ShardPositions:
 
     def __init__(self, claim: Claim, outbox: str) -> None:
         self._claim, self._outbox = claim, outbox
+        self.newest_ms = -1
+        """The time of the last record that was read: the broker's, or that of its writer."""
 
     def topic_id(self, shards: int) -> str:
         """Return the id of the topic. Raises ``TopicError`` if it is missing, or has another number of partitions."""
@@ -66,12 +76,21 @@ class ShardPositions:
 
     def _batches(self, start: int, end: int) -> list[SentBatch]:
         found = []
-        for record in self._claim.read(start, end):
+        try:
+            records = self._claim.read(start, end)
+        except BrokerUnavailable as error:
+            raise BrokerUnavailable(
+                f"{error}. If it stays so and the brokers answer, a transaction hangs there: "
+                f"`kes txn hanging --topic {self._claim.topic}` names it. The guide of the outbox, "
+                '"A transaction that hangs", has the way out'
+            ) from error
+        for record in records:
             try:
                 batch = decode_batch(self._outbox, record.value)
             except (DecodeError, OffsetError) as error:
                 raise OffsetError(f"{record.where}: {error}") from None
             if record.key != record_key(batch.serial):
                 raise OffsetError(f"{record.where}: the key does not fit batch {batch.serial}")
+            self.newest_ms = max(self.newest_ms, record.timestamp_ms)
             found.append(batch)
         return found

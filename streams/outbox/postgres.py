@@ -12,15 +12,26 @@ from psycopg import conninfo, sql
 from streams.core.outbox import RowId
 from streams.errors import ConfigError, OutboxError
 from streams.outbox.database import (
+    VERSION,
     DatabaseLost,
     OutboxAbout,
     ParkedRow,
     ShardStatus,
     StashedRow,
+    check_columns,
     check_version,
+    made_tables,
     other_shards,
 )
-from streams.outbox.schema import AWAKE_LOCKS, OWNER_LOCKS, checked_table, schema_sql
+from streams.outbox.schema import (
+    AWAKE_LOCKS,
+    COLUMNS,
+    OWNER_LOCKS,
+    PARKED_COLUMNS,
+    checked_table,
+    schema_sql,
+    upgrade_sql,
+)
 from streams.records import DEFAULT_MESSAGE_LIMIT, Headers, Output, shown_key
 
 _CONNECT_SECONDS: Final = 10
@@ -34,10 +45,11 @@ SET tcp_keepalives_interval = 2;
 SET tcp_keepalives_count = 3;
 SET client_encoding = 'UTF8'
 """
-# Rows of a key that has a parked one wait. The sizes of TOASTed columns are known without reading them.
+# Rows of a key that has a parked one wait. The sizes of TOASTed columns are known without reading them. A time that was
+# set by hand may be one that no record can have.
 _FETCH: Final = """
 SELECT id, tag, topic, key, value, header_names, header_values, partition,
-       (extract(epoch FROM stashed_at) * 1000)::bigint
+       (extract(epoch FROM least(greatest(stashed_at, '1970-01-02'), clock_timestamp())) * 1000)::bigint
 FROM (
   SELECT *, sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)) OVER (ORDER BY id, tag) AS through
   FROM (
@@ -56,6 +68,9 @@ DELETE FROM {rows} AS stashed USING unnest(%(ids)s::bigint[], %(tags)s::integer[
 WHERE stashed.shard = %(shard)s AND stashed.id BETWEEN %(first)s AND %(last)s
   AND stashed.id = sent.id AND stashed.tag = sent.tag
 """
+_DROP: Final = """
+DELETE FROM {rows} WHERE shard = %s AND id <= %s AND stashed_at <= to_timestamp(%s / 1000.0::float8)
+"""
 _COLUMNS: Final = "id, tag, topic, key, value, header_names, header_values, partition, stashed_at, attempts"
 _PARK: Final = """
 WITH refused AS (DELETE FROM {table} WHERE shard = %s AND id = %s AND tag = %s RETURNING *)
@@ -70,6 +85,18 @@ INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM du
 """
 _NOTE: Final = "UPDATE {shards} SET serial = greatest(serial, %s) WHERE shard = %s"
 _ABOUT: Final = "SELECT identity::text, version, shards, topic_id, '{table}'::regclass::oid::integer FROM {table}_about"
+
+
+_COLUMNS_OF: Final = """
+SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
+WHERE attrelid = %s::text::regclass AND attnum > 0 AND NOT attisdropped
+"""
+_NUMBERING: Final = """
+SELECT (SELECT seqcache FROM pg_sequence WHERE seqrelid = pg_get_serial_sequence('{table}', 'id')::regclass),
+       (SELECT substring(pg_get_expr(adbin, adrelid) FROM '% ([0-9]+)[)]') FROM pg_attrdef JOIN pg_attribute
+        ON attrelid = adrelid AND attnum = adnum WHERE adrelid = '{table}'::regclass AND attname = 'shard'),
+       (SELECT count(*)::integer FROM {table}_shards)
+"""
 
 
 @contextmanager
@@ -129,18 +156,38 @@ class PostgresSession:
         """Describe the outbox; refuse tables of another version."""
         found = OutboxAbout(*self._one(_ABOUT.replace("{table}", self._table)))
         check_version(found.version, self._table)
+        self._check_tables(found)
         return found
+
+    def _check_tables(self, about: OutboxAbout) -> None:
+        """Refuse tables that were changed by hand such that rows would be lost, or come in another order."""
+        table = self._table
+        for name, wanted in ((table, COLUMNS), (f"{table}_parked", PARKED_COLUMNS)):
+            with database_errors():
+                check_columns(name, wanted, self._connection.execute(_COLUMNS_OF, [name]).fetchall())
+        cache, divisor, shards = self._one(_NUMBERING.replace("{table}", table))
+        if cache != 1:
+            raise OutboxError(
+                f"the ids of {table} come from a sequence with CACHE {cache}: a session keeps ids for later, and those "
+                f"of a key are not in the order of the commits. ALTER TABLE {table} ALTER COLUMN id SET CACHE 1"
+            )
+        if (divisor, shards) != (str(about.shards), about.shards):
+            raise OutboxError(
+                f"{table}_about has {about.shards} shards, {table}_shards {shards}, and the column shard of {table} "
+                f"counts modulo {divisor}: rows would wait where no relay looks. Make another outbox with another table"
+            )
 
     def show_owner(self, place: int, shard: int) -> None:
         """Show in ``status`` that this session works on a shard; free again when the session ends. It keeps no
         other one out."""
         self._one("SELECT pg_try_advisory_lock_shared(%s, %s)", place, OWNER_LOCKS + shard)
 
-    def adopt(self, topic_id: str) -> str:
-        """Note the positions topic that the outbox belongs to, if none is noted yet; return the one that is."""
+    def adopt(self, topic_id: str, anew: bool = False) -> str:
+        """Note the positions topic that the outbox belongs to, if none is noted yet or ``anew``; return the one that
+        is."""
         with database_errors():
-            text = f"UPDATE {self._table}_about SET topic_id = %s WHERE topic_id = ''"
-            self._connection.execute(text.encode(), [topic_id])
+            text = f"UPDATE {self._table}_about SET topic_id = %s WHERE topic_id = '' OR %s"
+            self._connection.execute(text.encode(), [topic_id, anew])
         return str(self._one(f"SELECT topic_id FROM {self._table}_about")[0])
 
     def noted_serial(self, shard: int) -> int:
@@ -154,8 +201,10 @@ class PostgresSession:
             cursor = self._connection.execute(self._sql(_FETCH), arguments, binary=True)
             return [_stashed_row(shard, index, *row) for index, row in enumerate(cursor)]
 
-    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> None:
-        """Delete rows that are in Kafka, those that are still there, and note the serial in the same transaction."""
+    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> int:
+        """Delete rows that are in Kafka, those that are still there, and note the serial in the same transaction;
+        returns how many were there."""
+        deleted = 0
         with database_errors(), self._connection.transaction():
             if rows:
                 ids = [row.id for row in rows]
@@ -168,8 +217,19 @@ class PostgresSession:
                 }
                 # In this order: a relay that was frozen may park a row that it had, and that is sent by now.
                 for name in (self._table, f"{self._table}_parked"):
-                    self._connection.execute(self._sql(_DELETE, rows=sql.Identifier(name)), arguments)
+                    deleted += self._connection.execute(
+                        self._sql(_DELETE, rows=sql.Identifier(name)), arguments
+                    ).rowcount
             self._note(shard, serial)
+        return deleted
+
+    def drop_through(self, shard: int, last: int, until_ms: int) -> int:
+        """Delete the rows up to this id, parked ones too, that were stashed up to this time; returns their number."""
+        with database_errors(), self._connection.transaction():
+            return sum(
+                self._connection.execute(self._sql(_DROP, rows=sql.Identifier(name)), [shard, last, until_ms]).rowcount
+                for name in (self._table, f"{self._table}_parked")
+            )
 
     def _note(self, shard: int, serial: int) -> None:
         # A relay that was frozen may come late with an old one: the greater stays.
@@ -177,7 +237,8 @@ class PostgresSession:
 
     def park(self, shard: int, row: RowId, error: str, first_seconds: float, longest_seconds: float) -> None:
         """Set a row aside: it is tried again after ``first_seconds``, doubled each time; later rows of its key wait."""
-        arguments = [shard, row.id, row.tag, error.replace("\0", ""), first_seconds, longest_seconds]
+        shown = error.replace("\0", "").encode("ascii", "backslashreplace").decode()  # in any encoding of the server
+        arguments = [shard, row.id, row.tag, shown, first_seconds, longest_seconds]
         with database_errors():
             self._connection.execute(self._sql(_PARK), arguments)
 
@@ -243,18 +304,23 @@ class PostgresSession:
         with database_errors():
             return self._connection.execute(text.encode(), [number]).rowcount
 
-    def apply(self, shards: int, max_record_bytes: int = DEFAULT_MESSAGE_LIMIT) -> bool:
-        """Make the tables if they are missing; returns whether they were. Two at once make them once. Refuses tables of
-        another version, or with another number of shards."""
+    def apply(self, shards: int, max_record_bytes: int = DEFAULT_MESSAGE_LIMIT) -> str:
+        """Make the tables if they are missing, bring those of an older version to this one; returns what was made, or
+        nothing. Two at once make them once. Refuses tables of a newer version, or with another number of shards."""
+        made = ""
         with database_errors(), self._connection.transaction():
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"kes outbox {self._table}"])
             if self._one("SELECT to_regclass(%s) IS NULL", f"{self._table}_about")[0]:
                 text = schema_sql(self._table, shards, max_record_bytes)
                 self._connection.execute(text.encode())
-                return True
+                return made_tables(self._table)
+            version = self._one(f"SELECT version FROM {self._table}_about")[0]
+            if version < VERSION:
+                self._connection.execute(upgrade_sql(version, self._table).encode())
+                made = f"version {VERSION} of the tables of {self._table}, from {version}"
         if (about := self.about()).shards != shards:
             raise other_shards(self._table, about.shards, shards)
-        return False
+        return made
 
     def _one(self, text: str, *arguments: Any) -> tuple[Any, ...]:
         with database_errors():

@@ -36,19 +36,17 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def apply(config: RelayConfig, shards: int = 4, replication_factor: int = 1) -> list[str]:
-    """Make what is missing of an outbox: its tables, and its positions topic. Returns what was made; harmless if
-    repeated.
+    """Make what is missing of an outbox: its tables, and its positions topic; bring tables of an older version to this
+    one. Returns what was made; harmless if repeated.
 
-    Raises ``OutboxError`` (tables of another version, or with other shards), ``TopicError`` (a topic that differs),
+    Raises ``OutboxError`` (tables of a newer version, or with other shards), ``TopicError`` (a topic that differs),
     ``BrokerUnavailable``.
     """
     made = []
     try:
         with open_session(config.database, config.table) as session:
-            if session.apply(shards):
-                made.append(
-                    f"tables {config.table}, {config.table}_parked, {config.table}_shards, {config.table}_about"
-                )
+            if tables := session.apply(shards):
+                made.append(tables)
     except DatabaseLost as error:
         raise OutboxError(f"the database does not answer: {error}") from None
     admin = TopicAdmin(ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-outbox"))

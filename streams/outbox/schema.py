@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from streams.errors import ConfigError
@@ -34,10 +35,39 @@ def stash_function(table: str) -> str:
     return checked_table(table).removesuffix("_outbox") + "_stash"
 
 
+COLUMNS: Final = {
+    "id": "bigint",
+    "tag": "integer",
+    "shard": "smallint",
+    "topic": "text",
+    "key": "bytea",
+    "value": "bytea",
+    "header_names": "text[]",
+    "header_values": "bytea[]",
+    "partition": "integer",
+    "stashed_at": "timestamp with time zone",
+    "attempts": "integer",
+}
+"""Of an outbox, by their types in PostgreSQL."""
+PARKED_COLUMNS: Final = {**COLUMNS, "error": "text", "next_try_at": "timestamp with time zone"}
+
+
 def checked_shards(shards: int) -> None:
     """Raise ``ConfigError`` for a number of shards that cannot be."""
     if type(shards) is not int or not 1 <= shards <= 256:
         raise ConfigError(f"shards is {shards!r}; it must be 1 to 256")
+
+
+UPGRADES: Final[dict[int, str]] = {}
+"""Statements that make the next version of each version; ``{table}`` is the outbox. No other version is known yet."""
+
+
+def upgrade_sql(version: int, table: str = DEFAULT_TABLE) -> str:
+    """Return the statements that make this version of an older one, to be run in one transaction: tables step by step,
+    then the functions. Raises ``ConfigError``."""
+    steps = "".join(UPGRADES[number] for number in range(version, VERSION))
+    functions = _FUNCTIONS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
+    return _filled(f"{steps}{functions}\nUPDATE {{table}}_about SET version = {VERSION};\n", table)
 
 
 def schema_sql(table: str = DEFAULT_TABLE, shards: int = 4, max_record_bytes: int = DEFAULT_MESSAGE_LIMIT) -> str:
@@ -49,18 +79,20 @@ def schema_sql(table: str = DEFAULT_TABLE, shards: int = 4, max_record_bytes: in
     checked_shards(shards)
     if type(max_record_bytes) is not int or not 1 <= max_record_bytes < 2**31:
         raise ConfigError(f"max_record_bytes is {max_record_bytes!r}; it must be a whole number, 1 or more")
+    return _filled(_TABLES + _FUNCTIONS, table, {"{shards}": str(shards), "{size}": str(max_record_bytes)})
+
+
+def _filled(text: str, table: str, more: Mapping[str, str] | None = None) -> str:
     replacements = {
         "{table}": checked_table(table),
         "{stash}": stash_function(table),
-        "{shards}": str(shards),
-        "{size}": str(max_record_bytes),
         "{topic}": TOPIC_PATTERN,
         "{version}": str(VERSION),
         "{type}": TYPE_HEADER,
         "{buckets}": str(KEY_BUCKETS),
         "{awake}": str(AWAKE_LOCKS),
+        **(more or {}),
     }
-    text = _TABLES + _FUNCTIONS
     for name, value in replacements.items():
         text = text.replace(name, value)
     return text

@@ -30,10 +30,10 @@ from typing import Final, NamedTuple
 
 from streams.clients.settings import ClientSettings
 from streams.core.outbox import SentBatch
-from streams.errors import BrokerUnavailable, OffsetError, RecordsRefused, TransactionFailed
+from streams.errors import BrokerUnavailable, RecordsRefused, TransactionFailed
 from streams.outbox.config import RelayConfig
 from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, StashedRow, open_session
-from streams.outbox.positions import ShardPositions, positions_name
+from streams.outbox.positions import ShardPositions, other_topic, positions_name
 from streams.records import RefusedRecord
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.tenure import Tenure
@@ -177,11 +177,7 @@ class ShardLoop:
             positions = ShardPositions(claim, about.identity)
             topic_id = positions.topic_id(about.shards)
             if (known := session.adopt(topic_id)) != topic_id:
-                raise OffsetError(
-                    f"the positions topic of {claim.where} has the id {topic_id}, and the outbox belongs to the "
-                    f"topic {known}: it was recreated, or another cluster answers. Rows could be sent twice, so "
-                    'nothing is sent. The guide, "After a restored backup", has the ways out'
-                )
+                raise other_topic(claim.where, topic_id, known)
             ring = positions.read(claim.take())  # O1: ends the predecessor's transaction, and the predecessor, first
             ring.check_against(session.noted_serial(self.shard), claim.where)
             session.delete(self.shard, ring.rows, ring.serial)  # O5: once per session, since each makes a claim

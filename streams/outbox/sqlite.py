@@ -26,7 +26,9 @@ from streams.outbox.database import (
     ParkedRow,
     ShardStatus,
     StashedRow,
+    check_columns,
     check_version,
+    made_tables,
     other_shards,
 )
 from streams.outbox.schema import checked_shards, checked_table
@@ -54,6 +56,10 @@ CREATE TABLE {table}_about (
   topic_id TEXT NOT NULL DEFAULT ''
 );
 """
+
+
+_UPGRADES: Final[dict[int, str]] = {}
+"""Statements that make the next version of each version; ``{table}`` is the outbox. No other version is known yet."""
 
 
 @contextmanager
@@ -141,14 +147,18 @@ class SqliteSession:
         row = self._row(f"SELECT identity, version, shards, topic_id, 0 FROM {self._table}_about")
         found = OutboxAbout(*row)
         check_version(found.version, self._table)
+        for name, wanted in ((self._table, _COLUMNS), (f"{self._table}_parked", f"{_COLUMNS}, error, next_try_at")):
+            with sqlite_errors(self._table):
+                there = self._db.execute("SELECT name, '' FROM pragma_table_info(?)", [name]).fetchall()
+            check_columns(name, dict.fromkeys(wanted.split(", "), ""), there)
         return found
 
     def show_owner(self, place: int, shard: int) -> None:
         """Nothing shows who works on a file."""
 
-    def adopt(self, topic_id: str) -> str:
+    def adopt(self, topic_id: str, anew: bool = False) -> str:
         with self._transaction() as db:
-            db.execute(f"UPDATE {self._table}_about SET topic_id = ? WHERE topic_id = ''", [topic_id])
+            db.execute(f"UPDATE {self._table}_about SET topic_id = ? WHERE topic_id = '' OR ?", [topic_id, anew])
         return str(self._row(f"SELECT topic_id FROM {self._table}_about")[0])
 
     def noted_serial(self, shard: int) -> int:
@@ -172,11 +182,21 @@ class SqliteSession:
                     break
         return found
 
-    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> None:
+    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> int:
+        deleted = 0
         with self._transaction() as db:
             for name in (self._table, f"{self._table}_parked"):
-                db.executemany(f"DELETE FROM {name} WHERE id = ? AND tag = ?", rows)
+                deleted += max(0, db.executemany(f"DELETE FROM {name} WHERE id = ? AND tag = ?", rows).rowcount)
             self._note(shard, serial)
+        return deleted
+
+    def drop_through(self, shard: int, last: int, until_ms: int) -> int:
+        which = "shard = ? AND id <= ? AND stashed_at_ms <= ?"
+        with self._transaction() as db:
+            return sum(
+                db.execute(f"DELETE FROM {name} WHERE {which}", [shard, last, until_ms]).rowcount
+                for name in (self._table, f"{self._table}_parked")
+            )
 
     def _note(self, shard: int, serial: int) -> None:
         self._db.execute(f"UPDATE {self._table}_shards SET serial = max(serial, ?) WHERE shard = ?", [serial, shard])
@@ -252,8 +272,9 @@ class SqliteSession:
     def drop_parked(self, number: int) -> int:
         return self._change(f"DELETE FROM {self._table}_parked WHERE id = ?", number)
 
-    def apply(self, shards: int) -> bool:
+    def apply(self, shards: int) -> str:
         checked_shards(shards)
+        made = ""
         with self._transaction() as db:
             text = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ?)"
             if not self._row(text, f"{self._table}_about")[0]:
@@ -266,10 +287,16 @@ class SqliteSession:
                     f"INSERT INTO {self._table}_about (one, identity, version, shards) VALUES (1, ?, ?, ?)",
                     [str(uuid.uuid4()), VERSION, shards],
                 )
-                return True
+                return made_tables(self._table)
+            version = self._row(f"SELECT version FROM {self._table}_about")[0]
+            if version < VERSION:
+                for statement in "".join(_UPGRADES[number] for number in range(version, VERSION)).split(";"):
+                    db.execute(statement.replace("{table}", self._table))
+                db.execute(f"UPDATE {self._table}_about SET version = ?", [VERSION])
+                made = f"version {VERSION} of the tables of {self._table}, from {version}"
         if (about := self.about()).shards != shards:
             raise other_shards(self._table, about.shards, shards)
-        return False
+        return made
 
     def _version(self) -> int:
         """Return a number that changes when another connection has committed."""

@@ -115,6 +115,8 @@ class _Statements:
         for name, value in record.headers or ():
             if "\0" in name:
                 raise OutboxError(f"a header for {topic} is named {name!r}; a name has no zero bytes")
+            if not _is_text(name):
+                raise OutboxError(f"a header for {topic} is named {name!r}; that is no text in UTF-8")
             if value is not None and not isinstance(value, bytes):
                 raise OutboxError(f"the header {name} for {topic} is a {type(value).__name__}; use bytes or None")
         size = record_size(record.key, record.value, record.headers)
@@ -215,6 +217,14 @@ def stashed(
     if event is None:
         return Record(topic, None, key.encode() if isinstance(key, str) else key, list(headers), partition)
     return to_record(topic, event, key=key, headers=headers, partition=partition)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_psycopg(target: Any) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streams import Outbox, RelayConfig
 from streams.clients.admin import TopicAdmin
@@ -69,11 +70,11 @@ class PostgresServer:
     def address(self, database: str = "postgres") -> str:
         return str(self._server.get_uri(database=database))
 
-    def make_database(self) -> str:
+    def make_database(self, options: str = "") -> str:
         """Make an empty database; return its address."""
         name = f"t{uuid.uuid4().hex[:12]}"
         with psycopg.connect(self.address(), autocommit=True) as db:
-            db.execute(f"CREATE DATABASE {name}".encode())
+            db.execute(f"CREATE DATABASE {name} {options}".encode())
         return self.address(name)
 
     def kill(self) -> None:
@@ -82,8 +83,80 @@ class PostgresServer:
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server is gone", 30)
         wait_until(lambda: _patient(self._server.ensure_postgres_running), "PostgreSQL starts again", 60)
 
+    def kill_for_good(self) -> None:
+        """Kill the server with SIGKILL, as a machine that is lost."""
+        os.kill(pid := self._server.get_pid(), signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server is gone", 30)
+
+    def run(self, command: str, *arguments: str, given: str = "", as_server: bool = False) -> str:
+        """Run a program of PostgreSQL, as the user of the server if it is to make files of it; return its output."""
+        program = [str(self._server.bin_path / command), *arguments]
+        user = self._server.system_user if as_server else None
+        done = subprocess.run(program, input=given, text=True, capture_output=True, timeout=60, user=user, cwd="/")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def dumped(self, address: str) -> str:
+        """Return a backup of a database, by ``pg_dump``."""
+        return self.run("pg_dump", "-d", address)
+
+    def restore(self, address: str, backup: str) -> None:
+        """Make an empty database what it was."""
+        self.run("psql", "-q", "-v", "ON_ERROR_STOP=1", "-d", address, given=backup)
+
+    def own(self, folder: Path) -> None:
+        """Give a folder to the user of the server."""
+        if self._server.system_user is not None:
+            shutil.chown(folder, self._server.system_user)
+
     def close(self) -> None:
         self._server.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Standby:
+    """A copy of a server by ``pg_basebackup``, which follows it until it is stopped or promoted."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        self._primary = primary
+        self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        primary.own(self._folder)
+        self._data = str(self._folder / "data")
+        primary.run("pg_basebackup", "-D", self._data, "-R", "-d", primary.address(), as_server=True)
+        self.start()
+
+    def _control(self, action: str, *options: str) -> None:
+        # Its output is a file: the server keeps what it inherits open.
+        log = f"{self._folder}/log"
+        self._primary.run("pg_ctl", "-w", "-t", "60", "-D", self._data, "-l", log, *options, action, as_server=True)
+
+    def start(self) -> None:
+        self._control("start", "-o", f"-h '' -k {self._folder}")
+
+    def stop(self) -> None:
+        self._control("stop", "-m", "fast")
+
+    def promote(self) -> None:
+        self._control("promote")
+
+    def catch_up(self) -> None:
+        """Wait until it has all that the primary has now."""
+        with psycopg.connect(self._primary.address(), autocommit=True) as db:
+            text = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()"
+            wait_until(lambda: db.execute(text).fetchone() == (1,), "the standby has all", 60)
+
+    def address(self, of: str) -> str:
+        """Return the address here of a database of the primary."""
+        return make_conninfo(of, host=str(self._folder))
+
+    def address_of_both(self, of: str) -> str:
+        """Return the address of a database at the one of the two that takes changes."""
+        hosts = f"{conninfo_to_dict(of)['host']},{self._folder}"
+        return make_conninfo(of, host=hosts, target_session_attrs="read-write")
+
+    def close(self) -> None:
+        with contextlib.suppress(AssertionError):  # it is stopped
+            self._control("stop", "-m", "immediate")
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -205,8 +278,14 @@ class Ledger:
         admin, reader = TopicAdmin(self.settings), PartitionReader(self.settings)
         try:
             marks = admin.watermarks(topic)
-            # Nothing is left open: not even a reader of committed records waits.
-            assert all(mark.stable == mark.end for mark in marks.values()), marks
+
+            def is_closed() -> bool:
+                nonlocal marks
+                marks = admin.watermarks(topic)
+                return all(mark.stable == mark.end for mark in marks.values())
+
+            # Nothing is left open: not even a reader of committed records waits, but for a moment.
+            wait_until(is_closed, f"no transaction is open: {marks}", 30)
             spans = {number: (mark.start, mark.end) for number, mark in marks.items()}
             found = reader.read_all(topic, spans, stalled_after_seconds=30)
             return [record for number in sorted(found) for record in found[number]]

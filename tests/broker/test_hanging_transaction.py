@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streams import EventSource
+from streams import EventSource, Outbox, Record, Relay, RelayConfig
+from streams.cli.main import main
+from streams.clients.admin import TopicAdmin
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.open_transactions import OpenTransactions
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError
+from streams.outbox import relay as relay_module
+from streams.outbox.positions import positions_name
+from streams.outbox.shard import ShardLoop
+from streams.runtime.claim import Claim
 from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
+from streams.topics import TopicSpec
 from tests.broker.client_kit import leave_hanging
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
 from tests.broker.membership_kit import Transactor
@@ -101,3 +114,58 @@ async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: K
     open_.producer.commit_transaction(PATIENCE)
     while await asyncio.to_thread(questions.find, lab.output, [0], deadline):  # its marker comes after the answer
         assert time.monotonic() < deadline
+
+
+@pytest.mark.nightly
+async def test_a_relay_names_what_holds_up_its_positions_and_goes_on_when_it_is_ended(
+    lab: Lab,
+    client: KafkaPythonClient,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    impatient = partial(ShardLoop, claim=partial(Claim, call_seconds=3.0))
+    monkeypatch.setattr(relay_module, "ShardLoop", impatient)
+    file, topic, servers = tmp_path / "shop.db", "hanging-rows", lab.bootstrap
+    config = RelayConfig(name="hanging-relay", database=f"sqlite:{file}", bootstrap_servers=servers)
+    relay_module.apply(config, 1)
+    admin = TopicAdmin(ClientSettings(servers))
+    admin.create([TopicSpec(name=topic, partitions=1, replication_factor=1)])
+    db = sqlite3.connect(file, timeout=30)
+
+    async def is_sent() -> None:
+        def is_empty() -> bool:
+            return bool(db.execute("SELECT count(*) FROM kes_outbox").fetchone() == (0,))
+
+        await until(is_empty, "the rows are sent")
+
+    def stash(value: bytes) -> None:
+        with db:
+            Outbox().stash_many(db, [Record(topic, value, b"k")])
+
+    stash(b"1")
+    async with Relay(config):
+        await is_sent()
+    positions = positions_name(config.name)
+    offset = await asyncio.to_thread(leave_hanging, client, positions)
+    stash(b"2")
+    with caplog.at_level(logging.WARNING, "streams"):
+        async with Relay(config):
+            await until(lambda: f"kes txn hanging --topic {positions}" in caplog.text, "the command is named")
+            place = ["--topic", positions, "--partition", "0", "--start-offset", str(offset)]
+            where = ["--bootstrap-servers", servers, "--json"]
+            capsys.readouterr()
+            assert await asyncio.to_thread(main, ["txn", "hanging", "--topic", positions, *where]) == 0
+            [found] = json.loads(capsys.readouterr().out)["transactions"]
+            assert found["start_offset"] == offset
+            ended = ["txn", "abort", *place, "--min-age", "0", "--yes", *where]
+            assert await asyncio.to_thread(main, ended) == 0
+            await is_sent()
+    db.close()
+    mark = admin.watermarks(topic)[0]
+    admin.close()
+    reader = PartitionReader(ClientSettings(servers))
+    found = reader.read_all(topic, {0: (mark.start, mark.end)}, stalled_after_seconds=30)
+    reader.close()
+    assert [record.value for record in found[0]] == [b"1", b"2"]

@@ -95,6 +95,21 @@ def test_a_row_that_its_topic_finds_too_large_holds_up_no_other(
     assert len(values(ledger, small)) == 20
 
 
+def test_odd_rows_are_sent_as_they_are(ledger: Ledger) -> None:
+    long = bytes(100 * 1024)
+    odd = [Record(ledger.topic, b"1", b""), Record(ledger.topic, b"2", long), Record(ledger.topic, None, b"none")]
+    stash(ledger, *odd, Record(ledger.topic, b"", None))
+    with psycopg.connect(ledger.database) as db:  # by hand: no lock, no wake-up, a time that is no record's
+        db.execute(
+            "INSERT INTO kes_outbox (topic, key, value, stashed_at) VALUES (%s, 'hand', '3', 'infinity')",
+            [ledger.topic],
+        )
+    with Relay(ledger.config):
+        ledger.until_empty()
+    found = sorted(values(ledger, ledger.topic), key=str)
+    assert found == sorted([(b"", b"1"), (long, b"2"), (b"none", None), (None, b""), (b"hand", b"3")], key=str)
+
+
 def fails(ledger: Ledger) -> BaseException:
     """The error that stops a relay."""
     with pytest.raises((OffsetError, OutboxError, TopicError)) as caught, Relay(ledger.config) as relay:

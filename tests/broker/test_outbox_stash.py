@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from streams import AsyncOutbox, Outbox, Record
 from streams.errors import EncodeError, OutboxError
+from streams.outbox import database as database_module
+from streams.outbox import postgres, schema
 from streams.outbox.postgres import PostgresSession
 from tests.broker.battery_kit import wait_until
 from tests.broker.outbox_kit import Counted, PostgresServer
@@ -175,6 +178,59 @@ def test_tables_that_are_missing_or_of_another_version_are_named(postgres: Postg
         session.about()
 
 
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("ALTER TABLE kes_outbox DROP COLUMN tag CASCADE", "column tag of kes_outbox is missing: make an outbox"),
+        ("ALTER TABLE kes_outbox_parked DROP COLUMN error", "column error of kes_outbox_parked is missing"),
+        (
+            "ALTER TABLE kes_outbox ALTER COLUMN topic TYPE varchar(9)",
+            "column topic .* type character varying, not text",
+        ),
+        ("ALTER TABLE kes_outbox ALTER COLUMN id SET CACHE 20", "CACHE 20: .* SET CACHE 1"),
+        ("UPDATE kes_outbox_about SET shards = 8", "has 8 shards, kes_outbox_shards 4, and .* modulo 4"),
+        ("DELETE FROM kes_outbox_shards WHERE shard = 3", "has 4 shards, kes_outbox_shards 3"),
+        ("UPDATE kes_outbox_about SET version = 0", "have version 0, this program needs 1: run `kes outbox apply`"),
+        ("DELETE FROM kes_outbox_about", "are not whole"),
+        ("DROP TABLE kes_outbox_parked", 'relation "kes_outbox_parked" does not exist: run `kes outbox apply`'),
+    ],
+)
+def test_tables_that_were_changed_by_hand_are_refused_by_name(database: str, statement: str, reason: str) -> None:
+    with psycopg.connect(database) as db:
+        db.execute(statement.encode())
+    with PostgresSession(database, "kes_outbox") as session, pytest.raises(OutboxError, match=reason):
+        session.about()
+
+
+def test_tables_of_an_older_version_are_upgraded_with_their_rows(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(database) as db:
+        Outbox().stash(db, "t", None, key="a")
+        db.execute(
+            "CREATE OR REPLACE FUNCTION kes_stash(topic text, type text, key text, value jsonb) RETURNS void "
+            "LANGUAGE sql AS 'SELECT'"
+        )  # that of the older version
+    for module in (database_module, schema, postgres):
+        monkeypatch.setattr(module, "VERSION", 3)
+    monkeypatch.setitem(schema.UPGRADES, 1, "ALTER TABLE {table} ADD COLUMN note text;\n")
+    monkeypatch.setitem(schema.UPGRADES, 2, "UPDATE {table} SET note = 'x' || NULL; SELECT 1 / 0;\n")
+    with PostgresSession(database, "kes_outbox") as session:
+        with pytest.raises(OutboxError, match="have version 1, this program needs 3: run `kes outbox apply`"):
+            session.about()
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            session.apply(4)
+        with pytest.raises(OutboxError, match="have version 1"):  # all of it, or nothing
+            session.about()
+        monkeypatch.setitem(schema.UPGRADES, 2, "UPDATE {table} SET note = 'upgraded';\n")
+        assert session.apply(4) == "version 3 of the tables of kes_outbox, from 1"
+        assert session.apply(4) == ""
+        assert session.about().version == 3
+    with psycopg.connect(database) as db:
+        db.execute("SELECT kes_stash('sql', 'Counted', 'k', '1')")
+    assert rows(database, "topic, key, note") == [("t", b"a", "upgraded"), ("sql", b"k", None)]
+
+
 GRANTS = """
     GRANT INSERT, SELECT (shard) ON kes_outbox TO {writer};
     GRANT SELECT, INSERT, DELETE ON kes_outbox, kes_outbox_parked TO {relay};
@@ -209,6 +265,54 @@ def test_writers_and_relays_need_few_rights(database: str) -> None:
     denied = "the database refuses the relay: permission denied"
     with PostgresSession(writer, "kes_outbox") as session, pytest.raises(OutboxError, match=denied):
         session.about()
+
+
+def test_a_role_without_a_right_is_refused_by_name(database: str) -> None:
+    name = database.partition("?")[0].rpartition("/")[2]
+    with psycopg.connect(database) as db:
+        db.execute(f"CREATE ROLE {name}_reader LOGIN".encode())
+        grants = "GRANT SELECT ON kes_outbox, kes_outbox_parked, kes_outbox_shards, kes_outbox_about TO {role}"
+        db.execute(grants.format(role=f"{name}_reader").encode())
+        Outbox().stash(db, "t", None, key="a")
+    with PostgresSession(psycopg.conninfo.make_conninfo(database, user=f"{name}_reader"), "kes_outbox") as session:
+        (row,) = (row for shard in range(session.about().shards) for row in session.fetch(shard, 10, 1_000))
+        for call in (
+            lambda: session.delete(row.output.origin_partition, [row.row], 1),
+            lambda: session.park(row.output.origin_partition, row.row, "refused", 0.0, 0.0),
+            lambda: session.adopt("topic"),
+        ):
+            with pytest.raises(OutboxError, match="the database refuses the relay: permission denied for table"):
+                call()
+    assert len(rows(database)) == 1
+
+
+def test_a_server_of_another_encoding_keeps_bytes_and_errors(postgres: PostgresServer) -> None:
+    address = postgres.make_database("ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    with PostgresSession(address, "kes_outbox") as session:
+        session.apply(1)
+        with psycopg.connect(address) as db:
+            Outbox().stash(db, "t", Counted("→", 1), key="→", headers=[("ä", "→".encode())])
+            db.execute("SELECT kes_stash('t', 'Counted', 'ä', jsonb_build_object('key', 'ä'))")
+        with pytest.raises((UnicodeEncodeError, psycopg.DataError)), psycopg.connect(address) as db:
+            Outbox().stash(db, "t", None, key="k", headers=[("→", b"")])
+        first, second = session.fetch(0, 10, 1_000)
+        assert (first.output.key, first.output.value) == ("→".encode(), '{"key":"→","number":1}'.encode())
+        assert ("ä", "→".encode()) in (first.output.headers or ())
+        assert (second.output.key, json.loads(second.output.value or b"")) == ("ä".encode(), {"key": "ä"})
+        session.park(0, first.row, "no → such\0 topic", 60.0, 60.0)
+        assert [row.error for row in session.parked()] == ["no \\u2192 such topic"]
+
+
+@pytest.mark.parametrize("at", ["-infinity", "0001-01-01 BC", "1969-12-31", "2999-01-01", "infinity"])
+def test_a_time_that_was_set_by_hand_or_by_a_wrong_clock_holds_up_nothing(database: str, at: str) -> None:
+    with psycopg.connect(database) as db:
+        db.execute("INSERT INTO kes_outbox (topic, key, stashed_at) VALUES ('t', '', %s)", [at])
+    with PostgresSession(database, "kes_outbox") as session:
+        about = session.about()
+        (row,) = (row for shard in range(about.shards) for row in session.fetch(shard, 10, 1_000))
+        assert 0 < row.output.timestamp_ms < 1000 * (time.time() + 60)
+        assert (row.output.key, row.output.value) == (b"", None)
+        assert all(status.oldest_seconds >= 0 for status in session.status(about))
 
 
 GOHARVEST = """

@@ -221,7 +221,7 @@ class FakeClaim:
     def read(self, start: int, end: int) -> list[Any]:
         self._step()
         return [
-            SimpleNamespace(key=output.key, value=output.value, where=f"{self.where}@{start + number}")
+            SimpleNamespace(key=output.key, value=output.value, timestamp_ms=0, where=f"{self.where}@{start + number}")
             for number, output in enumerate(self._world.positions[start:end])
         ]
 

@@ -81,6 +81,13 @@ def test_a_database_or_a_topic_that_was_set_back_is_refused() -> None:
         ring_of(10, 70).check_against(70, "x.outbox[0]")
 
 
+def test_a_ring_knows_which_batches_it_lacks() -> None:
+    assert ring_of(1, 3).missing(3) == Ring().missing(0) == []
+    assert ring_of(1, 3).missing(5) == [4, 5]
+    assert Ring().missing(RING + 2) == list(range(3, RING + 3))
+    assert ring_of(10, 70).missing(71) == [8, 9, 71]
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -90,6 +97,11 @@ def test_a_database_or_a_topic_that_was_set_back_is_refused() -> None:
         (Record("t\n", b""), "no topic's name"),
         (Record("t", b"x" * 1_000_000), "max_record_bytes is 1,000,000"),
         (Record("t", b"", headers=[("h", b"x" * 1_000_000)]), "max_record_bytes is 1,000,000"),
+        (Record("t", bytes(2**30)), "has 1,073,741,8.. bytes; max_record_bytes is 1,000,000"),
+        (Record("t", b"", key=bytes(1_000_000)), "max_record_bytes is 1,000,000"),
+        (Record("t", b"", headers=[("\ud800", b"")]), "is named .* no text"),
+        (Record("\ud800", b""), "no topic's name"),
+        (Record("t", b"", partition=2**31), "partition for t is 2147483648"),
         (Record("t", b"", partition=-1), "partition for t is -1"),
         (Record("t", b"", headers=[("a\0", b"")]), "without zero bytes|has no zero bytes"),
         (Record("t", "text"), "value for t is a str"),  # type: ignore[arg-type]

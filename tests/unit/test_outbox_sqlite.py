@@ -14,6 +14,7 @@ import pytest
 from streams import Outbox, Record, event_type
 from streams.core.outbox import RowId
 from streams.errors import OutboxError
+from streams.outbox import database, sqlite
 from streams.outbox.database import DatabaseLost, StashedRow, open_session
 from streams.outbox.sqlite import SqliteSession
 
@@ -149,6 +150,9 @@ def test_tables_that_do_not_fit_are_refused(session: SqliteSession, file: Path, 
     with open_session(f"sqlite:{tmp_path}/other.db", "kes_outbox") as other, pytest.raises(OutboxError, match=missing):
         other.about()
     db = sqlite3.connect(file)
+    db.execute("ALTER TABLE kes_outbox_parked DROP COLUMN tag")
+    with pytest.raises(OutboxError, match="column tag of kes_outbox_parked is missing"):
+        session.about()
     db.execute("UPDATE kes_outbox_about SET version = 9")
     db.commit()
     with pytest.raises(OutboxError, match="have version 9, this program needs 1: update this program"):
@@ -158,6 +162,20 @@ def test_tables_that_do_not_fit_are_refused(session: SqliteSession, file: Path, 
     db.close()
     with pytest.raises(DatabaseLost):
         SqliteSession(str(tmp_path / "nowhere" / "x.db"), "kes_outbox")
+
+
+def test_tables_of_an_older_version_are_upgraded_with_their_rows(
+    session: SqliteSession, stash: Stash, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stash(Record("t", b"1"))
+    for module in (database, sqlite):
+        monkeypatch.setattr(module, "VERSION", 2)
+    monkeypatch.setitem(sqlite._UPGRADES, 1, "ALTER TABLE {table} ADD COLUMN note TEXT; UPDATE {table} SET note = 'x'")
+    with pytest.raises(OutboxError, match="have version 1, this program needs 2: run `kes outbox apply`"):
+        session.about()
+    assert session.apply(2) == "version 2 of the tables of kes_outbox, from 1"
+    assert session.apply(2) == ""
+    assert (session.about().version, len(rows(session))) == (2, 1)
 
 
 def test_an_outbox_describes_itself(session: SqliteSession) -> None:
