@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.broker, pytest.mark.timeout(int(MINU
 
 MEMBERS, KEYS, SESSION_SECONDS = 4, 400, 6.0
 RECOVERY_SECONDS = 240.0
-"""A broker that was killed took up to 107 s until it was in sync again, on cores with ten times the work they can do."""
+"""Until a broker that was killed is in sync again: up to 107 s, on cores with ten times the work that they can do."""
 AFTER_EFFECT = 1.0
 """Seconds after a fault from which on a record shows that its partition works: some still come out of the pipe."""
 
