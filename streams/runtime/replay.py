@@ -95,6 +95,7 @@ class PartitionReplay:
         self.stages = Stages(self)
         self.connections = None
         self.input = _NoInput()
+        self.further_inputs = ()
         self.pool = _SettledAtOnce(self)
         self.partition = partition
         self.records = 0
