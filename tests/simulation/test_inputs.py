@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -18,9 +19,12 @@ from streams import EventContext, EventSource, EventSourceConfig, Retry, Table
 from streams.events import event_type
 from streams.outcomes import ErrorResponse
 from streams.records import TYPE_HEADER, IncomingRecord, Record
+from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.partition.batch_handlers import BatchContext
+from streams.runtime.partition.merged_inputs import MergedInputs
+from streams.runtime.partition.worker import PartitionWorker
 from streams.testing import TestDriver
-from streams.testing.schedule_search import search
+from streams.testing.schedule_search import SearchFailed, SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -149,8 +153,78 @@ def header_of(letter: IncomingRecord, name: str) -> str:
     return value.decode()
 
 
-def test_two_inputs_under_faults() -> None:
-    report = search(
-        lambda: build(PAYMENTS), scenario, seeds=SEEDS, members=2, invariant=judge, compare=False, patience=120.0
+def run(seeds: int | Iterable[int]) -> SearchReport:
+    return search(
+        lambda: build(PAYMENTS), scenario, seeds=seeds, members=2, invariant=judge, compare=False, patience=120.0
     )
-    print(report)
+
+
+@pytest.mark.timeout(0)
+def test_two_inputs_under_faults() -> None:
+    report = run(SEEDS)
+    assert len(report.happened) > 8, report
+
+
+# -- each safeguard, taken out -----------------------------------------------------------------------------------------
+
+
+def touched_inputs_only(patch: pytest.MonkeyPatch) -> None:
+    """An offset record names the input that has its turn, and no other."""
+    taken = MergedInputs.positions
+
+    def positions(self: MergedInputs, *of: Any) -> Any:
+        return {topic: at for topic, at in taken(self, *of).items() if topic == self.current.where.topic}
+
+    patch.setattr(MergedInputs, "positions", positions)
+
+
+def started_at_the_groups_offsets(patch: pytest.MonkeyPatch) -> None:
+    """The further inputs go on where the group's coordinator says."""
+    taken = TakeOvers._start_offset
+
+    def start(self: TakeOvers, worker: PartitionWorker, found: Any, known: int | None) -> int:
+        if found.topic == ORDERS:
+            return taken(self, worker, found, known)
+        return 0 if found.group_offset is None else int(found.group_offset)
+
+    patch.setattr(TakeOvers, "_start_offset", start)
+
+
+def turned_to_another_input_while_work_runs_ahead(patch: pytest.MonkeyPatch) -> None:
+    """What is in the reorder buffer is admitted as if it were of the input that has its turn now."""
+    taken = MergedInputs.take
+    patch.setattr(MergedInputs, "take", lambda self, now, *, only_current: taken(self, now, only_current=False))
+
+
+def inputs_committed_apart(patch: pytest.MonkeyPatch) -> None:
+    """The position of an input is moved by the next transaction of the partition, not by that of its events."""
+    taken = MergedInputs.moved_to
+
+    def moved_to(self: MergedInputs, offset: int) -> tuple[int, tuple[int, ...]]:
+        before = self.position
+        place, position = taken(self, offset)
+        return place, before if place else position
+
+    patch.setattr(MergedInputs, "moved_to", moved_to)
+
+
+SAFEGUARDS = {
+    function.__name__: function
+    for function in (
+        touched_inputs_only,
+        started_at_the_groups_offsets,
+        turned_to_another_input_while_work_runs_ahead,
+        inputs_committed_apart,
+    )
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
+@pytest.mark.parametrize("name", SAFEGUARDS)
+def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        SAFEGUARDS[name](patch)
+        with pytest.raises(Exception, match=r"seed \d+ goes wrong|not done after|counts|pop from an empty") as missed:
+            run(40)
+    seed = missed.value.seed if isinstance(missed.value, SearchFailed) else 0  # else it went wrong without any fault
+    run([seed])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import SKIP, EventContext, EventSource, EventSourceConfig, Retry, Table
+from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Retry, Table
 from streams.errors import ConfigError, OffsetError, RegistrationError, TopicReplaced
 from streams.events import event_type
 from streams.records import TYPE_HEADER, Record
@@ -177,6 +177,28 @@ def test_records_without_a_value_have_the_policy_of_their_input() -> None:
         assert driver.committed_offsets(CLICKS) == {0: 2}
         with pytest.raises(Exception, match=r"orders\[0\]@0"):
             driver.send_record(Record("orders", None, b"k", [(TYPE_HEADER, b"inputs.Ordered")], 0))
+
+
+def test_a_refused_record_is_traced_back_to_the_event_of_its_input() -> None:
+    """Events of both inputs have the same offset: the other one is not to blame."""
+    source = build(PAYMENTS, error_policy=DEAD_LETTER)
+    source.output("seen")
+
+    def refuse(ctx: EventContext[Any], event: Click) -> None:
+        ctx.store.put("count", -1)
+        ctx.forward(Record("seen", b"REFUSED", b"k", partition=0))
+
+    source._router.routes[b"Click"].handler = refuse
+    with TestDriver(source, start=False) as driver:
+        driver._world.broker.refuses = lambda _, entry: entry.value == b"REFUSED" and entry.key == b"k"
+        for topic, event in ((PAYMENTS, Click("ann")), ("orders", Ordered("ann")), (PAYMENTS, Ordered("ann"))):
+            driver.send(event, topic=topic, partition=0, wait=False)
+        driver.start()
+        driver.settle()
+        (letter,) = driver.dead_letters()
+        assert (letter.header("__kes_dlq_topic"), letter.header("__kes_dlq_offset")) == (b"payments", b"0")
+        assert sorted(seen(driver)) == ["1 orders@0", "2 payments@1"]
+        driver.check()
 
 
 # -- positions ---------------------------------------------------------------------------------------------------------
