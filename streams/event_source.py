@@ -305,7 +305,7 @@ class EventSource(Handlers[StoreT]):
         config = self._measured(self.config.resolved())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
-            await source_topics.prepare(config, connections, self._outputs.values(), self._input_topics())
+            await source_topics.prepare(config, connections, self._outputs.values(), self.input_topics())
         if self._stop_asked is not None:
             return
         async with AsyncExitStack() as resources:
@@ -406,8 +406,8 @@ class EventSource(Handlers[StoreT]):
             metrics_handler=None,
         )
         interjections = tuple(route.name for _, route in self._schedules)
-        routes = tuple(router.routes.values())
-        return Program(bare, routes, router.default, self._store_factory, interjections, limit)
+        rest = self._store_factory, interjections, limit, tuple(self._inputs)
+        return Program(bare, tuple(router.routes.values()), router.default, *rest)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class EventSource(Handlers[StoreT]):
         """
         config = self.config.resolved()
         return await source_topics.create_and_verify(
-            config, KafkaConnections(config), self._outputs.values(), self._input_topics(), creates_others=True
+            config, KafkaConnections(config), self._outputs.values(), self.input_topics(), creates_others=True
         )
 
     async def delete_source(self) -> list[str]:

@@ -274,7 +274,7 @@ class Handlers(Generic[StoreT]):
         """Return the declared inputs beside the source's own topic, in the order of their declarations."""
         return [*self._inputs]
 
-    def _input_topics(self) -> list[TopicSpec]:
+    def input_topics(self) -> list[TopicSpec]:
         """Return the declared inputs as they must be."""
         return [source_topics.spec(self.config, topic) for topic in self._inputs]
 
@@ -335,7 +335,7 @@ class Handlers(Generic[StoreT]):
             TopologyTopic(spec.name, source_topics.purposes(self.config)[spec.name], spec.partitions)
             for spec in source_topics.specs(self.config)
         ]
-        declared = [TopologyTopic(spec.name, source_topics.INPUT, spec.partitions) for spec in self._input_topics()]
+        declared = [TopologyTopic(spec.name, source_topics.INPUT, spec.partitions) for spec in self.input_topics()]
         declared += [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
         default = [] if self._router.default is None else [self._router.default]
         handlers = [_shown(route) for route in [*self._router.routes.values(), *default]]

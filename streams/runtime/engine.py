@@ -127,16 +127,14 @@ class Engine:
         readers = connections.further_inputs([spec.topic for spec in inputs]) if inputs else []
         self.further_inputs = tuple(zip(inputs, readers, strict=True))
         self.input = connections.input()
+        self.inputs: list[Input] = [self.input, *readers]
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
         self._elsewhere = connections.source_log() if config.source_is_elsewhere else None
         self.source_log: TakeOver | SourceLog = self._elsewhere or self.takeover_client
         self.control = self.thread("kes-control")
         self.handler_threads = HandlerThreads(connections.worker)
         self.stages = Stages(self)
-        made: Callable[..., TransactionPool] = TransactionPool
-        if inputs:
-            made = partial(MergingPool, moved_to=self._moved_to, further_inputs=[spec.topic for spec in inputs])
-        self.pool = made(
+        self.pool = (MergingPool if inputs else TransactionPool)(
             config,
             self.slots,
             partial(connections.records, topics),
@@ -145,6 +143,8 @@ class Engine:
             snapshot=lambda: self.membership.snapshot,
             further_fields=lambda partition, position: self.workers[partition].further_fields(position),
             settled=self._settled,
+            further_inputs=[spec.topic for spec in inputs],
+            moved_to=lambda partition, offset: self.workers[partition].moved_to(offset),
         )
         self.looks = Looks(self)
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
@@ -154,11 +154,6 @@ class Engine:
         self.handover = Handover(self, self.partitions, self.replicas)
         self.status = Status(self, self.replicas, self.handover)
         self.ad_hoc = AdHocInterjections(self)
-
-    @property
-    def inputs(self) -> list[Input]:
-        """Return the readers of all inputs, that of the source's own topic first."""
-        return [self.input, *(port for _, port in self.further_inputs)]
 
     @property
     def is_current(self) -> bool:
@@ -413,11 +408,6 @@ class Engine:
 
     def wall_ms(self) -> int:
         return int(self.environment.wall_seconds() * 1000)
-
-    def _moved_to(self, partition: int, offset: int) -> tuple[int, tuple[int, ...]]:
-        inputs = self.workers[partition].inputs
-        assert inputs is not None  # it has as many as the source
-        return inputs.moved_to(offset)
 
     def _settled(self, txn: Transaction, committed: bool) -> None:
         if committed:

@@ -215,11 +215,10 @@ class TakeOvers:
     # looked up later has only gone further, and does not look lost.
 
     async def _group_offsets(self, numbers: list[int], topic: str) -> dict[int, int | None]:
-        member = self._member
+        client, named = self._member.takeover_client, (topic,) if topic else ()
         # A pending commit that does not end may be one whose fence was missed: no longer than a restore may stall.
-        deadline = member.now() + STALLED_SECONDS
-        named = (topic,) if topic else ()
-        return await member.control.call(member.takeover_client.stable_offsets, numbers, deadline, *named)
+        deadline = self._member.now() + STALLED_SECONDS
+        return await self._member.control.call(client.stable_offsets, numbers, deadline, *named)
 
     async def _changelog_range(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
         member = self._member
@@ -253,7 +252,7 @@ class TakeOvers:
         if (
             self._config.auto_offset_reset == "latest"
             if record is None
-            else not record.has_all(_further(found), number)
+            else None in [record.position_in(one.topic, number) for one in found[1:]]
         ):
             member.pool.admit(number, worker.watermark, [], [])  # the next start must not skip records from now on
         return copy
@@ -334,12 +333,15 @@ class TakeOvers:
                 "offsets to start over"
             )
         if group_offset is not None and group_offset > known:
+            accept = f"run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
+            if found.topic != config.topic:
+                accept = f"delete the group's offsets of {found.topic} (kafka-consumer-groups.sh --delete-offsets)"
             raise OffsetError(
                 f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the state in "
                 f"{config.changelog}[{worker.partition}] goes on at offset {known}: the changelog lost "
                 "records, or the group's offset was set by hand. Restore the changelog; or, to have records "
                 f"{known} to {group_offset - 1} handled again (their outputs appear a second time), stop all "
-                f"members and run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
+                f"members and {accept}"
             )
         if group_offset != known:
             self._member.measure(OffsetMismatch(worker.partition, -1 if group_offset is None else group_offset, known))
@@ -418,10 +420,6 @@ def _identified_range(
     if before.topic_id != after.topic_id:
         raise BrokerUnavailable(f"topic {topic} was created again between two requests; asking again")
     return ranges, after.topic_id
-
-
-def _further(found: Sequence[Found]) -> list[str]:
-    return [one.topic for one in found[1:]]
 
 
 def _goal(changelog: Range) -> int:

@@ -128,6 +128,11 @@ class PartitionWorker(Partition):
         """Return the position up to which everything is admitted."""
         return self.watermark if self.inputs is None else self.inputs.position
 
+    def moved_to(self, offset: int) -> tuple[int, tuple[int, ...]]:
+        """See ``MergedInputs.moved_to``."""
+        assert self.inputs is not None  # the pool of a source with one topic does not call it
+        return self.inputs.moved_to(offset)
+
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""
         super().start_at(position)

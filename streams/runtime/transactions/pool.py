@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import msgspec
@@ -55,7 +55,9 @@ class TransactionPool:
         further_fields: Callable[[int, Position], tuple[str, str, msgspec.Raw | msgspec.UnsetType]],
         settled: Callable[[Transaction, bool], None],
         further_inputs: Sequence[str] = (),
+        moved_to: Callable[[int, int], tuple[int, tuple[int, ...]]] | None = None,
     ) -> None:
+        """``further_inputs``, ``moved_to``: of ``MergingPool``."""
         self._config = config
         self.slots = slots
         self._writer = writer
@@ -64,6 +66,7 @@ class TransactionPool:
         self._further_fields = further_fields
         self._settled = settled
         self._further_inputs = further_inputs
+        self._moved_to = moved_to
         self.unsettled: deque[Transaction] = deque()
         self._slot_of: dict[int, TransactionSlot] = {}
         self._encoder = encoder
@@ -411,10 +414,6 @@ class MergingPool(TransactionPool):
     """The pool of a source with several inputs. What is admitted is of the input that has its turn in the partition:
     origins name that, and the position is that of all inputs. ``moved_to(partition, offset)``: see ``MergedInputs``."""
 
-    def __init__(self, *args: Any, moved_to: Callable[[int, int], tuple[int, tuple[int, ...]]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._moved_to = moved_to
-
     def admit(
         self,
         partition: int,
@@ -425,6 +424,7 @@ class MergingPool(TransactionPool):
         events: int = 1,
     ) -> None:
         """See ``TransactionPool.admit``; ``offset`` is in the input that has its turn."""
+        assert self._moved_to is not None
         place, position = self._moved_to(partition, offsets_of(offset)[0])
         if place:
             for output in outputs:
