@@ -261,7 +261,7 @@ def test_a_position_that_an_older_release_has_dropped_is_refused() -> None:
         dropped = msgspec.json.encode(msgspec.structs.replace(record, inputs=msgspec.UNSET))
         broker.append("shop.orders.changelog", 0, OFFSET_KEY, dropped, None, broker.wall_ms())
         with pytest.raises(
-            OffsetError, match=r"payments\[0\]: the group shop has committed offset 1, .* no offset of it"
+            OffsetError, match=r"payments\[0\]: the group shop has committed offset 1, .* holds no offset: a release"
         ):
             driver.restart()
 

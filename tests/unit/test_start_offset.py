@@ -14,7 +14,7 @@ from streams.core.position import Position
 from streams.errors import OffsetError
 from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
-from streams.runtime.ownership.takeover import Found, Stalls, TakeOvers
+from streams.runtime.ownership.takeover import InputStand, Stalls, TakeOvers
 
 LOG = (10, 100)
 HERE = TopicIds("in-1", "log-1")
@@ -40,7 +40,7 @@ def start(
         topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=began
     )
     unused: Any = None
-    found = [Found("t", "", group_offset, log)]
+    found = [InputStand("t", "", group_offset, log)]
     return TakeOvers(member, unused, unused, unused)._start_position(worker, found, ids[1]), measured
 
 

@@ -109,7 +109,7 @@ Receive = Callable[[int, list[IncomingRecord]], None]
 Cancelled = Callable[[], bool]
 
 
-class Found(NamedTuple):
+class InputStand(NamedTuple):
     """The broker's answers about one input of a partition."""
 
     topic: str
@@ -191,7 +191,7 @@ class TakeOvers:
                     if not alone or not member.is_current:
                         raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
                     found = [
-                        Found(topic, topic_id, offsets.get(number), log[number])
+                        InputStand(topic, topic_id, offsets.get(number), log[number])
                         for topic, offsets, (log, topic_id) in zip(topics, group_offsets, logs, strict=True)
                     ]
                     copy = self._start(worker, found, changelog[number], ids)
@@ -232,7 +232,7 @@ class TakeOvers:
         return await self._source.call(_identified_range, member.source_log, topic, numbers, deadline)
 
     def _start(
-        self, worker: PartitionWorker, found: Sequence[Found], changelog: Range, ids: TopicIds
+        self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds
     ) -> Replica | None:
         """Take a complete copy to work on; ``found`` of its inputs, the source's own topic first. ``None``: it began
         anew, or the tail is putting records into it."""
@@ -257,7 +257,7 @@ class TakeOvers:
             member.pool.admit(number, worker.watermark, [], [])  # the next start must not skip records from now on
         return copy
 
-    def _start_position(self, worker: PartitionWorker, found: Sequence[Found], ids: TopicIds) -> Position:
+    def _start_position(self, worker: PartitionWorker, found: Sequence[InputStand], ids: TopicIds) -> Position:
         """Return where the partition goes on, in all its inputs."""
         record, number = worker.offset_record, worker.partition
         if record is None:
@@ -305,7 +305,7 @@ class TakeOvers:
             raise
         worker.abandon()
 
-    def _start_offset(self, worker: PartitionWorker, found: Found, known: int | None) -> int:
+    def _start_offset(self, worker: PartitionWorker, found: InputStand, known: int | None) -> int:
         """Return the offset where the partition goes on in an input: ``known`` from the changelog; for a new one by
         ``auto_offset_reset``."""
         config, tp = self._config, TopicPartition(found.topic, worker.partition)
@@ -319,7 +319,7 @@ class TakeOvers:
                     )
                 raise OffsetError(
                     f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the changelog "
-                    f"{config.changelog}[{worker.partition}] holds no offset of it: {lost}. Restore the changelog, or "
+                    f"{config.changelog}[{worker.partition}] holds no offset: {lost}. Restore the changelog, or "
                     f"delete the group's offsets of {found.topic} to start over"
                 )
             if config.auto_offset_reset == "error":

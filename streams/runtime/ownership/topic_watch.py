@@ -45,7 +45,8 @@ def refuse_replaced_input(config: EventSourceConfig, topic: str, partition: int,
     if _differ(known, now):
         raise TopicReplaced(
             f"{topic}[{partition}]: the topic was deleted and created again: the committed offset and the state "
-            f"belong to the topic with the id {known}, the topic has the id {now} now. {_begin_anew(config)}"
+            f"belong to the topic with the id {known}, the topic has the id {now} now. "
+            f"{_begin_anew(config, may_be_restored=topic == config.topic)}"
         )
 
 
@@ -61,11 +62,16 @@ def refuse_replaced(config: EventSourceConfig, partition: int, known: TopicIds, 
         )
 
 
-def _begin_anew(config: EventSourceConfig) -> str:
-    return (
+def _begin_anew(config: EventSourceConfig, *, may_be_restored: bool = True) -> str:
+    begin_anew = (
         f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
-        f"{config.group_id} to start over, or use another group_id. If it was restored or copied with the same "
-        "offsets, run `kes offsets accept MODULE:SOURCE --restored` instead"
+        f"{config.group_id} to start over, or use another group_id"
+    )
+    if not may_be_restored:
+        return begin_anew
+    return (
+        f"{begin_anew}. If it was restored or copied with the same offsets, run `kes offsets accept MODULE:SOURCE "
+        "--restored` instead"
     )
 
 
