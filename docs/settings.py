@@ -118,6 +118,10 @@ SECTIONS: Final = (
             "dead_letter_topic": "name of the dead-letter topic; else `<group>.<topic>.dead-letters`",
             "replication_factor": "of topics that are created. Use 3 where it matters",
             "min_insync_replicas": "of topics that are created, 1 to `replication_factor`. Use 2 where it matters",
+            "alignment_seconds": (
+                "with [several inputs](../guides/inputs.md): how long the others wait for one that is not known to be "
+                "at its end"
+            ),
             "auto_offset_reset": "where a partition begins that never had an offset: `earliest`, `latest` or `error`",
             "decode_policy": (
                 "for records that cannot be read or have an unknown type ([errors](../guides/errors.md)); never retried"

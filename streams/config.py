@@ -278,7 +278,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     * Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
-      ``error``.
+      ``error``. With several inputs (``EventSource.input``), ``alignment_seconds`` is how long the others wait for one
+      that is not known to be at its end.
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
@@ -305,6 +306,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     replication_factor: int = 1
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"
+    alignment_seconds: float = 0.5
     decode_policy: Retry = STOP
     error_policy: Retry = STOP
     group: GroupConfig = GroupConfig()

@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from streams.config import EventSourceConfig
+from streams.core.position import offsets_of
 from streams.core.router import check_callable
 from streams.errors import RegistrationError, Stopped, StreamsError
 from streams.handlers import Handlers
@@ -214,10 +215,10 @@ class EventSource(Handlers[StoreT]):
                 PartitionStatistics(
                     number,
                     worker.state.value,
-                    worker.watermark,
-                    worker.inbox.records,
-                    worker.inbox.size,
-                    worker.inbox.paused,
+                    offsets_of(worker.position)[0],
+                    sum(inbox.records for inbox in worker.inboxes),
+                    sum(inbox.size for inbox in worker.inboxes),
+                    any(inbox.paused for inbox in worker.inboxes),
                     worker.events_ahead,
                     len(worker.timers),
                     worker.timers.next_due_ms,
@@ -282,6 +283,7 @@ class EventSource(Handlers[StoreT]):
     ) -> None:
         if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
             raise RegistrationError("this event source is running already")
+        self._check_inputs()
         self._router.freeze()
         self._stopped.clear()
         self._state = SourceState.STARTING
@@ -303,7 +305,7 @@ class EventSource(Handlers[StoreT]):
         config = self._measured(self.config.resolved())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
-            await source_topics.prepare(config, connections, self._outputs.values())
+            await source_topics.prepare(config, connections, self._outputs.values(), self.input_topics())
         if self._stop_asked is not None:
             return
         async with AsyncExitStack() as resources:
@@ -357,6 +359,7 @@ class EventSource(Handlers[StoreT]):
             now=asyncio.get_running_loop().time,
             environment=environment,
             topics=self._topics_sent_to,
+            inputs=[*self._inputs.values()],
         )
         try:
             await engine.run(self._started)
@@ -403,8 +406,8 @@ class EventSource(Handlers[StoreT]):
             metrics_handler=None,
         )
         interjections = tuple(route.name for _, route in self._schedules)
-        routes = tuple(router.routes.values())
-        return Program(bare, routes, router.default, self._store_factory, interjections, limit)
+        rest = self._store_factory, interjections, limit, tuple(self._inputs)
+        return Program(bare, tuple(router.routes.values()), router.default, *rest)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
@@ -414,14 +417,16 @@ class EventSource(Handlers[StoreT]):
         return source_topics.specs(self.config)
 
     async def create_source(self) -> list[str]:
-        """Create missing topics, declared outputs among them; verify the others. Returns the names of the created ones.
+        """Create missing topics, declared inputs and outputs among them; verify the others. Returns the names of the
+        created ones.
 
         Raises ``TopicError``, which names each difference (an existing topic is never changed), and
         ``BrokerUnavailable``.
         """
         config = self.config.resolved()
-        outputs = self._outputs.values()
-        return await source_topics.create_and_verify(config, KafkaConnections(config), outputs, creates_outputs=True)
+        return await source_topics.create_and_verify(
+            config, KafkaConnections(config), self._outputs.values(), self.input_topics(), creates_others=True
+        )
 
     async def delete_source(self) -> list[str]:
         """Delete the topics of the source (its own topic, changelog, dead letters), with everything in them. Outputs

@@ -288,9 +288,9 @@ class TakeOver(Protocol):
         of those that are ended. Transactions of a broker that does not answer may stay open: see ``stable_offsets``."""
         ...
 
-    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
-        """Return the group's committed offsets of the source topic, waiting for pending transactional commits.
-        ``None``: none."""
+    def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
+        """Return the group's committed offsets of a topic (the source's own, if none is named), waiting for pending
+        transactional commits. ``None``: none."""
         ...
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:

@@ -23,7 +23,7 @@ from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.sak.numbers import is_number, is_whole
 from streams.sak.users_code import parameter_types, place_of
-from streams.topics import TopicSpec
+from streams.topics import InputSpec, TopicSpec
 from streams.topology import Topology, TopologyHandler, TopologyTopic
 from streams.tracing import Tracer
 
@@ -45,6 +45,7 @@ class Handlers(Generic[StoreT]):
         self._is_stateless = False
         self._schedules: list[tuple[Schedule, Route]] = []
         self._outputs: dict[str, TopicSpec] = {}
+        self._inputs: dict[str, InputSpec] = {}
 
     def set_tracer(self, tracer: Tracer) -> None:
         """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
@@ -232,6 +233,60 @@ class Handlers(Generic[StoreT]):
             register(handler)
         return register
 
+    def input(self, topic: str, *, event: type[Any] | None = None, nulls: Retry | None = None) -> str:
+        """Declare a further topic that the source reads. Returns its name.
+
+        Partition p of the source is partition p of all its inputs, with one state, one order and one position: so all
+        have the same number of partitions, and the same key is in the same partition of each (which a start cannot
+        see). Between topics there is no order but time: the record with the oldest timestamp comes first, as far as
+        records are here; an input that may have older ones is waited for ``alignment_seconds``.
+
+        Handlers are found by the type header, as in the source's own topic. ``event``: every record is of this type,
+        whatever headers it has; its handlers see that type's header. ``nulls``: the error policy of records without a
+        value (``SKIP``, say), else ``decode_policy``.
+
+        A start verifies the topic, and never makes it: ``kes topics apply`` does, or ``create_source``. Where a
+        partition begins in an input that was not one before is decided by ``auto_offset_reset``. Raises
+        ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
+        """
+        if self._router.is_frozen:
+            raise RegistrationError(f"source.input({topic!r}) comes too late: declare it before the source is started")
+        check_topic("the topic of source.input", topic)
+        if topic in self._inputs:
+            raise RegistrationError(f"the input {topic!r} is declared twice")
+        if topic in source_topics.purposes(self.config):
+            raise RegistrationError(f"the topic {topic!r} is the event source's own: it cannot be a further input")
+        if self.config.source_is_elsewhere:
+            raise ConfigError(
+                f"source.input({topic!r}): the source's topic is on another cluster (source_bootstrap_servers); a "
+                "source with several inputs has all of them where its group is"
+            )
+        if nulls is not None and not isinstance(nulls, Retry):
+            raise ConfigError(
+                f"nulls of source.input({topic!r}) is {nulls!r}; it must be an error policy, such as SKIP"
+            )
+        headers = None if event is None else tuple(event_type_of(event).headers)
+        self._inputs[topic] = InputSpec(topic, headers, nulls)
+        return topic
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the declared inputs beside the source's own topic, in the order of their declarations."""
+        return [*self._inputs]
+
+    def input_topics(self) -> list[TopicSpec]:
+        """Return the declared inputs as they must be."""
+        return [source_topics.spec(self.config, topic) for topic in self._inputs]
+
+    def _check_inputs(self) -> None:
+        """Check that an input's events have a handler. Raises ``RegistrationError``."""
+        for spec in self._inputs.values():
+            name = None if spec.headers is None else spec.headers[0][1]
+            if name is not None and name not in self._router.routes and self._router.default is None:
+                raise RegistrationError(
+                    f"all records of the input {spec.topic!r} are {name.decode()!r}, which has no handler: register one"
+                )
+
     def output(
         self,
         topic: str,
@@ -280,7 +335,8 @@ class Handlers(Generic[StoreT]):
             TopologyTopic(spec.name, source_topics.purposes(self.config)[spec.name], spec.partitions)
             for spec in source_topics.specs(self.config)
         ]
-        declared = [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
+        declared = [TopologyTopic(spec.name, source_topics.INPUT, spec.partitions) for spec in self.input_topics()]
+        declared += [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
         default = [] if self._router.default is None else [self._router.default]
         handlers = [_shown(route) for route in [*self._router.routes.values(), *default]]
         interjections = tuple(route.name for _, route in self._schedules)

@@ -172,6 +172,11 @@ class PostgresSink:
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
         """Look at the topic, make the table; close the connections at the end."""
+        if self._source.inputs:
+            raise ConfigError(
+                f"sink {self.name}: its fence is one offset of the source's topic, and the source has further inputs "
+                f"({', '.join(self._source.inputs)}): write their events by a source of their own"
+            )
         self._topic_id = await asyncio.to_thread(self._identity)
         async with self._connection() as db, db.transaction():
             row = await (await db.execute("SELECT to_regclass('kes_inbox') IS NULL")).fetchone()

@@ -6,9 +6,13 @@ which group a topic belongs to.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
+
+from streams.outcomes import Retry
+from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, ReceivedHeaders
 
 MAX_NAME_LENGTH: Final = 249
 """Kafka's limit for topic names (``Topic.MAX_NAME_LENGTH``)."""
@@ -24,6 +28,37 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     configs: dict[str, str] = {}
     may_have_more: bool = False
     """More partitions than these are no difference."""
+
+
+class InputSpec(msgspec.Struct, frozen=True):
+    """A further topic that an event source reads. ``headers``: those of the type that all of its records are of;
+    ``None``: each record has its own. ``nulls``: the policy of records without a value; ``None``: the decode policy."""
+
+    topic: str
+    headers: ReceivedHeaders | None = None
+    nulls: Retry | None = None
+
+    def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
+        """Return records as their handlers are found: with the headers of the input's type."""
+        headers = self.headers
+        if headers is None:
+            return records
+        return [
+            IncomingRecord(
+                record.topic,
+                record.partition,
+                record.offset,
+                record.key,
+                record.value,
+                headers if not record.headers else (*headers, *_without_type(record.headers)),
+                record.timestamp_ms,
+            )
+            for record in records
+        ]
+
+
+def _without_type(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
+    return [header for header in headers if header[0] not in (TYPE_HEADER, VERSION_HEADER)]
 
 
 class TopicIdentity(NamedTuple):

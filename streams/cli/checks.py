@@ -266,13 +266,14 @@ def acls(target: Target) -> Iterator[Finding]:
     assert config is not None
     outputs = [spec.name for spec in target.source.outputs]
     with ClusterQuestions(target.servers, target.security) as questions:
-        lacking = questions.lacking(of_source(config, outputs), target.deadline)
+        needed = [right for topic in target.source.inputs for right in of_input(topic)]
+        lacking = questions.lacking(needed + of_source(config, outputs), target.deadline)
     servers = config.source_bootstrap_servers or target.servers
     security = kafka_python_settings.security_of(
         config.source_client_settings if config.source_is_elsewhere else config.client_settings
     )
     with ClusterQuestions(servers, security) as questions:
-        lacking = questions.lacking(of_input(config), target.deadline) + lacking
+        lacking = questions.lacking(of_input(config.topic), target.deadline) + lacking
     for right in lacking:
         yield Finding("acls", PROBLEM, f"this principal has not the right {right}", right.command)
     if not lacking:

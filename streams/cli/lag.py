@@ -153,13 +153,15 @@ def lag(
 
     `lag` is end - committed, as other tools count it: markers of transactions are in it, so a topic that is written
     by transactions may show 1 or more per partition when everything is handled. `stable` is how far committed readers
-    can see (the last stable offset).
+    can see (the last stable offset). A source with several inputs has a table for each; `--watch` follows its own
+    topic.
 
     Exit codes: 0 shown; 1 no broker answers, no such topic, or the group of --group has no offset in it; 2 wrong usage.
     """
     if bool(source) == bool(group or topic) or bool(group) != bool(topic):
         raise typer.BadParameter("name MODULE:SOURCE, or both --group and --topic", param_hint="MODULE:SOURCE")
-    config = named_source(source).config if source else None
+    found = named_source(source) if source else None
+    config = found.config if found else None
     group, topic = (config.group_id, config.topic) if config else (group, topic)
     known = config.num_partitions if config else None
     with (
@@ -167,7 +169,7 @@ def lag(
         source_admin_of(config, admin, timeout) as source_admin,
     ):
 
-        def ask() -> Look:
+        def ask(topic: str = topic) -> Look:
             if source_admin is admin:
                 return Look(group, topic, known, admin.lag(group, topic, timeout))
             committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
@@ -189,7 +191,8 @@ def lag(
                 f"the group {group!r} has no committed offset in topic {topic}: there is no such group, it has not "
                 "committed yet, or its offsets have expired (kes lag --watch waits for it)"
             )
-        emit(look.facts(), json, look.table)
+        for shown in [look, *(ask(further) for further in (found.inputs if found else ()))]:
+            emit(shown.facts(), json, shown.table)
         if known is not None and len(look.partitions) > known:
             complain(unread(topic, known, len(look.partitions)))
 

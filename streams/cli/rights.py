@@ -8,9 +8,9 @@ from streams.clients.permissions import Right, on_group, on_topic
 from streams.config import EventSourceConfig
 
 
-def of_input(config: EventSourceConfig) -> list[Right]:
-    """List what an event source needs on its source topic."""
-    return [on_topic("Read", config.topic), on_topic("DescribeConfigs", config.topic)]
+def of_input(topic: str) -> list[Right]:
+    """List what an event source needs on its source topic, or on another input."""
+    return [on_topic("Read", topic), on_topic("DescribeConfigs", topic)]
 
 
 def of_source(config: EventSourceConfig, outputs: Iterable[str] = ()) -> list[Right]:

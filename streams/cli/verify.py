@@ -27,6 +27,7 @@ from streams.event_source import EventSource
 from streams.events import event_type_of
 from streams.loading import described
 from streams.records import Record
+from streams.runtime.replay import refuse_several_inputs
 from streams.sak.murmur2 import partition_of
 from streams.testing.verification import Attack, Trial, Verdict
 
@@ -70,6 +71,7 @@ def verify(
     """
     found = named_source(source)
     config = found.config
+    refuse_several_inputs("kes verify", found.inputs)
     drawn = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     records = _made(events, limit, config.num_partitions) if events else _copied(config, bootstrap_servers, limit)
     if not records:

@@ -56,6 +56,8 @@ class Profile(NamedTuple):
 
 
 INPUT: Final = Profile("input", 40, False, 10.0, 300.0, 1.0)
+ONE_OF_SEVERAL: Final = INPUT._replace(ends=True)
+"""The others wait for an input that is not known to be at its end."""
 # A look-up reads much at once: fetching anew drops an answer of megabytes that is still on its way over a slow line.
 LOOK_UP: Final = Profile("reader", 20, True, 10.0, 300.0, 1.0)
 TAIL: Final = LOOK_UP._replace(

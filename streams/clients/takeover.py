@@ -100,10 +100,11 @@ class KafkaPythonTakeOver(Questions):
         """The instances that are alive, as the group's plan has them."""
         return frozenset(members)
 
-    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
+    def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
         numbers, step = sorted(set(partitions)), f"reading the offsets of group {self._group_id}"
-        needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", self._topic)
-        return self._ask(step, deadline, lambda limit: self._offsets(numbers, limit), needed)
+        topic = topic or self._topic
+        needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", topic)
+        return self._ask(step, deadline, lambda limit: self._offsets(topic, numbers, limit), needed)
 
     def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
         """Check whether the group has this member in this generation, and no newer one: by a heartbeat.
@@ -234,12 +235,12 @@ class KafkaPythonTakeOver(Questions):
         )
         raise_for((await self._client.send(request, node, deadline)).error_code)
 
-    async def _offsets(self, partitions: list[int], deadline: float) -> dict[int, int | None]:
+    async def _offsets(self, topic: str, partitions: list[int], deadline: float) -> dict[int, int | None]:
         if not partitions:
             return {}
         node = await self._client.coordinator(GROUP, self._group_id, deadline)
         topic_of = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
-        topics = [topic_of(name=self._topic, partition_indexes=partitions)]
+        topics = [topic_of(name=topic, partition_indexes=partitions)]
         request = offsets_request(self._group_id, topics, stable=True)
         group = (await self._client.send(request, node, deadline)).groups[0]
         raise_for(group.error_code)

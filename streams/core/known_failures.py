@@ -10,8 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from streams.core.origin import Origin, batch_end, batch_origin, is_batch, is_event, is_timer
+from streams.core.origin import (
+    Origin,
+    batch_end,
+    batch_origin,
+    in_input,
+    is_batch,
+    is_event,
+    is_timer,
+    place_and_offset,
+)
 from streams.core.policy import Failure
+from streams.core.position import Position, offsets_of
 
 ALWAYS: Final = 1 << 62
 """A ``single_until`` above all offsets: no batch is made."""
@@ -20,8 +30,9 @@ ALWAYS: Final = 1 << 62
 class KnownFailures:
     """The known failures of one worker's partition, by origin.
 
-    ``events``: offsets that are still to come; while there are any, events are handled one by one. ``single_until``:
-    batch handlers get the events below this offset one by one.
+    ``events``: origins that are still to come; while there are any, events are handled one by one. ``single_until``:
+    batch handlers get the events below this offset one by one. ``place``: of the input whose event has its turn; the
+    methods and ``single_until`` are about offsets in this one.
     """
 
     def __init__(self, known: Mapping[Origin, Failure] | None = None) -> None:
@@ -30,30 +41,55 @@ class KnownFailures:
         self._timers = {origin: failure for origin, failure in known.items() if is_timer(origin)}
         self._batch = {origin: failure for origin, failure in known.items() if is_batch(origin)}
         self._kept: dict[Origin, Failure] = {}
-        self.single_until = max((batch_end(origin) + 1 for origin in self._batch), default=0)
+        self._single_until: dict[int, int] = {}
+        for origin in self._batch:
+            place, last = place_and_offset(batch_end(origin))
+            self._single_until[place] = max(last + 1, self._single_until.get(place, 0))
+        self.place = 0
 
-    def expect(self, offset: int, timers: Iterable[Origin]) -> None:
-        """Begin at this offset: forget the events before it, and the timers that are not set any more."""
-        self.events = {origin: failure for origin, failure in self.events.items() if origin >= offset}
+    @property
+    def single_until(self) -> int:
+        return self._single_until.get(self.place, 0)
+
+    @single_until.setter
+    def single_until(self, offset: int) -> None:
+        self._single_until[self.place] = offset
+
+    def expect(self, position: Position, timers: Iterable[Origin]) -> None:
+        """Begin at this position: forget the events before it, and the timers that are not set any more."""
+        offsets = offsets_of(position)
+
+        def is_to_come(origin: Origin) -> bool:
+            place, offset = place_and_offset(origin)
+            return place < len(offsets) and offset >= offsets[place]
+
+        self.events = {origin: failure for origin, failure in self.events.items() if is_to_come(origin)}
         if self._timers:  # else spare the origins of all timers
             there = set(timers)
             self._timers = {origin: failure for origin, failure in self._timers.items() if origin in there}
 
     def meet(self, origin: Origin) -> Failure | None:
         """Return the known failure of an event or a timer, whose turn it is now; the next worker knows it, too."""
+        origin = in_input(self.place, origin)
         failure = self.events.pop(origin, None) or self._timers.pop(origin, None)
         if failure is not None:
             self._kept[origin] = failure
         return failure
 
     def add(self, origin: Origin, failure: Failure) -> None:
-        """Keep the failure of an event or a timer for the next worker."""
+        """Keep the failure of an event (by its origin among all inputs) or a timer for the next worker."""
         self._kept[origin] = failure
 
     def split_batch(self, last: int, error: BaseException) -> None:
         """Have the events up to this offset handled one by one: it ends a batch that failed."""
         self.single_until = max(self.single_until, last + 1)
-        self._batch = {batch_origin(self.single_until - 1): Failure(0, error)}
+        first = batch_origin(in_input(self.place, 0))
+        others = {
+            known: failure
+            for known, failure in self._batch.items()
+            if place_and_offset(batch_end(known))[0] != self.place
+        }
+        self._batch = others | {first + self.single_until - 1: Failure(0, error)}
 
     def carried_over(self) -> dict[Origin, Failure]:
         return self.events | self._timers | self._batch | self._kept

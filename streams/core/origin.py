@@ -3,10 +3,10 @@
 Every output and every change carries its origin, so that a record that the broker refuses is traced back to the event
 that sent it. Two origins are made per event, so an origin is one integer. This module alone knows the ranges:
 
-* an event: its offset, from 0 to 2**62 - 1;
+* an event: its offset, below 2**52; of a source's further inputs plus the input's place (1, 2 ...) times 2**52;
 * an interjection: -1;
 * the event of a timer: a hash of its name and time, below -1;
-* a batch of several events: 2**62 plus the offset of the last one.
+* a batch of several events: 2**62 plus the origin of the last one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ Origin: TypeAlias = int
 
 INTERJECTION: Final[Origin] = -1
 _FIRST_BATCH: Final = 1 << 62
+_PLACE_BITS: Final = 52
 
 
 def timer_origin(due_ms: int, name: str) -> Origin:
@@ -35,6 +36,22 @@ def batch_origin(last: int) -> Origin:
 def batch_end(origin: Origin) -> int:
     """Return the offset of a batch's last event."""
     return origin - _FIRST_BATCH
+
+
+def in_input(place: int, origin: Origin) -> Origin:
+    """Return the origin of an event or a batch, made of its offset, in the input at this place. All others belong to
+    no input, and stay as they are."""
+    return origin + (place << _PLACE_BITS) if origin >= 0 else origin
+
+
+def place_and_offset(origin: Origin) -> tuple[int, int]:
+    """Return the place of an event's input, and its offset there."""
+    return origin >> _PLACE_BITS, origin & ((1 << _PLACE_BITS) - 1)
+
+
+def place_of(origin: Origin) -> int:
+    """Return the place of the input of an event or a batch; 0 for all others."""
+    return place_and_offset(batch_end(origin) if is_batch(origin) else origin)[0] if origin >= 0 else 0
 
 
 def is_event(origin: Origin) -> bool:
@@ -58,7 +75,9 @@ def is_batch(origin: Origin) -> bool:
 
 
 def describe(origin: Origin, partition: object) -> str:
-    """Name the origin in an error message; ``partition``: ``topic[number]``."""
+    """Name the origin in an error message; ``partition``: ``topic[number]``, with the topic of its input."""
     if is_batch(origin):
-        return f"the batch of events of {partition} that ends at offset {batch_end(origin)}"
-    return f"the event {partition}@{origin}" if is_event(origin) else f"an interjection, or a timer, of {partition}"
+        return f"the batch of events of {partition} that ends at offset {place_and_offset(batch_end(origin))[1]}"
+    if is_event(origin):
+        return f"the event {partition}@{place_and_offset(origin)[1]}"
+    return f"an interjection, or a timer, of {partition}"

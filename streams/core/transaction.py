@@ -1,9 +1,9 @@
 """The states of one transaction, from the first event that is admitted to the moment its outcome is known.
 
 Rules of this file
-* A transaction is a set of *cuts*: per partition the offset up to which it goes, and the store changes on the way (by
-  key, the last one wins). Outputs are kept in order. All of it stays until the outcome is known, so that the same
-  records can be sent again (exactly-once rule R4).
+* A transaction is a set of *cuts*: per partition the position up to which it goes, complete (``core/position.py``), and
+  the store changes on the way (by key, the last one wins). Outputs are kept in order. All of it stays until the outcome
+  is known, so that the same records can be sent again (exactly-once rule R4).
 * Only completed events are admitted, in the order of their partition: a transaction never waits for a handler.
 * ``size`` = max(events, records) is the measure of the batching rule; ``bytes`` are keys, values and headers.
 * The admitted entries are kept, so that a transaction that does not fit its time can be cut in two between any two
@@ -21,6 +21,7 @@ import msgspec
 
 from streams.core.admission import size_of_changes, size_of_outputs
 from streams.core.origin import is_event
+from streams.core.position import Position, behind
 from streams.records import Change, Output
 
 
@@ -59,7 +60,7 @@ class Admitted(msgspec.Struct, gc=False):
     replaces is kept by this, too; ``size`` (keys, values and headers, in bytes) counts it."""
 
     partition: int
-    offset: int
+    offset: Position
     outputs: list[Output]
     changes: list[Change]
     events: int
@@ -79,7 +80,7 @@ class Admitted(msgspec.Struct, gc=False):
             changes[change.origin].append(change)
         apart, last = Transaction(0, 0, 0.0), origins.pop()
         for origin in origins:
-            apart.admit(self.partition, origin + 1, outputs[origin], changes[origin])
+            apart.admit(self.partition, behind(self.offset, origin), outputs[origin], changes[origin])
         apart.admit(self.partition, self.offset, outputs[last], changes[last], self.events - len(origins))
         return apart.admitted
 
@@ -93,7 +94,7 @@ class Cut:
     __slots__ = ("changes", "end", "events", "offset", "record", "release")
 
     def __init__(self) -> None:
-        self.offset = -1
+        self.offset: Position = -1
         self.events = 0
         self.changes: dict[bytes, Change] = {}
         self.release: bytes | None = None
@@ -153,8 +154,10 @@ class Transaction:
         """The measure of the batching rule: events or records, whichever is more."""
         return self.events if self.events > self.records else self.records
 
-    def admit(self, partition: int, offset: int, outputs: list[Output], changes: list[Change], events: int = 1) -> None:
-        """Take in completed events of one partition: so many, in their order. ``offset`` is the watermark after them;
+    def admit(
+        self, partition: int, offset: Position, outputs: list[Output], changes: list[Change], events: int = 1
+    ) -> None:
+        """Take in completed events of one partition: so many, in their order. ``offset`` is the position after them;
         outputs and changes know their origins. The lists are kept, and must not change any more."""
         cut = self.cuts.get(partition)
         if cut is None:

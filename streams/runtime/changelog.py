@@ -6,7 +6,8 @@ last one of each kind.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,6 +27,10 @@ TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that is known here."""
 
 
+InputPosition: TypeAlias = tuple[int, str]
+"""The next offset to read in an input, and the id of its topic."""
+
+
 class TopicIds(NamedTuple):
     """The topics that a partition's state belongs to, by their ids. Empty: not known."""
 
@@ -38,9 +43,9 @@ class OffsetRecord(msgspec.Struct, frozen=True):
     transaction, ``generation`` the group's at the time of sealing. ``source_id`` and ``changelog_id`` are the topic ids
     that were checked when the partition was taken over; records of older versions lack them.
 
-    ``inputs``: positions in further inputs, of which this version knows nothing. A later one, which reads several
-    topics, writes them; they are carried on as they are, so that such a version can be rolled out member by member, and
-    taken back.
+    ``inputs``: positions in further inputs, ``{topic: {partition: [offset, topic id]}}``, all of them in each record;
+    left out by a source that reads one topic. Those of inputs that are not declared here are carried on as they are: so
+    an input can be added member by member, taken away, and put back.
     """
 
     offset: int
@@ -54,6 +59,40 @@ class OffsetRecord(msgspec.Struct, frozen=True):
     @property
     def ids(self) -> TopicIds:
         return TopicIds(self.source_id, self.changelog_id)
+
+    def input_ids(self, further: Sequence[str], partition: int) -> tuple[str, ...]:
+        """Return the topic ids of these further inputs; empty: not known."""
+        found = [self.position_in(topic, partition) for topic in further]
+        return tuple("" if at is None else at[1] for at in found)
+
+    def position_in(self, topic: str, partition: int) -> InputPosition | None:
+        """Return offset and topic id of a further input; ``None``: it was never one. Raises ``OffsetError``."""
+        if self.inputs is msgspec.UNSET:
+            return None
+        try:
+            by_topic = msgspec.json.decode(self.inputs, type=dict[str, msgspec.Raw])
+            found = msgspec.json.decode(by_topic.get(topic, b"{}"), type=dict[str, InputPosition])
+        except msgspec.DecodeError as error:
+            raise OffsetError(
+                f"the offset record of partition {partition} has a position of {topic} that cannot be read ({error}): "
+                "a newer version of this package wrote it, or something else did"
+            ) from error
+        return found.get(str(partition))
+
+    def has_all(self, further: Sequence[str], partition: int) -> bool:
+        """Check for a record with the position of each of these inputs."""
+        return all(self.position_in(topic, partition) is not None for topic in further)
+
+
+def further_positions(
+    known: OffsetRecord | None, partition: int, positions: Mapping[str, InputPosition]
+) -> msgspec.Raw:
+    """Encode the positions in these further inputs, beside those that the record names of others, as they are."""
+    carried: dict[str, msgspec.Raw] = {}
+    if known is not None and known.inputs is not msgspec.UNSET:
+        carried = msgspec.json.decode(known.inputs, type=dict[str, msgspec.Raw])
+    mine = {topic: {str(partition): position} for topic, position in positions.items()}
+    return msgspec.Raw(msgspec.json.encode(carried | mine))
 
 
 class ReleaseMarker(msgspec.Struct, frozen=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import INPUT, TAIL, LogConsumer
+from streams.clients.consumer import INPUT, ONE_OF_SEVERAL, TAIL, LogConsumer
 from streams.clients.librdkafka_connect import connect_librdkafka_group
 from streams.clients.membership import connect_group
 from streams.clients.plain_producer import PlainProducer
@@ -24,6 +25,7 @@ from streams.core.strategies import PlanSettings, assignor
 from streams.group import Membership, TakeOver
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for
+from streams.runtime.ports import Input
 from streams.runtime.reading.log_follower import Tail
 from streams.runtime.reading.poller import Poller
 
@@ -52,6 +54,7 @@ class KafkaConnections:
                 config.source_bootstrap_servers, config.source_client_settings, **ours
             )
         self._cluster: Cluster | None = None  # of the slots, which share it
+        self._inputs = 1  # topics that are read
         self._security = kafka_python_settings.security_of(config.client_settings)
 
     @property
@@ -100,15 +103,23 @@ class KafkaConnections:
 
     def consumer(self) -> LogConsumer:
         """Build the consumer of the source topic."""
-        return LogConsumer(self._source_settings, self._config.topic, INPUT)
+        return LogConsumer(self._source_settings, self._config.topic, INPUT if self._inputs == 1 else ONE_OF_SEVERAL)
 
     def input(self) -> Poller:
-        config = self._config
+        return self._poller(self.consumer)
+
+    def further_inputs(self, topics: Sequence[str]) -> list[Input]:
+        self._inputs = 1 + len(topics)
+        return [self._poller(partial(LogConsumer, self._settings, topic, ONE_OF_SEVERAL)) for topic in topics]
+
+    def _poller(self, connect: Callable[[], LogConsumer]) -> Poller:
+        """Build the thread that reads one input; all of a process share the room."""
+        queues, inputs = self._config.queues, self._inputs
         return Poller(
-            self.consumer,
-            max_poll_records=config.queues.max_poll_records,
-            room=ROOM_POLLS * config.queues.max_poll_records,
-            room_bytes=min(config.queues.max_queued_bytes, (config.queues.max_queued_bytes_total + 1) // 2),
+            connect,
+            max_poll_records=queues.max_poll_records,
+            room=ROOM_POLLS * queues.max_poll_records,
+            room_bytes=max(1, min(queues.max_queued_bytes, (queues.max_queued_bytes_total + 1) // 2) // inputs),
         )
 
     def reader(self) -> PartitionReader:

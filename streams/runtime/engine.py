@@ -40,14 +40,15 @@ from streams.runtime.partition.failures import trace_of
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
-from streams.runtime.ports import Blocking, Connections, SourceLog
+from streams.runtime.ports import Blocking, Connections, Input, SourceLog
 from streams.runtime.signal import Signal
 from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
 from streams.runtime.transactions.hung_calls import HungCalls
-from streams.runtime.transactions.pool import TransactionPool
+from streams.runtime.transactions.pool import MergingPool, TransactionPool
 from streams.runtime.transactions.producer_slots import Slots
 from streams.runtime.transactions.recovery import Recovery
+from streams.topics import InputSpec
 
 _log = logging.getLogger(__name__)
 
@@ -77,8 +78,10 @@ class Engine:
         now: Callable[[], float],
         environment: Environment = MACHINE,
         topics: Collection[str] | None = None,
+        inputs: Sequence[InputSpec] = (),
     ) -> None:
-        """``topics``: the only ones that records are sent to; ``None``: any."""
+        """``topics``: the only ones that records are sent to; ``None``: any. ``inputs``: what is read beside the
+        source's own topic."""
         self.config = config
         self.router = router
         self.schedules = schedules
@@ -121,22 +124,27 @@ class Engine:
         else:
             refuse_without_folder(store_factory)
         self.slots = Slots([connections.slot(name) for name in ids], [config.changelog])
+        readers = connections.further_inputs([spec.topic for spec in inputs]) if inputs else []
+        self.further_inputs = tuple(zip(inputs, readers, strict=True))
         self.input = connections.input()
+        self.inputs: list[Input] = [self.input, *readers]
         self.membership, self.takeover_client = connections.group(self._watchdog.alive)
         self._elsewhere = connections.source_log() if config.source_is_elsewhere else None
         self.source_log: TakeOver | SourceLog = self._elsewhere or self.takeover_client
         self.control = self.thread("kes-control")
         self.handler_threads = HandlerThreads(connections.worker)
         self.stages = Stages(self)
-        self.pool = TransactionPool(
+        self.pool = (MergingPool if inputs else TransactionPool)(
             config,
             self.slots,
             partial(connections.records, topics),
             writer=self.writer,
             now=now,
             snapshot=lambda: self.membership.snapshot,
-            carried=lambda partition: self.workers[partition].carried,
+            further_fields=lambda partition, position: self.workers[partition].further_fields(position),
             settled=self._settled,
+            further_inputs=[spec.topic for spec in inputs],
+            moved_to=lambda partition, offset: self.workers[partition].moved_to(offset),
         )
         self.looks = Looks(self)
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
@@ -206,8 +214,9 @@ class Engine:
 
     def _begin(self) -> None:
         partitions = self.partitions
+        topics = [self.config.topic, *(spec.topic for spec, _ in self.further_inputs)]
         recovery = Recovery(
-            self.pool, self.config, self.now, self.takeovers.look_up, partitions.refused, partitions.dropped
+            self.pool, self.config, topics, self.now, self.takeovers.look_up, partitions.refused, partitions.dropped
         )
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
@@ -219,7 +228,9 @@ class Engine:
         self.spawn(self.looks.run)
         if self.keeper is not None:
             self.spawn(partial(self.keeper.run, self))
-        self.input.start(partitions.deliver, partitions.make_room, self.reading_failed)
+        for place, port in enumerate(self.inputs):
+            deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
+            port.start(deliver, partitions.make_room, self.reading_failed)
         self.replicas.start()
         inlet = Inlet(self._received)
         self.handover.report()  # the first plan is to know what is on disk
@@ -248,7 +259,8 @@ class Engine:
 
     async def _leave(self) -> None:
         self.accepting = False
-        self.input.close()
+        for port in self.inputs:
+            port.close()
         self.partitions.void_all("the event source stops")
         # Nothing is left to do here, and a request to a client that is being closed would look like a failure.
         self._tasks.cancel_scope.cancel()

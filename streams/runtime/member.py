@@ -6,7 +6,7 @@ the ways to begin a task and to stop the source.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn, Protocol
 
 from streams.config import EventSourceConfig
@@ -21,6 +21,7 @@ from streams.runtime.system import Environment
 from streams.runtime.transactions.hung_calls import HungCalls
 from streams.runtime.transactions.pool import TransactionPool
 from streams.runtime.transactions.producer_slots import Slots
+from streams.topics import InputSpec
 
 
 class Member(Protocol):
@@ -40,6 +41,10 @@ class Member(Protocol):
     def writer(self) -> str: ...  # the name of this run in offset records
     @property
     def input(self) -> Input: ...
+    @property
+    def inputs(self) -> list[Input]: ...  # all of them, that one first
+    @property
+    def further_inputs(self) -> Sequence[tuple[InputSpec, Input]]: ...
     @property
     def pool(self) -> TransactionPool: ...
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
-from streams.errors import EventFailure, StreamsError
+from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.metrics import EventFailed, Measurement
 from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord, Output, TopicPartition
@@ -48,7 +48,7 @@ logging.getLogger("streams.runtime.partition.execution").addFilter(lambda record
 
 class Program(msgspec.Struct, frozen=True):
     """The routes and settings of an event source, apart from its connections. ``interjections``: names of those that
-    are scheduled."""
+    are scheduled; ``inputs``: further topics that are read."""
 
     config: EventSourceConfig
     routes: tuple[Route, ...]
@@ -56,6 +56,7 @@ class Program(msgspec.Struct, frozen=True):
     store_factory: Callable[[TopicPartition], Any]
     interjections: tuple[str, ...]
     message_limit: int
+    inputs: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> tuple[tuple[str, ...], ...]:
@@ -65,6 +66,15 @@ class Program(msgspec.Struct, frozen=True):
         where = ("config", config.group_id, config.topic, str(config.num_partitions), str(config.decode_policy))
         routes = [*self.routes, *([self.default] if self.default is not None else [])]
         return (where, *(_described(route) for route in routes), ("interjections", *self.interjections))
+
+
+def refuse_several_inputs(what: str, inputs: Collection[str]) -> None:
+    """Raise ``ConfigError`` for a source that reads further topics: ``what`` has records without their order."""
+    if inputs:
+        raise ConfigError(
+            f"{what} takes the records of one topic, and this source has further inputs ({', '.join(inputs)}): which "
+            "record of another topic a live source has handled before which one is not in the topics"
+        )
 
 
 class Completed(msgspec.Struct, frozen=True):
@@ -84,6 +94,7 @@ class PartitionReplay:
     """
 
     def __init__(self, program: Program, partition: int, *, wall_ms: int, ignores_timers: bool = False) -> None:
+        refuse_several_inputs("a replay", program.inputs)
         self.config = program.config
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
@@ -95,6 +106,7 @@ class PartitionReplay:
         self.stages = Stages(self)
         self.connections = None
         self.input = _NoInput()
+        self.further_inputs = ()
         self.pool = _SettledAtOnce(self)
         self.partition = partition
         self.records = 0

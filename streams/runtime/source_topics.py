@@ -27,6 +27,7 @@ LONGEST_PAUSE: Final = 5.0
 
 SOURCE: Final = "source"
 OUTPUT: Final = "output"
+INPUT: Final = "input"
 
 
 def purposes(config: EventSourceConfig) -> dict[str, str]:
@@ -59,14 +60,19 @@ def spec(
     )
 
 
-async def prepare(config: EventSourceConfig, connections: Connections, outputs: Collection[TopicSpec] = ()) -> None:
-    """Create or verify at the start; ``outputs`` are verified, and never created. Waits as long as it takes for a
-    broker that does not answer, or that is slow to make a topic, and logs it each time; a refusal raises
-    ``TopicError``."""
+async def prepare(
+    config: EventSourceConfig,
+    connections: Connections,
+    outputs: Collection[TopicSpec] = (),
+    inputs: Collection[TopicSpec] = (),
+) -> None:
+    """Create or verify at the start; ``outputs`` and further ``inputs`` are verified, and never created. Waits as long
+    as it takes for a broker that does not answer, or that is slow to make a topic, and logs it each time; a refusal
+    raises ``TopicError``."""
     pause = FIRST_PAUSE
     while True:
         try:
-            created = await create_and_verify(config, connections, outputs)
+            created = await create_and_verify(config, connections, outputs, inputs)
         except BrokerUnavailable as error:
             _log.warning("waiting for the broker: %s", error)
             await anyio.sleep(pause)
@@ -81,12 +87,13 @@ async def create_and_verify(
     config: EventSourceConfig,
     connections: Connections,
     outputs: Collection[TopicSpec] = (),
+    inputs: Collection[TopicSpec] = (),
     *,
-    creates_outputs: bool = False,
+    creates_others: bool = False,
 ) -> list[str]:
     """Create missing topics, verify the others, return the names of the created ones. Raises ``TopicError`` for
-    differences, ``BrokerUnavailable``. ``outputs`` may be others': one that is missing is a difference, unless
-    ``creates_outputs``.
+    differences, ``BrokerUnavailable``. ``outputs`` and further ``inputs`` may be others': one that is missing is a
+    difference, unless ``creates_others``.
 
     When there is a changelog, the source topic may have more partitions than the settings: members go on with those
     that they know, and warn. Without a changelog it is refused, before anything is made: the partitions of keys are
@@ -99,13 +106,14 @@ async def create_and_verify(
 
     is_new = await _with(connections.topics, connections, is_missing)
     wanted = [msgspec.structs.replace(source, may_have_more=not is_new), changelog, *others]
-    if creates_outputs:
-        wanted, outputs = [*wanted, *outputs], ()
+    if creates_others:
+        wanted, outputs, inputs = [*wanted, *outputs, *inputs], (), ()
+    foreign = [(OUTPUT, [*outputs]), (INPUT, [*inputs])]
 
-    def work(topics: Topics, wanted: Sequence[TopicSpec], outputs: Sequence[TopicSpec] = ()) -> list[str]:
+    def work(topics: Topics, wanted: Sequence[TopicSpec], foreign: Sequence[Foreign] = ()) -> list[str]:
         absent = {missing(spec.name) for spec in wanted}
         refused = [sentence for sentence in topics.differences(wanted) if sentence not in absent]
-        if refused := refused + _of_outputs(topics, outputs):
+        if refused := refused + [sentence for found in foreign for sentence in _of_others(topics, *found)]:
             raise TopicError("; ".join(refused))
         created = topics.create(wanted, REQUEST_SECONDS)
         differences = topics.differences(wanted)
@@ -117,17 +125,23 @@ async def create_and_verify(
         return created
 
     if not config.source_is_elsewhere:
-        return await _with(connections.topics, connections, partial(work, wanted=wanted, outputs=[*outputs]))
+        return await _with(connections.topics, connections, partial(work, wanted=wanted, foreign=foreign))
     created = await _with(connections.source_topics, connections, partial(work, wanted=wanted[:1]))
-    return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:], outputs=[*outputs]))
+    return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:], foreign=foreign))
 
 
-def _of_outputs(topics: Topics, outputs: Sequence[TopicSpec]) -> list[str]:
-    """List the differences of declared outputs, each with the way out."""
-    absent = {missing(spec.name) for spec in outputs}
-    make = "an output is never made at the start: kes topics apply MODULE:SOURCE makes it"
-    correct = "correct source.output(...), or the topic"
-    found = topics.differences(outputs) if outputs else []
+Foreign = tuple[str, list[TopicSpec]]
+"""A purpose, and the topics of it that may be others'."""
+
+
+def _of_others(topics: Topics, purpose: str, specs: Sequence[TopicSpec]) -> list[str]:
+    """List the differences of declared outputs or inputs, each with the way out."""
+    absent = {missing(spec.name) for spec in specs}
+    make = f"an {purpose} is never made at the start: kes topics apply MODULE:SOURCE makes it"
+    correct = f"correct source.{purpose}(...), or the topic"
+    if purpose == INPUT:
+        correct = "all inputs of a source have the same number of partitions, with the same key in the same partition"
+    found = topics.differences(specs) if specs else []
     return [f"{sentence} ({make if sentence in absent else correct})" for sentence in found]
 
 

@@ -96,23 +96,26 @@ class TestDriver(Driving, Generic[StoreT]):
         key: str | bytes | None = None,
         partition: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),
+        topic: str = "",
         wait: bool = True,
     ) -> IncomingRecord:
-        """Append an event to the source's topic, and run until everything is committed. Returns the record.
+        """Append an event to the source's topic, or to another input of it, and run until everything is committed.
+        Returns the record.
 
         ``partition``: by the key if it is not given (murmur2, as Java does), by chance without a key. ``wait=False``
         leaves the running to the next call. Returns early when no member is running (any more). Raises ``Unsettled``
         when something is left to do at the end of the patience, and what makes a member stop.
         """
-        record = to_record(self._world.config.topic, event, key=key, headers=headers, partition=partition)
+        record = to_record(topic or self._world.config.topic, event, key=key, headers=headers, partition=partition)
         return self.send_record(record, wait=wait)
 
     def send_record(self, record: Record, *, wait: bool = True) -> IncomingRecord:
         """Append a ready record, which may be one that no handler can read, and run as ``send`` does."""
         self._check_open()
         world = self._world
-        if record.topic != world.config.topic:
-            raise ConfigError(f"the record is for {record.topic}; this driver's source reads {world.config.topic}")
+        if record.topic not in world.topics_read:
+            read = ", ".join(world.topics_read)
+            raise ConfigError(f"the record is for {record.topic}; this driver's source reads {read}")
         partition = record.partition
         if partition is None:
             partition = world.broker.partition_of(record.topic, record.key)
@@ -185,9 +188,12 @@ class TestDriver(Driving, Generic[StoreT]):
         """Committed dead letters, in the order in which they were written."""
         return self.outputs(self._world.config.dead_letters)
 
-    def committed_offsets(self) -> dict[int, int]:
-        """The group's offsets: of each partition that has one, the first that is not handled."""
-        return dict(sorted(self._world.broker.offsets.items()))
+    def committed_offsets(self, topic: str = "") -> dict[int, int]:
+        """The group's offsets in the source's topic, or in another input: of each partition that has one, the first
+        that is not handled."""
+        broker = self._world.broker
+        found = {number: broker.offsets.get(broker.place(topic, number)) for number in self._partitions()}
+        return {number: offset for number, offset in found.items() if offset is not None}
 
     def changelog(self, partition: int) -> dict[bytes, bytes]:
         """The state as it is committed: the last value of each key, without the engine's own records."""

@@ -149,7 +149,7 @@ class FaultySlot(_Faulty):
     """A slot, with points around every step of a transaction."""
 
     async def flush(
-        self, records: EncodedTransaction, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot]
+        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], Snapshot]
     ) -> None:
         """Pass the points around records and offsets."""
 
@@ -158,7 +158,7 @@ class FaultySlot(_Faulty):
             return fence()
 
         self._hit("flush.before")
-        await self._real.flush(records, topic, offsets, before_offsets)
+        await self._real.flush(records, offsets, before_offsets)
         self._hit("flush.after")
 
     async def commit(self, requested: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
 from streams.statistics import SourceState
 from streams.testing.simulation.broker import Log
-from streams.testing.world import DrivenMember, DrivenWorld
+from streams.testing.world import DrivenMember, DrivenWorld, offset_in
 
 
 def nothing_can_happen(world: DrivenWorld) -> bool:
@@ -21,13 +21,13 @@ def nothing_can_happen(world: DrivenWorld) -> bool:
     return all(member.is_frozen and member.process.frozen_until == float("inf") for member in world.running())
 
 
-def unhandled(world: DrivenWorld) -> dict[int, tuple[int, int]]:
-    """Return partition -> (first offset of input that is not committed, number of such records)."""
+def unhandled(world: DrivenWorld, topic: str = "") -> dict[int, tuple[int, int]]:
+    """Return partition -> (first offset of an input that is not committed, number of such records)."""
     found = {}
     for partition in range(world.config.num_partitions):
-        log = world.broker.logs.get((world.config.topic, partition))
+        log = world.broker.logs.get((topic or world.config.topic, partition))
         if log is not None:
-            left = [record.offset for record in log.committed(world.handled(partition), log.end)]
+            left = [record.offset for record in log.committed(world.handled(partition, topic), log.end)]
             if left:
                 found[partition] = left[0], len(left)
     return found
@@ -35,10 +35,10 @@ def unhandled(world: DrivenWorld) -> dict[int, tuple[int, int]]:
 
 def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
     """List what is not done yet. ``balanced``: nor in its place."""
-    topic = world.config.topic
-    for partition, (offset, count) in unhandled(world).items():
-        workers = _worker_of(world, partition)
-        yield f"{topic}[{partition}]: {count} record(s) from offset {offset} on are not committed; {workers}"
+    for topic, own in zip(world.topics_read, ("", *world.topics_read[1:]), strict=True):
+        for partition, (offset, count) in unhandled(world, own).items():
+            workers = _worker_of(world, partition)
+            yield f"{topic}[{partition}]: {count} record(s) from offset {offset} on are not committed; {workers}"
     for log in world.broker.logs.values():
         if log.open:
             yield f"{log.topic}[{log.partition}]: {_open_transactions(log)}"
@@ -66,7 +66,7 @@ def _worker_of(world: DrivenWorld, partition: int) -> str:
             frozen = ", which is frozen" if member.is_frozen else ""
             stuck.append(
                 f"it is {worker.state.value} on member {member.number}{frozen}, at offset {worker.watermark}, "
-                f"{worker.inbox.records} record(s) in its inbox"
+                f"{sum(inbox.records for inbox in worker.inboxes)} record(s) in its inbox"
             )
     return "; ".join(stuck) or "no member works on it"
 
@@ -146,7 +146,8 @@ def broken_promises(world: DrivenWorld) -> Iterator[str]:
         if log.stable != log.end:
             yield f"{log.topic}[{log.partition}]: a transaction hangs, readers see {log.stable} of {log.end} offsets"
     for partition in range(world.config.num_partitions):
-        yield from _offsets(world, partition)
+        for topic in ("", *world.topics_read[1:]):
+            yield from _offsets(world, partition, topic)
         yield from _stores(world, partition)
 
 
@@ -155,9 +156,11 @@ def contents_of(store: Any) -> Any:
     return dict(store.items()) if hasattr(store, "items") else None
 
 
-def _offsets(world: DrivenWorld, partition: int) -> Iterator[str]:
-    source, changes = (world.broker.log(topic, partition) for topic in (world.config.topic, world.config.changelog))
-    offsets = [decode_offset(record).offset for record in changes.committed(0, changes.end) if record.key == OFFSET_KEY]
+def _offsets(world: DrivenWorld, partition: int, topic: str) -> Iterator[str]:
+    source = world.broker.log(topic or world.config.topic, partition)
+    changes = world.broker.log(world.config.changelog, partition)
+    records = [record for record in changes.committed(0, changes.end) if record.key == OFFSET_KEY]
+    offsets = [offset_in(decode_offset(record), topic, partition) for record in records]
     for before, after in itertools.pairwise(offsets):
         if after < before:
             yield f"{source.topic}[{partition}]: after {before} was committed, {after} was: events were handled twice"
@@ -165,7 +168,7 @@ def _offsets(world: DrivenWorld, partition: int) -> Iterator[str]:
     left = [record.offset for record in source.committed(max(handled, 0), source.end)]
     if left:
         yield f"{source.topic}[{partition}]: {len(left)} record(s) from offset {left[0]} on are not handled"
-    known = world.broker.offsets.get(partition)
+    known = world.broker.offsets.get(world.broker.place(topic, partition))
     if known is not None and offsets and known != handled:
         yield f"{source.topic}[{partition}]: the group's offset is {known}, the changelog's {handled}"
 

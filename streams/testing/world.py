@@ -22,7 +22,7 @@ from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
 from streams.runtime.async_work.async_stage import Ahead
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition
-from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.system import Environment
 from streams.testing.fault_points import Point, Trap, point_of_move
@@ -121,6 +121,7 @@ class DrivenWorld:
         config = self.config = self._source.config
         self.broker = _Broker(self, config.num_partitions)
         self.broker.topics.update({spec.name: spec.partitions for spec in self._source.outputs})
+        self.broker.further = frozenset(self._source.inputs)
         self.broker.slow_markers = conditions.slow_markers
         self.broker.on_stable.append(self._grown)
         self.broker.on_marker = self._marker
@@ -189,13 +190,19 @@ class DrivenWorld:
         """Members that are not down."""
         return [member for member in self.members.values() if not member.is_down]
 
-    def handled(self, partition: int) -> int:
-        """The first offset of the input that is not handled, by what is committed in the changelog."""
+    @property
+    def topics_read(self) -> list[str]:
+        """All inputs, the source's own topic first."""
+        return [self.config.topic, *self._source.inputs]
+
+    def handled(self, partition: int, topic: str = "") -> int:
+        """The first offset of an input (by default the source's own topic) that is not handled, by what is committed
+        in the changelog."""
         log = self.broker.log(self.config.changelog, partition)
         for offset in range(log.stable - 1, -1, -1):
             if log.entries[offset].key == OFFSET_KEY:
                 for record in log.committed(offset, offset + 1):
-                    return max(decode_offset(record).offset, 0)
+                    return max(offset_in(decode_offset(record), topic, partition), 0)
         return 0
 
     async def end(self) -> None:
@@ -232,7 +239,7 @@ class DrivenWorld:
         """Drop a measurement: the source's own ``metrics_handler`` gets it too."""
 
     def _grown(self, log: Log) -> None:
-        if log.topic == self.config.topic:
+        if log.topic == self.config.topic or log.topic in self.broker.further:
             self.inputs = [reader for reader in self.inputs if not reader.is_closed]
             for reader in self.inputs:
                 reader.wake()
@@ -250,6 +257,7 @@ class DrivenWorld:
     def build(self, process: Process, number: int) -> EventSource[Any]:
         """Build the source of a member."""
         made = _snapshot(self._source) if self._make is None else self._make()
+        self.broker.further |= frozenset(made.inputs)
         given = made.config
         made.config = _driven(given, number, process)
         wrap = functools.partial(_watched, process=process)
@@ -258,6 +266,14 @@ class DrivenWorld:
         router.default = None if router.default is None else wrap(router.default)
         made._schedules = [(schedule, wrap(route)) for schedule, route in made._schedules]
         return made
+
+
+def offset_in(record: OffsetRecord, topic: str, partition: int) -> int:
+    """The next offset to read in an input, -1 before it was one; without a topic in the source's own."""
+    if not topic:
+        return record.offset
+    at = record.position_in(topic, partition)
+    return -1 if at is None else at[0]
 
 
 RUN_STATE = ("_elsewhere", "_engine", "_entering", "_loop", "_preparing", "_state", "_stop_asked", "_stopped")
@@ -273,6 +289,7 @@ def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
     made._router.tracer = source._router.tracer
     made._schedules = list(source._schedules)
     made._outputs = dict(source._outputs)
+    made._inputs = dict(source._inputs)
     return made
 
 

@@ -63,7 +63,7 @@ async def test_what_is_committed_is_there_and_what_is_aborted_is_not(
             assert failed.value.kind == "fenced"
             await transact(second, topic, 120)
             with pytest.raises(TransactionFailed, match="UNKNOWN_MEMBER_ID") as failed:
-                await second.flush(await encoded(second, topic, 200), topic, {0: 220}, lambda: NOBODY)
+                await second.flush(await encoded(second, topic, 200), {topic: {0: 220}}, lambda: NOBODY)
             assert failed.value.kind == "lost"
             await second.abort()
     wanted = [n for number in (0, 2, 3, 5, 6) for n in range(number * 20, number * 20 + 20)]
@@ -84,7 +84,7 @@ async def test_records_of_any_shape_are_read_as_they_were_sent(kafka_broker: Bro
     address = kafka_broker.bootstrap_servers
     outputs = [Output(topic, value, key, headers, 1, 0, 0, n) for n, (key, value, headers) in enumerate(SHAPES)]
     async with slot_at(address, topic + ".id", topic=topic) as slot:
-        await slot.flush(await encoding(slot, outputs), topic, {0: 1}, lambda: ANYBODY)
+        await slot.flush(await encoding(slot, outputs), {topic: {0: 1}}, lambda: ANYBODY)
         await slot.commit(lambda: None)
     found = committed_records(ClientSettings(address), topic)
     assert [(record.key, record.value, list(record.headers or []) or None) for record in found] == SHAPES
@@ -100,7 +100,7 @@ async def test_clocks_and_kinds_of_timestamps(kafka_broker: BrokerAddress, topic
         for outputs, ahead in (([early], 0), ([msgspec.structs.replace(early, timestamp_ms=0)], 7_200)):
             slot._cluster._wall_seconds = lambda ahead=ahead: time.time() + ahead  # type: ignore[misc]
             with pytest.raises(RecordsRefused, match="timestamp") as failed:
-                await slot.flush(await encoding(slot, outputs), topic, {0: 1}, lambda: ANYBODY)
+                await slot.flush(await encoding(slot, outputs), {topic: {0: 1}}, lambda: ANYBODY)
             assert failed.value.refused[0].is_own == (not ahead)
             assert ("compare the clocks" in str(failed.value)) == bool(ahead)
             await slot.abort()
@@ -203,13 +203,13 @@ async def test_a_topic_that_is_deleted_in_mid_transaction(either: tuple[str, str
     async with slot_at(address, topic + ".id", topic=spec.name) as slot:
         records = await encoded(slot, spec.name, 0)
         if is_sent:
-            await slot.flush(records, topic, {0: 1}, lambda: ANYBODY)
+            await slot.flush(records, {topic: {0: 1}}, lambda: ANYBODY)
         admin.delete_topics([spec.name])[spec.name].result(20)
         if is_sent:
             await slot.commit(lambda: None)
         else:
             with pytest.raises(TransactionFailed, match=rf"{spec.name}.*create the topic") as failed:
-                await slot.flush(records, topic, {0: 1}, lambda: ANYBODY)
+                await slot.flush(records, {topic: {0: 1}}, lambda: ANYBODY)
             assert failed.value.kind == "blocked"
             await slot.reopen([topic])
         create(settings, spec)

@@ -63,7 +63,7 @@ async def encoding(slot: WireSlot, outputs: list[Output]) -> EncodedTransaction:
 
 async def send(slot: WireSlot, topic: str, first: int, *, source: str = "") -> None:
     """Begin a transaction with records and offsets, all acknowledged."""
-    await slot.flush(await encoded(slot, topic, first), source or topic, {0: first + 20}, lambda: ANYBODY)
+    await slot.flush(await encoded(slot, topic, first), {source or topic: {0: first + 20}}, lambda: ANYBODY)
 
 
 async def transact(slot: WireSlot, topic: str, first: int, *, commit: bool = True, source: str = "") -> None:

@@ -221,7 +221,7 @@ def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool
         is_journalled=journalled,
         before_event=observe if journalled and observed else None,
         timers=SimpleNamespace(admitted=lambda changes, offset: [Change(b"timer", b"%d" % offset)]),
-        topic_partition=WHERE,
+        reading=WHERE,
         failures=SimpleNamespace(events={}),
         partition=3,
         watermark=-1,

@@ -163,7 +163,7 @@ def test_requests_are_those_of_the_schema() -> None:
                 group_instance_id=instance,
                 topics=[topic(name="in", partitions=[position])],
             )
-            made = messages.commit_offsets(who, "g", 9, "m", instance, "in", {3: 1 << 50})
+            made = messages.commit_offsets(who, "g", 9, "m", instance, {"in": {3: 1 << 50}})
             assert b"".join(made) == bytes(offsets.encode(version=version))
 
 

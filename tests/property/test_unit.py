@@ -130,6 +130,7 @@ class World:
             schedules=(),
             rng=random.Random(1),
             input=SimpleNamespace(handled=lambda *_: None),
+            further_inputs=(),
             message_limit=LIMIT,
             now=lambda: 0.0,
             wall_ms=lambda: 5,

@@ -101,9 +101,10 @@ class Slot:
 
     abandon = nothing
 
-    async def flush(self, records: Records, topic: str, offsets: Mapping[int, int], fence: Any) -> None:
+    async def flush(self, records: Records, offsets: Mapping[str, Mapping[int, int]], fence: Any) -> None:
         fence()
-        self._pending, self._offsets = records.outputs, dict(offsets)
+        ((_, found),) = offsets.items()
+        self._pending, self._offsets = records.outputs, dict(found)
         for output in records.outputs:
             place = output.topic, max(output.partition, 0)
             records.ends[place] = records.ends.get(place, len(self._broker.logs[place])) + 1
@@ -243,7 +244,7 @@ class Group:
         self.answer.wait(3 * PATIENCE)
         return []
 
-    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
+    def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
         return {number: self._broker.offsets.get(number) for number in partitions}
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:

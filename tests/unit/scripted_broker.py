@@ -326,7 +326,7 @@ async def encoded(slot: WireSlot, *outputs: Output) -> EncodedTransaction:
 
 
 async def flush(slot: WireSlot, *outputs: Output, fence: Callable[[], Snapshot] = lambda: SNAPSHOT) -> None:
-    await slot.flush(await encoded(slot, *outputs), "in", {0: 7}, fence)
+    await slot.flush(await encoded(slot, *outputs), {"in": {0: 7}}, fence)
 
 
 async def transact(slot: WireSlot, outputs: list[Output] | None = None) -> list[str]:

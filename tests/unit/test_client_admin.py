@@ -122,7 +122,7 @@ async def test_declared_outputs_are_verified_at_the_start_and_made_on_purpose_on
     else:
         await source_topics.prepare(config, connections, outputs)
     if there != {"o": 2}:
-        created = await source_topics.create_and_verify(config, connections, outputs, creates_outputs=True)
+        created = await source_topics.create_and_verify(config, connections, outputs, creates_others=True)
         assert ("o" in created) == (not there)
         assert cluster.there["o"] == 3
 

@@ -38,7 +38,7 @@ def records_of(partition: int, offset: int, count: int, size: int = 1) -> list[I
 
 def partitions_over(source: Any, config: EventSourceConfig, workers: Any) -> Partitions:
     nothing: Any = None
-    member: Any = SimpleNamespace(input=source, config=config, workers=workers)
+    member: Any = SimpleNamespace(input=source, further_inputs=(), config=config, workers=workers)
     return Partitions(member, nothing, nothing, nothing)
 
 
@@ -82,7 +82,7 @@ class Bench:
         self.handled = [0] * partitions
         self.failures: list[Exception] = []
         workers = {
-            number: SimpleNamespace(state=PartitionState.ACTIVE, epoch=1, inbox=inbox)
+            number: SimpleNamespace(state=PartitionState.ACTIVE, epoch=1, inbox=inbox, inboxes=[inbox])
             for number, inbox in enumerate(self.inboxes)
         }
         self._partitions = partitions_over(self.poller, config, workers)
@@ -222,7 +222,7 @@ class Told:
 
 
 def ask(told: Told, **inboxes: Inbox) -> None:
-    workers = {name: SimpleNamespace(inbox=inbox) for name, inbox in inboxes.items()}
+    workers = {name: SimpleNamespace(inbox=inbox, inboxes=[inbox]) for name, inbox in inboxes.items()}
     partitions_over(told, CONFIG, workers).make_room()
 
 

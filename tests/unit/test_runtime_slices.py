@@ -70,6 +70,7 @@ class Slice:
             schedules=(),
             rng=random.Random(1),
             input=SimpleNamespace(handled=lambda *_: None, pause=lambda _: None, resume=lambda _: None),
+            further_inputs=(),
             message_limit=100,
             now=lambda: self.now,
             pool=self,

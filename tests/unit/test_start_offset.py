@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from streams import EventSourceConfig, TopicPartition
+from streams.core.position import Position
 from streams.errors import OffsetError
 from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
-from streams.runtime.ownership.takeover import Stalls, TakeOvers
+from streams.runtime.ownership.takeover import InputStand, Stalls, TakeOvers
 
 LOG = (10, 100)
 HERE = TopicIds("in-1", "log-1")
@@ -27,18 +28,20 @@ def start(
     ids: tuple[TopicIds, TopicIds] = (HERE, HERE),
     reset: str = "earliest",
     started_at: int | None = None,
-) -> tuple[int, list[Measurement]]:
+) -> tuple[Position, list[Measurement]]:
     """(Where it starts, what was measured); ``ids``: of the topics when ``offset`` was written, and now;
     ``started_at``: where the worker began before it was restarted."""
     measured: list[Measurement] = []
     config = EventSourceConfig(group_id="g", topic="t", num_partitions=1, auto_offset_reset=reset)
     member: Any = SimpleNamespace(config=config, measure=measured.append, thread=lambda _: None)
     record = None if offset is None else OffsetRecord(offset, "writer", 7, 1, *ids[0])
+    began = {} if started_at is None else {"t": started_at}
     worker: Any = SimpleNamespace(
-        topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=started_at
+        topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=began
     )
     unused: Any = None
-    return TakeOvers(member, unused, unused, unused)._start_offset(worker, group_offset, log, ids[1]), measured
+    found = [InputStand("t", "", group_offset, log)]
+    return TakeOvers(member, unused, unused, unused)._start_position(worker, found, ids[1]), measured
 
 
 @pytest.mark.parametrize(

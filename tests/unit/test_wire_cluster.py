@@ -94,7 +94,7 @@ async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypa
         broker.topics["t"] = 1
         await slot._cluster.refresh(["t"])
         with pytest.raises(TransactionFailed, match=r"no success within 0\.3 seconds: t\[3\]: .*eader") as failed:
-            await slot.flush(records, "in", {0: 1}, lambda: SNAPSHOT)
+            await slot.flush(records, {"in": {0: 1}}, lambda: SNAPSHOT)
         assert failed.value.kind == "unknown"
 
 

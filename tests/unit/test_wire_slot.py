@@ -294,7 +294,7 @@ async def test_under_v2_a_slot_goes_on_after_an_abort() -> None:
 async def test_a_transaction_without_offsets_is_refused() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         with pytest.raises(ValueError, match="not fenced"):
-            await slot.flush(await encoded(slot, output(1)), "in", {}, lambda: SNAPSHOT)
+            await slot.flush(await encoded(slot, output(1)), {}, lambda: SNAPSHOT)
 
 
 async def refused_by(slot: WireSlot, *outputs: Output) -> list[RefusedRecord]:

@@ -64,7 +64,8 @@ class BlockingSlot:
     def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes) -> None:
         """Send offsets of the group into the transaction; they are pending until its end."""
         records = EncodedTransaction(self._cluster, self._seconds)
-        self._portal.call(self._slot.flush, records, topic, offsets, lambda: Snapshot(0, -1, "", metadata))
+        by_topic = {topic: offsets} if offsets else {}
+        self._portal.call(self._slot.flush, records, by_topic, lambda: Snapshot(0, -1, "", metadata))
 
     def commit(self) -> None:
         """Commit the transaction."""
@@ -82,7 +83,7 @@ class BlockingSlot:
     async def _send(self, outputs: Sequence[Output]) -> dict[tuple[str, int], int]:
         records = EncodedTransaction(self._cluster, self._seconds)
         await records.complete(outputs)
-        await self._slot.flush(records, "", {}, _no_fence)
+        await self._slot.flush(records, {}, _no_fence)
         return records.ends
 
 
@@ -152,7 +153,7 @@ class Transactions:
                             await slot.reopen({output.topic for output in outputs})
                         records = EncodedTransaction(cluster, self._call_seconds)
                         await records.complete(outputs)
-                        await slot.flush(records, "", {}, _no_fence)
+                        await slot.flush(records, {}, _no_fence)
                         return await slot.commit(requested)
                     except TransactionFailed as error:
                         failure, is_final = _judged(error, requests)

@@ -272,7 +272,7 @@ class BatchForwarder:
         while True:
             connection = await self._connections.get(await self._cluster.coordinator(GROUP, group_id))
             version = self._protocol.version(connection, messages.COMMIT_OFFSETS)
-            request = messages.commit_offsets(self._who, group_id, -1, "", None, topic, offsets, metadata)
+            request = messages.commit_offsets(self._who, group_id, -1, "", None, {topic: offsets}, metadata)
             frame = await connection.call(messages.COMMIT_OFFSETS, version, request)
             codes = set(messages.partition_codes(frame, [(topic, partition) for partition in offsets]).values())
             if not codes:

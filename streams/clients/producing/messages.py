@@ -156,26 +156,27 @@ def commit_offsets(
     generation: int,
     member_id: str,
     instance_id: str | None,
-    topic: str,
-    offsets: Mapping[int, int],
+    offsets: Mapping[str, Mapping[int, int]],
     metadata: str = "",
 ) -> list[bytes]:
-    """Encode TxnOffsetCommit (v3 to v5). ``offsets``: the next offset to read, by partition. ``metadata``: of each."""
+    """Encode TxnOffsetCommit (v3 to v5). ``offsets``: the next offset to read, by topic and partition. ``metadata``: of
+    each."""
     parts = [
         compact(who.transactional_id),
         compact(group_id),
         struct.pack(">qhi", who.producer_id, who.epoch, generation),
         compact(member_id),
         compact(instance_id),
-        unsigned(2),
-        compact(topic),
         unsigned(len(offsets) + 1),
     ]
     end = compact(metadata) + _NO_TAGS
-    parts += [
-        struct.pack(">iqi", partition, offset, -1) + end for partition, offset in offsets.items()
-    ]  # no leader epoch
-    parts += [_NO_TAGS, _NO_TAGS]
+    for topic, positions in offsets.items():
+        parts += [compact(topic), unsigned(len(positions) + 1)]
+        parts += [
+            struct.pack(">iqi", partition, offset, -1) + end for partition, offset in positions.items()
+        ]  # no leader epoch
+        parts.append(_NO_TAGS)
+    parts.append(_NO_TAGS)
     return parts
 
 

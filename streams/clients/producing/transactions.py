@@ -44,11 +44,10 @@ _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
 
 
 class Offsets(NamedTuple):
-    """The offsets of a transaction: the next one to read, by partition. ``fence`` returns the member's newest snapshot;
-    it raises if the transaction is not the member's any more."""
+    """The offsets of a transaction: the next one to read, by topic and partition. ``fence`` returns the member's newest
+    snapshot; it raises if the transaction is not the member's any more."""
 
-    topic: str
-    offsets: Mapping[int, int]
+    offsets: Mapping[str, Mapping[int, int]]
     fence: Callable[[], Snapshot]
 
     def request(self, who: Identity, group_id: str) -> list[bytes]:
@@ -58,7 +57,7 @@ class Offsets(NamedTuple):
             raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now")
         member = parse_metadata(metadata)
         return messages.commit_offsets(
-            who, group_id, member.generation, member.member_id, member.instance_id, self.topic, self.offsets
+            who, group_id, member.generation, member.member_id, member.instance_id, self.offsets
         )
 
 
@@ -150,13 +149,13 @@ class WireSlot:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     async def flush(
-        self, records: EncodedTransaction, topic: str, offsets: Mapping[int, int], fence: Callable[[], Snapshot]
+        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], Snapshot]
     ) -> None:
         """Send all records and, beside them, the offsets under the newest group metadata; wait until all in-sync
         replicas have them. The first call begins a transaction, further ones add to it.
 
-        ``offsets``: the next offset to read, by partition of ``topic``. ``fence`` is called right before they are sent;
-        an error of it is raised here. After a failure the transaction is to be aborted.
+        ``offsets``: the next offset to read, by topic and partition, all in one request. ``fence`` is called right
+        before they are sent; an error of it is raised here. After a failure the transaction is to be aborted.
         """
         if not offsets and self._group_id and not self._has_begun:
             raise ValueError("a transaction without offsets is not fenced by the group")
@@ -174,7 +173,7 @@ class WireSlot:
                 nodes.add(self._group_coordinator)
             if not self._protocol.bumps_epoch or len(nodes) > 1:
                 await self._enlist(rounds[0], with_offsets=bool(offsets))
-            pending = Offsets(topic, offsets, fence) if offsets else None
+            pending = Offsets(offsets, fence) if offsets else None
             for parts in rounds:
                 await self._send(records, parts, pending)
                 pending = None
@@ -298,10 +297,10 @@ class WireSlot:
         pieces: Mapping[Part, list[bytes]],
         offsets: Offsets | None,
         bases: dict[tuple[str, int], int],
-    ) -> tuple[dict[tuple[str, int], messages.PartitionError], dict[int, int]]:
+    ) -> tuple[dict[tuple[str, int], messages.PartitionError], dict[int, str]]:
         """Send each broker its batches, and the group's coordinator the offsets, all at once.
 
-        Returns the partitions that failed, and the codes of offsets that failed, each with a partition of it. ``bases``
+        Returns the partitions that failed, and the codes of offsets that failed, each with a place of it. ``bases``
         gets the offsets of the batches that are in their logs.
         """
         failed: dict[tuple[str, int], messages.PartitionError] = {}
@@ -339,14 +338,15 @@ class WireSlot:
             failed |= messages.refused(frame, [(part.topic, part.partition) for part in own], bases)
         if offsets is None:
             return failed, {}
-        codes = messages.partition_codes(frames[-1], [(offsets.topic, partition) for partition in offsets.offsets])
-        return failed, {code: partition for (_, partition), code in codes.items()}
+        places = [(topic, partition) for topic, positions in offsets.offsets.items() for partition in positions]
+        codes = messages.partition_codes(frames[-1], places)
+        return failed, {code: f"{topic}[{partition}]" for (topic, partition), code in codes.items()}
 
-    async def _look_at(self, codes: Mapping[int, int], offsets: Offsets | None) -> None:
+    async def _look_at(self, codes: Mapping[int, str], offsets: Offsets | None) -> None:
         """Return if offsets that failed may be sent again, else raise what the answer means."""
-        for code, partition in codes.items():
+        for code, place in codes.items():
             meaning = answers.OFFSETS.get(code, Meaning.ABORTABLE)
-            where = f"group {self._group_id}, {offsets.topic if offsets else ''}[{partition}]"
+            where = f"group {self._group_id}, {place}"
             if meaning not in _AGAIN:
                 call = "send_offsets_to_transaction"
                 raise answers.failure(self.transactional_id, call, code, meaning, where, self._needed(offsets))
@@ -394,7 +394,7 @@ class WireSlot:
     def _needed(self, offsets: Offsets | None = None) -> list[Right]:
         """Return the rights that a transaction takes, those to write aside."""
         group = permissions.on_group("Read", self._group_id)
-        read = [permissions.on_topic("Read", offsets.topic)] if offsets is not None else []
+        read = [] if offsets is None else [permissions.on_topic("Read", topic) for topic in offsets.offsets]
         own = permissions.on_transactional_id("Write", self.transactional_id)
         if instance_of(self._group_id, self.transactional_id):  # one of many, of all instances
             own = own._replace(name=f"{self._group_id}.", prefixed=True)

@@ -122,10 +122,10 @@ class ConcurrentStage:
         self.runner.add(run)
         return True
 
-    def where(self, partition: int) -> TopicPartition:
+    def where(self, topic: str, partition: int) -> TopicPartition:
         found = self._where.get(partition)
-        if found is None:
-            found = self._where[partition] = TopicPartition(self.host.config.topic, partition)
+        if found is None or found.topic != topic:
+            found = self._where[partition] = TopicPartition(topic, partition)
         return found
 
     def statistics(self) -> StageStatistics:
@@ -191,7 +191,7 @@ class _Run(Job):
         host, entry = self._stage.host, self._entry
         ctx = self._ctx = ConcurrentContext(
             None,
-            self._stage.where(entry.record.partition),
+            self._stage.where(entry.record.topic, entry.record.partition),
             entry.record,
             [],
             [],

@@ -84,7 +84,8 @@ class Handover:
         self._releasing = event.releasing
         missing = self.owned - self._gone() - self._partitions.workers.keys()
         copied = plan.standby | plan.preparing | event.incoming.keys() | missing
-        self._member.input.expect(copied | self._partitions.restoring)
+        for port in self._member.inputs:
+            port.expect(copied | self._partitions.restoring)
         self._replicas.keep(copied)
         self._partitions.bring_up(missing)
         if new:
@@ -199,14 +200,26 @@ class Handover:
                 and copy.offset_record is not None
             )
 
-        copy = self._replicas.take(partition, is_for_us)
-        if copy is None:
+        lacks_input = False
+
+        def can_start(copy: Replica) -> bool:
+            nonlocal lacks_input
+            if not is_for_us(copy):
+                return False
+            assert copy.offset_record is not None
+            lacks_input = not copy.offset_record.has_all(self._partitions.further_topics, partition)
+            return not lacks_input
+
+        copy = self._replicas.take(partition, can_start)
+        if copy is None and not lacks_input:
             return
         self._incoming = {number: since for number, since in self._incoming.items() if number != partition}
         self._nudges = 0
         self.owned |= {partition}
-        assert copy.offset_record is not None
-        self._partitions.start_from(copy)
+        if copy is not None:
+            self._partitions.start_from(copy)
+        else:  # the donor does not know an input of ours: where that begins is for a take-over, from this copy
+            self._partitions.bring_up([partition])
         member.membership.took(partition, member.incarnation)
         member.measure(PartitionMoved(partition, "in", "", member.now() - self._began.get(partition, member.now())))
 

@@ -13,9 +13,10 @@ from functools import partial
 import anyio
 
 from streams.core.known_failures import KnownFailures
-from streams.core.origin import Origin, batch_end, is_batch, is_interjection
+from streams.core.origin import Origin, batch_end, in_input, is_batch, is_interjection
 from streams.core.partition import PartitionState
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
+from streams.core.position import Position, offsets_of, position_of
 from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
 from streams.group import Order
 from streams.records import shown_key
@@ -86,16 +87,26 @@ class Partitions:
         """Work on a partition whose copy is complete, by its donor's marker."""
         worker = self.workers[copy.partition] = self._new_worker(copy.partition)
         worker.adopt(copy)
-        assert copy.offset_record is not None
-        worker.ids = copy.offset_record.ids  # the donor has checked them
-        self.activate(worker, copy.offset_record.offset)
+        record = copy.offset_record
+        assert record is not None
+        further = self.further_topics
+        worker.ids = record.ids  # the donor has checked them
+        worker.input_ids = record.input_ids(further, copy.partition)
+        known = [record.position_in(topic, copy.partition) for topic in further]
+        self.activate(worker, position_of([record.offset, *(at[0] for at in known if at is not None)]))
 
-    def activate(self, worker: PartitionWorker, offset: int) -> None:
-        """Start to work on a partition whose store is complete up to ``offset``."""
+    @property
+    def further_topics(self) -> list[str]:
+        """Return the inputs beside the source's own topic."""
+        return [spec.topic for spec, _ in self._member.further_inputs]
+
+    def activate(self, worker: PartitionWorker, position: Position) -> None:
+        """Start to work on a partition whose store is complete up to ``position``."""
         worker.state = worker.state.to(_S.ACTIVE)
-        worker.start_at(offset)
+        worker.start_at(position)
         self._member.spawn(partial(self._work, worker))
-        self._member.input.add(worker.partition, offset, worker.epoch)
+        for port, offset in zip(self._member.inputs, offsets_of(position), strict=True):
+            port.add(worker.partition, offset, worker.epoch)
         self._callback(self._member.config.on_partition_activated, worker.partition)
         self.changed.notify()
 
@@ -107,12 +118,31 @@ class Partitions:
 
     def deliver(self, batch: Polled) -> None:
         """Queue the records of a batch with their partitions' workers."""
+        if self._member.further_inputs:
+            self.deliver_further(0, batch)
+            return
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
                 self._member.input.handled(len(records), batch.sizes[partition])
             else:
                 worker.inbox.add(records, batch.sizes[partition])
+        self._bound_memory()
+        if self._placement_sample:
+            self._check_placement(batch)
+
+    def deliver_further(self, place: int, batch: Polled) -> None:
+        """Queue the records of the input at this place, one of several, and note which partitions are at its end."""
+        member = self._member
+        spec, now = member.further_inputs[place - 1][0] if place else None, member.now()
+        for partition, records in batch.records.items():
+            worker = self.workers.get(partition)
+            if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
+                member.inputs[place].handled(len(records), batch.sizes[partition])
+                continue
+            assert worker.inputs is not None
+            found = records if spec is None else spec.received(records)
+            worker.inputs.add(place, found, batch.sizes[partition], now, at_end=partition in batch.at_end)
         self._bound_memory()
         if self._placement_sample:
             self._check_placement(batch)
@@ -141,7 +171,7 @@ class Partitions:
 
     def make_room(self) -> None:
         """Pause the partition that has most records: the poll thread has no room, although no queue is full."""
-        inboxes = (worker.inbox for worker in self.workers.values())
+        inboxes = (inbox for worker in self.workers.values() for inbox in worker.inboxes)
         most = max(inboxes, key=lambda inbox: inbox.counted_size or inbox.counted, default=None)
         if most is not None and (most.counted or most.counted_size):  # an empty queue would never be resumed
             most.hold()
@@ -151,7 +181,7 @@ class Partitions:
         too. Beyond half of the bound the other half is shared: a partition that holds its share is paused, one that
         holds less goes on."""
         rest = self._member.config.max_queued_bytes_total // 2
-        inboxes = [worker.inbox for worker in self.workers.values()]
+        inboxes = [inbox for worker in self.workers.values() for inbox in worker.inboxes]
         if sum([inbox.size for inbox in inboxes]) > rest:
             for inbox in inboxes:
                 if inbox.records and inbox.size * len(inboxes) >= rest:
@@ -167,7 +197,7 @@ class Partitions:
                 await worker.run()
         except RestartNeeded as need:
             if need.failure.attempts:
-                worker.failures.add(need.origin, need.failure)
+                worker.failures.add(in_input(worker.place, need.origin), need.failure)
             self._begin_restart(worker, worker.failures, settle=True)
         except Exception as error:
             if worker.state.admits:
@@ -235,7 +265,8 @@ class Partitions:
         worker.state = worker.state.to(state)
         worker.close_intake()
         if working:
-            self._member.input.remove([worker.partition])
+            for port in self._member.inputs:
+                port.remove([worker.partition])
         self.changed.notify()
 
     async def _finish(self, worker: PartitionWorker) -> None:

@@ -9,23 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import anyio
 import msgspec
 
 from streams.core.partition import PartitionState
+from streams.core.position import Position, offsets_of, position_of
 from streams.core.transaction import Cut, Transaction
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError, TransactionFailed
 from streams.group import HANGING_SECONDS, OpenTransaction, TakeOver
 from streams.metrics import OffsetMismatch, TakeOverDone
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
-from streams.runtime.ownership.topic_watch import TopicWatch, refuse_replaced
+from streams.runtime.ownership.topic_watch import TopicWatch, refuse_replaced, refuse_replaced_input
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import SourceLog
 from streams.runtime.reading.log_follower import FROM_START
@@ -107,6 +109,15 @@ Receive = Callable[[int, list[IncomingRecord]], None]
 Cancelled = Callable[[], bool]
 
 
+class InputStand(NamedTuple):
+    """The broker's answers about one input of a partition."""
+
+    topic: str
+    topic_id: str
+    group_offset: int | None
+    range: Range
+
+
 class TakeOvers:
     """Take-overs and look-ups of one member. On the loop."""
 
@@ -153,10 +164,11 @@ class TakeOvers:
         if fenced:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
         fenced_at = now()
-        group_offsets = await self._group_offsets(numbers)
+        topics = [config.topic, *self._partitions.further_topics]
+        group_offsets = [await self._group_offsets(numbers, topic) for topic in ("", *topics[1:])]
         changelog, changelog_id = await self._changelog_range(numbers)
-        source, source_id = await self._source_range(numbers)
-        ids = TopicIds(source_id, changelog_id)
+        logs = [await self._source_range(numbers, topic) for topic in topics]
+        ids = TopicIds(logs[0][1], changelog_id)
         barrier_at = now()
         waiting = {worker.partition: worker for worker in workers}
         last, moved_at = None, barrier_at
@@ -167,7 +179,7 @@ class TakeOvers:
                     del waiting[number]  # taken away meanwhile
                 elif self._replicas.reaches(number, _goal(changelog[number])):
                     alone = True
-                    if group_offsets.get(number) is not None and self._replicas.lacks_offset(number):
+                    if group_offsets[0].get(number) is not None and self._replicas.lacks_offset(number):
                         # Compaction may have taken it, for a newer one of a member that worked on while we stood still.
                         again = await call(
                             member.takeover_client.log_range, config.changelog, [number], now() + STEP_SECONDS
@@ -178,7 +190,11 @@ class TakeOvers:
                             continue
                     if not alone or not member.is_current:
                         raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
-                    copy = self._start(worker, group_offsets.get(number), source[number], changelog[number], ids)
+                    found = [
+                        InputStand(topic, topic_id, offsets.get(number), log[number])
+                        for topic, offsets, (log, topic_id) in zip(topics, group_offsets, logs, strict=True)
+                    ]
+                    copy = self._start(worker, found, changelog[number], ids)
                     if copy is None:
                         continue
                     del waiting[number]
@@ -198,11 +214,11 @@ class TakeOvers:
     # In this order. A member that was frozen may make these requests while another one works in its place: what is
     # looked up later has only gone further, and does not look lost.
 
-    async def _group_offsets(self, numbers: list[int]) -> dict[int, int | None]:
-        member = self._member
+    async def _group_offsets(self, numbers: list[int], topic: str) -> dict[int, int | None]:
+        client, named = self._member.takeover_client, (topic,) if topic else ()
         # A pending commit that does not end may be one whose fence was missed: no longer than a restore may stall.
-        deadline = member.now() + STALLED_SECONDS
-        return await member.control.call(member.takeover_client.stable_offsets, numbers, deadline)
+        deadline = self._member.now() + STALLED_SECONDS
+        return await self._member.control.call(client.stable_offsets, numbers, deadline, *named)
 
     async def _changelog_range(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
         member = self._member
@@ -210,15 +226,16 @@ class TakeOvers:
         client, changelog = member.takeover_client, self._config.changelog
         return await member.control.call(_identified_range, client, changelog, numbers, deadline)
 
-    async def _source_range(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
+    async def _source_range(self, numbers: list[int], topic: str) -> tuple[dict[int, Range], str]:
         member = self._member
         deadline = member.now() + STEP_SECONDS
-        return await self._source.call(_identified_range, member.source_log, self._config.topic, numbers, deadline)
+        return await self._source.call(_identified_range, member.source_log, topic, numbers, deadline)
 
     def _start(
-        self, worker: PartitionWorker, group_offset: int | None, source: Range, changelog: Range, ids: TopicIds
+        self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds
     ) -> Replica | None:
-        """Take a complete copy to work on. ``None``: it began anew, or the tail is putting records into it."""
+        """Take a complete copy to work on; ``found`` of its inputs, the source's own topic first. ``None``: it began
+        anew, or the tail is putting records into it."""
         member, number = self._member, worker.partition
         copy = self._replicas.take(number, lambda copy: _fits(copy, changelog))
         if copy is None:
@@ -228,12 +245,31 @@ class TakeOvers:
                 raise BrokerUnavailable(f"the state of {worker.topic_partition} cannot be read on; asking again")
             return None
         worker.adopt(copy)
-        offset = self._start_offset(worker, group_offset, source, ids)
-        worker.ids = ids
-        self._partitions.activate(worker, offset)
-        if worker.offset_record is None and self._config.auto_offset_reset == "latest":
-            member.pool.admit(number, offset, [], [])  # the next start must not skip records from now on
+        position = self._start_position(worker, found, ids)
+        worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
+        self._partitions.activate(worker, position)
+        record = worker.offset_record
+        if (
+            self._config.auto_offset_reset == "latest"
+            if record is None
+            else None in [record.position_in(one.topic, number) for one in found[1:]]
+        ):
+            member.pool.admit(number, worker.watermark, [], [])  # the next start must not skip records from now on
         return copy
+
+    def _start_position(self, worker: PartitionWorker, found: Sequence[InputStand], ids: TopicIds) -> Position:
+        """Return where the partition goes on, in all its inputs."""
+        record, number = worker.offset_record, worker.partition
+        if record is None:
+            return position_of([self._start_offset(worker, one, None) for one in found])
+        refuse_replaced(self._config, number, record.ids, ids)
+        offsets = [self._start_offset(worker, found[0], record.offset)]
+        for one in found[1:]:
+            known = record.position_in(one.topic, number)
+            if known is not None:
+                refuse_replaced_input(self._config, one.topic, number, known[1], one.topic_id)
+            offsets.append(self._start_offset(worker, one, None if known is None else known[0]))
+        return position_of(offsets)
 
     def _stand(self, waiting: Collection[int], changelog: Mapping[int, Range]) -> str:
         copies = self._replicas
@@ -269,51 +305,55 @@ class TakeOvers:
             raise
         worker.abandon()
 
-    def _start_offset(self, worker: PartitionWorker, group_offset: int | None, source: Range, ids: TopicIds) -> int:
-        """Return the offset where the partition goes on: the changelog's; for a new one by ``auto_offset_reset``."""
-        config, tp, record = self._config, worker.topic_partition, worker.offset_record
-        low, high = source
-        if record is None:
+    def _start_offset(self, worker: PartitionWorker, found: InputStand, known: int | None) -> int:
+        """Return the offset where the partition goes on in an input: ``known`` from the changelog; for a new one by
+        ``auto_offset_reset``."""
+        config, tp = self._config, TopicPartition(found.topic, worker.partition)
+        group_offset, (low, high) = found.group_offset, found.range
+        if known is None:
             if group_offset is not None:
+                lost = "the changelog was deleted, or another program uses the group"
+                if worker.offset_record is not None:
+                    lost = (
+                        "a release that knows one input only was at work meanwhile, or another program uses the group"
+                    )
                 raise OffsetError(
                     f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the changelog "
-                    f"{config.changelog}[{worker.partition}] holds no offset: the changelog was deleted, or another "
-                    "program uses the group. Restore the changelog, or delete the group's offsets to start over"
+                    f"{config.changelog}[{worker.partition}] holds no offset: {lost}. Restore the changelog, or "
+                    f"delete the group's offsets of {found.topic} to start over"
                 )
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
-            if worker.started_at is None:
-                worker.started_at = low if config.auto_offset_reset == "earliest" else high
-            return worker.started_at
-        refuse_replaced(config, worker.partition, record.ids, ids)
-        if not low <= record.offset <= high:
-            lost = f"records {record.offset} to {low - 1} are gone" if record.offset < low else f"it ends at {high}"
+            return worker.started_at.setdefault(found.topic, low if config.auto_offset_reset == "earliest" else high)
+        if not low <= known <= high:
+            lost = f"records {known} to {low - 1} are gone" if known < low else f"it ends at {high}"
             raise OffsetError(
-                f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset {record.offset}, but "
+                f"{tp}: the state in {config.changelog}[{worker.partition}] goes on at offset {known}, but "
                 f"{lost} (log start {low}, end {high}). Restore the topic, or delete the changelog and the group's "
                 "offsets to start over"
             )
-        if group_offset is not None and group_offset > record.offset:
+        if group_offset is not None and group_offset > known:
+            accept = f"run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
+            if found.topic != config.topic:
+                accept = f"delete the group's offsets of {found.topic} (kafka-consumer-groups.sh --delete-offsets)"
             raise OffsetError(
                 f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the state in "
-                f"{config.changelog}[{worker.partition}] goes on at offset {record.offset}: the changelog lost "
+                f"{config.changelog}[{worker.partition}] goes on at offset {known}: the changelog lost "
                 "records, or the group's offset was set by hand. Restore the changelog; or, to have records "
-                f"{record.offset} to {group_offset - 1} handled again (their outputs appear a second time), stop all "
-                f"members and run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
+                f"{known} to {group_offset - 1} handled again (their outputs appear a second time), stop all "
+                f"members and {accept}"
             )
-        if group_offset != record.offset:
-            self._member.measure(
-                OffsetMismatch(worker.partition, -1 if group_offset is None else group_offset, record.offset)
-            )
+        if group_offset != known:
+            self._member.measure(OffsetMismatch(worker.partition, -1 if group_offset is None else group_offset, known))
             _log.warning(
                 "%s: the group's committed offset is %s, the changelog's %d; the changelog is right (a coordinator "
                 "lost its memory, offsets expired, or an offset was set back by hand, which has no effect on a source "
                 "with state)",
                 tp,
                 "missing" if group_offset is None else group_offset,
-                record.offset,
+                known,
             )
-        return record.offset
+        return known
 
     async def look_up(self, txn: Transaction) -> bool:
         """Look up in the changelog whether this transaction of ours is committed (rule R3). Keeps trying while the
@@ -402,7 +442,7 @@ def _follows(record: OffsetRecord, cut: Cut, release: bytes) -> bool:
     """Check whether another member works on from our marker, which compaction has taken away meanwhile: then it was
     committed."""
     marker = msgspec.json.decode(release, type=ReleaseMarker)
-    return record.generation >= marker.generation and record.offset >= cut.offset
+    return record.generation >= marker.generation and record.offset >= offsets_of(cut.offset)[0]
 
 
 def _names(workers: Collection[PartitionWorker]) -> str:

@@ -39,25 +39,40 @@ CONFIRM_SECONDS: Final = 3.0
 answers with the end that it knows until it learns of its successor."""
 
 
-def refuse_replaced(config: EventSourceConfig, partition: int, known: TopicIds, now: TopicIds) -> None:
-    """Raise ``TopicReplaced`` if the state of a partition belongs to other topics than those that are there now. An id
-    that is not known is no difference: older versions did not write one."""
-    begin_anew = (
-        f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
-        f"{config.group_id} to start over, or use another group_id. If it was restored or copied with the same "
-        "offsets, run `kes offsets accept MODULE:SOURCE --restored` instead"
-    )
-    if _differ(known.source, now.source):
+def refuse_replaced_input(config: EventSourceConfig, topic: str, partition: int, known: str, now: str) -> None:
+    """Raise ``TopicReplaced`` if the position in an input belongs to another topic than the one that is there now. An
+    id that is not known is no difference: older versions did not write one."""
+    if _differ(known, now):
         raise TopicReplaced(
-            f"{config.topic}[{partition}]: the topic was deleted and created again: the committed offset and the state "
-            f"belong to the topic with the id {known.source}, the topic has the id {now.source} now. {begin_anew}"
+            f"{topic}[{partition}]: the topic was deleted and created again: the committed offset and the state "
+            f"belong to the topic with the id {known}, the topic has the id {now} now. "
+            f"{_begin_anew(config, may_be_restored=topic == config.topic)}"
         )
+
+
+def refuse_replaced(config: EventSourceConfig, partition: int, known: TopicIds, now: TopicIds) -> None:
+    """Raise ``TopicReplaced`` if the state of a partition belongs to another source or changelog than those that are
+    there now; see ``refuse_replaced_input``."""
+    refuse_replaced_input(config, config.topic, partition, known.source, now.source)
     if _differ(known.changelog, now.changelog):
         raise TopicReplaced(
             f"{config.changelog}[{partition}]: the changelog was deleted and created again: the state of "
             f"{config.topic}[{partition}] was written to the topic with the id {known.changelog}, the topic has the id "
-            f"{now.changelog} now, and does not hold all of that state. {begin_anew}"
+            f"{now.changelog} now, and does not hold all of that state. {_begin_anew(config)}"
         )
+
+
+def _begin_anew(config: EventSourceConfig, *, may_be_restored: bool = True) -> str:
+    begin_anew = (
+        f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
+        f"{config.group_id} to start over, or use another group_id"
+    )
+    if not may_be_restored:
+        return begin_anew
+    return (
+        f"{begin_anew}. If it was restored or copied with the same offsets, run `kes offsets accept MODULE:SOURCE "
+        "--restored` instead"
+    )
 
 
 class TopicWatch:
@@ -69,8 +84,8 @@ class TopicWatch:
         self._thread = member.thread("kes-topic-watch")
         self._ends: dict[PartitionWorker, int] = {}
         """The highest end of the changelog that was seen while a partition was here."""
-        self._unread: Counter[int] = Counter()
-        """Number of the source's partitions, if it is more than in the settings -> how often it was seen."""
+        self._unread: Counter[tuple[str, int]] = Counter()
+        """Topic and number of its partitions, if it is more than in the settings -> how often it was seen."""
 
     async def run(self) -> None:
         """Look until cancelled. Raises ``TopicReplaced``, ``TopicError`` for a topic that is gone, and ``OffsetError``
@@ -92,25 +107,33 @@ class TopicWatch:
         workers = dict(member.workers)
         # As they are before the request: an answer proves nothing about a later state.
         known = {**self._replicas.ids(), **{number: worker.ids for number, worker in workers.items()}}
+        inputs_known = {number: worker.input_ids for number, worker in workers.items()}
         source = await self._identity(member.source_log, config.topic)
         changelog = await self._identity(member.takeover_client, config.changelog)
-        self._warn_unread(source.partitions)
+        further = [spec.topic for spec, _ in member.further_inputs]
+        inputs = [await self._identity(member.source_log, topic) for topic in further]
+        self._warn_unread(config.topic, source.partitions)
+        for topic, found in zip(further, inputs, strict=True):
+            self._warn_unread(topic, found.partitions)
         now = TopicIds(source.topic_id, changelog.topic_id)
         for number, ids in sorted(known.items()):
             refuse_replaced(config, number, ids, now)
+        for number, known_ids in inputs_known.items():
+            for topic, known_id, found in zip(further, known_ids, inputs, strict=False):
+                refuse_replaced_input(config, topic, number, known_id, found.topic_id)
         for number, worker in workers.items():  # a donor of an older version did not write them
             if worker.ids == known[number]:
                 worker.ids = TopicIds(worker.ids.source or now.source, worker.ids.changelog or now.changelog)
 
-    def _warn_unread(self, partitions: int) -> None:
-        """Warn of partitions that were added to the source since the settings were made: no member has them."""
+    def _warn_unread(self, topic: str, partitions: int) -> None:
+        """Warn of partitions that were added to an input since the settings were made: no member has them."""
         config = self._member.config
         if partitions <= config.num_partitions:
             return
-        self._member.measure(PartitionsAdded(config.topic, config.num_partitions, partitions))
-        if self._unread[partitions] % REMINDER_LOOKS == 0:
-            _log.warning("%s", unread(config.topic, config.num_partitions, partitions))
-        self._unread[partitions] += 1
+        self._member.measure(PartitionsAdded(topic, config.num_partitions, partitions))
+        if self._unread[topic, partitions] % REMINDER_LOOKS == 0:
+            _log.warning("%s", unread(topic, config.num_partitions, partitions))
+        self._unread[topic, partitions] += 1
 
     async def _identity(self, questions: Questions, topic: str) -> TopicIdentity:
         try:

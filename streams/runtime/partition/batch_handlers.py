@@ -105,7 +105,7 @@ class BatchKind:
     ) -> BatchContext[Any]:
         """Make the context of these events."""
         ctx: BatchContext[Any] = BatchContext(
-            partition.store, partition.topic_partition, None, [], [], host.message_limit, attempt, partition.timers
+            partition.store, partition.reading, None, [], [], host.message_limit, attempt, partition.timers
         )
         ctx._host = host
         ctx._gather(records, timer)

@@ -19,7 +19,7 @@ from streams.core.transaction import Waiter
 from streams.errors import DecodeError, EventFailure, NotOwned
 from streams.events import parse_version
 from streams.metrics import EventFailed
-from streams.outcomes import ExecutionState
+from streams.outcomes import ExecutionState, Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
 from streams.runtime.partition.dead_letters import dead_letter
 from streams.runtime.partition.event_context import EventContext
@@ -172,15 +172,14 @@ class Execution:
             raise error  # ends the process, not the event
         self._partition.failures.meet(record.offset if timer is None else timer.origin)
         failure = Failure(attempts, error, is_final=True)
-        policy = self._host.config.decode_policy if route is None else route.policy
+        policy = self._decode_policy(record) if route is None else route.policy
         await self._carry_out(apply_error_policy(failure, policy), failure, record, route, timer)
 
     def context(self, record: IncomingRecord | None, attempt: int = 1, timer: Timer | None = None) -> EventContext[Any]:
         """Make the context of one attempt; without a record that of an interjection, or of this timer."""
         partition, limit = self._partition, self._host.message_limit
-        ctx: EventContext[Any] = EventContext(
-            partition.store, partition.topic_partition, record, [], [], limit, attempt, partition.timers
-        )
+        where = partition.topic_partition if record is None else partition.reading
+        ctx: EventContext[Any] = EventContext(partition.store, where, record, [], [], limit, attempt, partition.timers)
         ctx._host = self._host
         if timer is not None:
             ctx._begin_timer(timer)
@@ -291,7 +290,7 @@ class Execution:
         if decision is Decision.STOP:
             text += "; the source stops, and the next start meets it again. To go on, "
             text += _REPAIR_CLASS if route is None else _REPAIR
-            if timer is None:
+            if timer is None and partition.reading == partition.topic_partition:
                 passed = f"kes skip MODULE:SOURCE {record.partition}@{record.offset}"
                 text += f"; or stop all members and pass this record: {passed}"
             raise EventFailure(text) from error
@@ -307,6 +306,10 @@ class Execution:
         failed = unit.complete(ctx, None, self._watermark(record, timer))
         assert failed is None  # it has changed nothing
         await self._admit(unit)
+
+    def _decode_policy(self, record: IncomingRecord) -> Retry:
+        nulls = self._partition.nulls
+        return self._host.config.decode_policy if nulls is None or record.value is not None else nulls
 
     def _watermark(self, record: IncomingRecord, timer: Timer | None) -> int:
         """Return the watermark behind the event of a record, or of a timer, which moves none."""

@@ -16,6 +16,7 @@ from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.partition.state import Partition
 from streams.runtime.ports import Connections, Input
+from streams.topics import InputSpec
 
 
 class Admission(Protocol):
@@ -73,6 +74,11 @@ class Host(Protocol):
 
     @property
     def input(self) -> Input: ...
+    @property
+    def further_inputs(self) -> Sequence[tuple[InputSpec, Input]]:
+        """The declared inputs beside the source's own topic, each with its reader."""
+        ...
+
     @property
     def pool(self) -> Admission: ...
     @property

@@ -64,9 +64,27 @@ class Inbox:
         self._interjections.append(interjection)
         self._wake.notify()
 
-    def take(self) -> list[IncomingRecord]:
-        """Take the next batch. Its records stay counted until ``handled``."""
-        return self._batches.popleft()
+    @property
+    def batch(self) -> list[IncomingRecord]:
+        """Return the next batch, of which there is one."""
+        return self._batches[0]
+
+    @property
+    def first(self) -> IncomingRecord | None:
+        """Return the next record, if there is one."""
+        return self._batches[0][0] if self._batches else None
+
+    def take(self, most: int | None = None) -> list[IncomingRecord]:
+        """Take the next batch, or its first records. They stay counted until ``handled``."""
+        batch = self._batches.popleft()
+        if most is None or most == len(batch):
+            return batch
+        self._batches.appendleft(batch[most:])
+        return batch[:most]
+
+    def wake(self) -> None:
+        """Have the partition look again: something is known now that was not."""
+        self._wake.notify()
 
     def put_back(self, interjection: Interjection) -> None:
         """Put an interjection back that did not come to its end: it is the next one again."""

@@ -41,7 +41,7 @@ def run(
     and if that one ended the slice because its handler failed, why."""
     store, journalled, timers = partition.store, partition.is_journalled, partition.timers
     before_event = partition.before_event
-    routes, limit, where = host.router.routes, host.message_limit, partition.topic_partition
+    routes, limit, where = host.router.routes, host.message_limit, partition.reading
     tracer = host.router.tracer
     headers: Any = routes  # of the record before: at first something that no headers are
     route: Any = None  # of these headers

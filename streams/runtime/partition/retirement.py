@@ -121,7 +121,7 @@ class Retirement:
         """Run and admit some. Returns how the first one that is left stands: it has answered with an awaitable, or has
         failed and is undone; else there is no need to await anything."""
         partition, host, buffer = self._partition, self._host, self._buffer
-        store, timers, where = partition.store, partition.timers, partition.topic_partition
+        store, timers, where = partition.store, partition.timers, partition.reading
         limit, left, until = host.message_limit, MOST_AT_ONCE, host.now() + LONGEST_SLICE_SECONDS
         entries = buffer.entries
         unit = done = Unit(partition, [], [])

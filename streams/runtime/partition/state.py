@@ -9,7 +9,9 @@ import msgspec
 
 from streams.core.known_failures import KnownFailures
 from streams.core.partition import PartitionState
+from streams.core.position import Position, offsets_of
 from streams.core.timers import Timer
+from streams.outcomes import Retry
 from streams.protocols import JournalledStore
 from streams.records import TopicPartition
 from streams.runtime.changelog import OffsetRecord, TopicIds
@@ -38,13 +40,14 @@ class KeptState(Protocol):
 class Partition:
     """One partition at work. On the loop; handlers on a thread read ``timers``.
 
-    ``watermark`` is the first offset that is not handled yet. ``epoch`` counts the partitions that this process brought
-    up: records that were read for an earlier one are dropped. ``ids`` are the topics that the state belongs to, as they
-    were checked. ``is_closing``: no further event is handled.
+    ``topic_partition`` names it, ``reading`` the input whose event has its turn (the same, with one input), and
+    ``watermark`` is the first offset of that which is not handled yet. ``epoch`` counts the partitions that this
+    process brought up: records that were read for an earlier one are dropped. ``ids`` and ``input_ids`` (of further
+    inputs) are the topics that the state belongs to, as they were checked. ``is_closing``: no further event is handled.
     """
 
     def __init__(self, topic_partition: TopicPartition, epoch: int, timers: PartitionTimers) -> None:
-        self.topic_partition = topic_partition
+        self.topic_partition = self.reading = topic_partition
         self.partition = topic_partition.partition
         self.epoch = epoch
         self.state = PartitionState.RESTORING
@@ -54,7 +57,9 @@ class Partition:
         self.kept: Any = None  # a ``KeptState``, if the store is kept on disk
         self.offset_record: OffsetRecord | None = None
         self.ids = TopicIds()
+        self.input_ids: tuple[str, ...] = ()
         self.watermark = -1
+        self.nulls: Retry | None = None  # the policy of records without a value, if the input has one of its own
         self.timers = timers
         self.failures = KnownFailures()
         self.is_closing = False
@@ -68,14 +73,13 @@ class Partition:
         self.is_journalled = isinstance(self.store, JournalledStore)
         self.before_event = getattr(self.store, "before_event", None) if self.is_journalled else None
 
-    def start_at(self, offset: int) -> None:
-        """Begin work at this offset, up to which the store is complete."""
-        self.watermark = offset
-        self.failures.expect(offset, (timer.origin for timer in self.timers))
+    def start_at(self, position: Position) -> None:
+        """Begin work at this position, up to which the store is complete."""
+        self.watermark = offsets_of(position)[0]
+        self.failures.expect(position, (timer.origin for timer in self.timers))
 
-    @property
-    def carried(self) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:
-        """Return the fields of its offset records from ``source_id`` on, which no transaction changes."""
+    def further_fields(self, position: Position) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:
+        """Return the fields of its offset record at this position, from ``source_id`` on."""
         inputs = msgspec.UNSET if self.offset_record is None else self.offset_record.inputs
         return self.ids.source, self.ids.changelog, inputs
 

@@ -13,13 +13,16 @@ import logging
 from typing import Any, Final
 
 import anyio
+import msgspec
 
-from streams.core.origin import INTERJECTION
+from streams.core.origin import INTERJECTION, place_and_offset
 from streams.core.partition import PartitionState
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
+from streams.core.position import Position, offsets_of
 from streams.errors import EventFailure
 from streams.metrics import EventFailed
 from streams.records import IncomingRecord, TopicPartition
+from streams.runtime.changelog import further_positions
 from streams.runtime.partition.batch_handlers import split_batch
 from streams.runtime.partition.due_timers import DueTimers
 from streams.runtime.partition.execution import Execution
@@ -34,6 +37,7 @@ from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.interjections import Interjection, Timetable
 from streams.runtime.partition.issue import Issuer
+from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.reorder_buffer import ReorderBuffer
 from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.state import Partition
@@ -53,8 +57,12 @@ class PartitionWorker(Partition):
         super().__init__(TopicPartition(engine.config.topic, partition), epoch, PartitionTimers(engine))
         self.engine = engine
         self._wake = Signal()  # input, an interjection or a turn has come
-        self.inbox = Inbox(engine.config, engine.input, partition, self._wake)
-        self.started_at: int | None = None  # where it began without any committed offset
+        self.inbox = self._reads_from = Inbox(engine.config, engine.input, partition, self._wake)
+        self.inputs: MergedInputs | None = None  # with one topic there is nothing to be merged
+        if engine.further_inputs:
+            others = [(spec, Inbox(engine.config, port, partition, self._wake)) for spec, port in engine.further_inputs]
+            self.inputs = MergedInputs(self, self.inbox, others, engine.config.alignment_seconds)
+        self.started_at: dict[str, int] = {}  # topic -> where it began without any committed offset
         self.replaced_by: PartitionWorker | None = None  # after a restart
         self.is_restart = False  # it is the one after a restart
         self.scope = anyio.CancelScope()
@@ -84,13 +92,15 @@ class PartitionWorker(Partition):
         """Handle no event after the running one; queued records are dropped (they are not committed). Only
         interjections outlive a restart."""
         self.is_closing = True
-        self.inbox.drop()
+        for inbox in self.inboxes:
+            inbox.drop()
         if self.state is not PartitionState.RESTARTING:
             self.inbox.refuse(self._execution.given_up())
 
     def split_batch(self, last: int, error: Exception) -> None:
         """Have the events up to this offset handled one by one: the broker refuses a record of their batch."""
-        split_batch(self, self.engine, last, error)
+        self.failures.place, offset = place_and_offset(last)  # of no further use to this worker: it is replaced
+        split_batch(self, self.engine, offset, error)
 
     @property
     def takes_interjections(self) -> bool:
@@ -102,6 +112,39 @@ class PartitionWorker(Partition):
     def is_run_by(self, task: asyncio.Task[Any] | None) -> bool:
         """Check whether this task has the partition's turn now, so that it must not wait for another one."""
         return task is not None and (task is self._task or self._retirement.is_of(task))
+
+    @property
+    def inboxes(self) -> list[Inbox]:
+        """Return the queues of its inputs, that of the source's own topic first."""
+        return [self.inbox] if self.inputs is None else [one.inbox for one in self.inputs.all]
+
+    @property
+    def place(self) -> int:
+        """Return the place of the input whose event has its turn."""
+        return 0 if self.inputs is None else self.inputs.current.place
+
+    @property
+    def position(self) -> Position:
+        """Return the position up to which everything is admitted."""
+        return self.watermark if self.inputs is None else self.inputs.position
+
+    def moved_to(self, offset: int) -> tuple[int, tuple[int, ...]]:
+        """See ``MergedInputs.moved_to``."""
+        assert self.inputs is not None  # the pool of a source with one topic does not call it
+        return self.inputs.moved_to(offset)
+
+    def start_at(self, position: Position) -> None:
+        """Begin work at this position, up to which the store is complete."""
+        super().start_at(position)
+        if self.inputs is not None:
+            self.inputs.start_at(offsets_of(position), self.engine.now())
+
+    def further_fields(self, position: Position) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:
+        """Return the fields of its offset record at this position, from ``source_id`` on."""
+        if self.inputs is None:
+            return super().further_fields(position)
+        positions = self.inputs.positions(self.input_ids, offsets_of(position))
+        return self.ids.source, self.ids.changelog, further_positions(self.offset_record, self.partition, positions)
 
     @property
     def events_ahead(self) -> int:
@@ -120,8 +163,8 @@ class PartitionWorker(Partition):
                 interjected = await self._between()
                 if self._buffer.is_ready:
                     await self._turn()
-                elif self.inbox:
-                    await self.handle(self.inbox.take())
+                elif records := self._next_records():
+                    await self.handle(records)
                 elif not interjected:
                     await self._wait()
             self._buffer.cut()
@@ -129,6 +172,14 @@ class PartitionWorker(Partition):
         finally:
             self._task = None
             self.drop_line()
+
+    def _next_records(self) -> list[IncomingRecord]:
+        inputs = self.inputs
+        if inputs is None:
+            return self.inbox.take() if self.inbox else []
+        records = inputs.take(self.engine.now(), only_current=bool(self._buffer) or self._issuer.is_blocked)
+        self._reads_from = inputs.current.inbox
+        return records
 
     async def handle(self, records: list[IncomingRecord]) -> None:
         """Handle what the inbox gave, in order, or as much of it as there is before the intake is closed; the last of
@@ -145,7 +196,7 @@ class PartitionWorker(Partition):
                 start = position
                 position = await self.run_slice(records, start)
                 if not self.is_closing:
-                    self.inbox.handled(position - start)
+                    self._reads_from.handled(position - start)
             if not self.is_closing:
                 await self._between()
 
@@ -183,7 +234,10 @@ class PartitionWorker(Partition):
             self._steps, self._breathed_at = 0, self.engine.now()
 
     async def _wait(self) -> None:
-        times = self._timetable.seconds_to_next(self.engine.now()), self._due_timers.seconds_to_next()
+        now = self.engine.now()
+        times = [self._timetable.seconds_to_next(now), self._due_timers.seconds_to_next()]
+        if self.inputs is not None and self.inputs.wait_until is not None:
+            times.append(max(0.0, self.inputs.wait_until - now))
         await self._wake.wait(min((time for time in times if time is not None), default=None))
 
     # -- work ahead of its turn ----------------------------------------------------------------------------------------
@@ -206,7 +260,7 @@ class PartitionWorker(Partition):
         await self._retirement.retire()
         handled = before - len(self._buffer)
         if handled and not self.is_closing:
-            self.inbox.handled(handled)
+            self._reads_from.handled(handled)
         await self._breathe(max(1, handled))
 
     # -- interjections -------------------------------------------------------------------------------------------------

@@ -108,7 +108,8 @@ class Poller(ReadingThread):
             self._outstanding_bytes += sum(sizes.values())
             if self._outstanding >= self._room or self._outstanding_bytes >= self._room_bytes:
                 self._has_room.clear()
-        self._batches.put(Polled(records, sizes, self._epochs))
+        at_end = frozenset(partition for partition, progress in news.items() if progress.at_end)
+        self._batches.put(Polled(records, sizes, self._epochs, at_end))
 
     def _failed(self, partition: int, epoch: int, error: Exception) -> None:
         self._failures.put(error)

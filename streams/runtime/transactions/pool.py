@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -24,6 +24,8 @@ import msgspec
 from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.config import EventSourceConfig
 from streams.core import batching
+from streams.core.origin import in_input
+from streams.core.position import Position, offsets_of
 from streams.core.transaction import Transaction, TransactionState, Waiter
 from streams.errors import TransactionFailed
 from streams.group import Snapshot
@@ -50,16 +52,21 @@ class TransactionPool:
         writer: str,
         now: Callable[[], float],
         snapshot: Callable[[], Snapshot],
-        carried: Callable[[int], tuple[str, str, msgspec.Raw | msgspec.UnsetType]],
+        further_fields: Callable[[int, Position], tuple[str, str, msgspec.Raw | msgspec.UnsetType]],
         settled: Callable[[Transaction, bool], None],
+        further_inputs: Sequence[str] = (),
+        moved_to: Callable[[int, int], tuple[int, tuple[int, ...]]] | None = None,
     ) -> None:
+        """``further_inputs``, ``moved_to``: of ``MergingPool``."""
         self._config = config
         self.slots = slots
         self._writer = writer
         self._now = now
         self.snapshot = snapshot
-        self._carried = carried
+        self._further_fields = further_fields
         self._settled = settled
+        self._further_inputs = further_inputs
+        self._moved_to = moved_to
         self.unsettled: deque[Transaction] = deque()
         self._slot_of: dict[int, TransactionSlot] = {}
         self._encoder = encoder
@@ -85,13 +92,13 @@ class TransactionPool:
     def admit(
         self,
         partition: int,
-        offset: int,
+        offset: Position,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
         events: int = 1,
     ) -> None:
-        """Take in completed events of one partition: so many, in their order. ``offset`` is the watermark after them;
+        """Take in completed events of one partition: so many, in their order. ``offset`` is the position after them;
         outputs and changes know their origins."""
         txn = self._open
         if txn is None:
@@ -289,19 +296,27 @@ class TransactionPool:
                 await records.add(output)
         if txn.state is TransactionState.DROPPED:  # its awaited condition was true already: not cancelled in time
             raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
-        offsets = {partition: cut.offset for partition, cut in txn.cuts.items()}
-        await self._slot_of[txn.serial].flush(records, self._config.offsets_topic, offsets, partial(self._fence, txn))
+        await self._slot_of[txn.serial].flush(records, self._offsets_of(txn), partial(self._fence, txn))
         if self._config.state.folder:
             for partition, cut in txn.cuts.items():
                 behind = records.ends.get((topic, partition), -1)
                 cut.end = behind - 1 - (cut.release is not None) if behind > 0 else -1
+
+    def _offsets_of(self, txn: Transaction) -> dict[str, dict[int, int]]:
+        """Return what the group's offsets become: by topic, and by partition."""
+        found: dict[str, dict[int, int]] = {topic: {} for topic in (self._config.offsets_topic, *self._further_inputs)}
+        for partition, cut in txn.cuts.items():
+            for positions, offset in zip(found.values(), offsets_of(cut.offset), strict=True):
+                positions[partition] = offset
+        return found
 
     def _changelog_of(self, txn: Transaction) -> list[tuple[int, list[Change], list[Output]]]:
         """Return the changes of each partition, and the toolkit's own records behind them."""
         topic, generation = self._config.changelog, self.snapshot().generation
         found = []
         for partition, cut in txn.cuts.items():
-            record = OffsetRecord(cut.offset, self._writer, txn.serial, generation, *self._carried(partition))
+            fields = self._further_fields(partition, cut.offset)
+            record = OffsetRecord(offsets_of(cut.offset)[0], self._writer, txn.serial, generation, *fields)
             cut.record = msgspec.json.encode(record)
             own = [Output(topic, cut.record, OFFSET_KEY, None, partition, 0, partition, -1)]
             if cut.release is not None:  # last of all: its reader has read everything
@@ -393,3 +408,27 @@ class TransactionPool:
             commit_seconds=now - txn.sealed_at,
             flush_seconds=0.0 if txn.flushed_at is None else txn.flushed_at - txn.sealed_at,
         )
+
+
+class MergingPool(TransactionPool):
+    """The pool of a source with several inputs. What is admitted is of the input that has its turn in the partition:
+    origins name that, and the position is that of all inputs. ``moved_to(partition, offset)``: see ``MergedInputs``."""
+
+    def admit(
+        self,
+        partition: int,
+        offset: Position,
+        outputs: list[Output],
+        changes: list[Change],
+        waiter: Waiter | None = None,
+        events: int = 1,
+    ) -> None:
+        """See ``TransactionPool.admit``; ``offset`` is in the input that has its turn."""
+        assert self._moved_to is not None
+        place, position = self._moved_to(partition, offsets_of(offset)[0])
+        if place:
+            for output in outputs:
+                output.origin = in_input(place, output.origin)
+            for change in changes:
+                change.origin = in_input(place, change.origin)
+        super().admit(partition, position, outputs, changes, waiter, events)

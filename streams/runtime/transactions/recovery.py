@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 
 from streams.config import DELIVERY_SHARE, EventSourceConfig
-from streams.core.origin import describe, is_interjection
+from streams.core.origin import describe, is_interjection, place_of
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import MembershipLost, RecordRefused, RecordsRefused, TransactionFailed
@@ -36,7 +36,8 @@ OWN_KEYS: Final = (OFFSET_KEY, RELEASE_KEY)
 
 
 class Recovery:
-    """The recovery of one pool. ``look_up(transaction)``: whether it is committed, by the changelog.
+    """The recovery of one pool. ``topics``: the inputs, by their places. ``look_up(transaction)``: whether it is
+    committed, by the changelog.
     ``refused(partition, origin, error)``: this event's records are refused for good; its partition starts again from
     its changelog. ``dropped()``: all admitted events are dropped, so the stores are ahead of their changelogs."""
 
@@ -44,6 +45,7 @@ class Recovery:
         self,
         pool: TransactionPool,
         config: EventSourceConfig,
+        topics: Sequence[str],
         now: Callable[[], float],
         look_up: Callable[[Transaction], Awaitable[bool]],
         refused: Callable[[int, int, RecordRefused], None],
@@ -51,6 +53,7 @@ class Recovery:
     ) -> None:
         self._pool = pool
         self._config = config
+        self._topics = topics
         self._patience = Patience(seconds=config.timeouts.recovery_timeout_seconds)
         self._now = now
         self._look_up = look_up
@@ -169,7 +172,8 @@ class Recovery:
         if failure.kind != "unknown" or head.commit_requested or len(origins) != 1:
             return failure
         ((partition, origin),) = origins
-        config, where = self._config, describe(origin, TopicPartition(self._config.topic, partition))
+        where = describe(origin, TopicPartition(self._topics[place_of(origin)], partition))
+        config = self._config
         seconds = min(
             config.timeouts.call_timeout_seconds, config.timeouts.transaction_timeout_seconds * DELIVERY_SHARE
         )

@@ -38,7 +38,7 @@ from streams.records import Change
 from streams.records import TopicPartition as Partition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
 from streams.runtime.ownership.replicas import make_store
-from streams.runtime.replay import Program
+from streams.runtime.replay import Program, refuse_several_inputs
 from streams.spark.replaying.replay_task import loaded
 from streams.spark.replaying.replays import State
 from streams.spark.typed.tables import is_reserved
@@ -108,6 +108,7 @@ def _bootstrap(
     found = request.written(look(target, request))
     written = False
     if found is None:
+        refuse_several_inputs("a bootstrap", source.inputs)
         _check_contents(source.program(), stores)
         checks.create(source.specs()[1 if config.source_is_elsewhere else 0 :])
         checks.refuse_unless_at_rest()

@@ -109,6 +109,10 @@ class Log:
                 self.entries[record.offset].gone = True
 
 
+Place = int | tuple[str, int]
+"""A partition of the source's topic, or topic and partition of a further input: whose offset the group has."""
+
+
 class _Id:
     """State of a transactional id at its coordinator."""
 
@@ -130,9 +134,11 @@ class Broker:
         self.recreated: Counter[str] = Counter()
         """Topic -> number of times that it was deleted and created again."""
         self.ids: dict[str, _Id] = {}
-        self.offsets: dict[int, int] = {}
-        self.pending: dict[Txn, dict[int, tuple[int, int]]] = {}
-        self.offsets_from: dict[int, int] = {}
+        self.further: frozenset[str] = frozenset()
+        """Further inputs of the source."""
+        self.offsets: dict[Place, int] = {}
+        self.pending: dict[Txn, dict[Place, tuple[int, int]]] = {}
+        self.offsets_from: dict[Place, int] = {}
         self.down_until = 0.0
         self.last_outage = -1.0
         self.slow_markers = 0.02
@@ -268,7 +274,7 @@ class Broker:
             self.on_marker("produced", partition, entry)
         return True
 
-    def send_offsets(self, name: str, epoch: int, generation: int, member: str, offsets: dict[int, int]) -> bool:
+    def send_offsets(self, name: str, epoch: int, generation: int, member: str, offsets: dict[Place, int]) -> bool:
         """AddOffsetsToTxn and TxnOffsetCommit."""
         txn = self.ongoing(name, epoch)
         if txn is None:
@@ -373,8 +379,13 @@ class Broker:
 
     # -- the group's offsets -------------------------------------------------------------------------------------------
 
-    def stable_offsets(self, partitions: list[int]) -> dict[int, int | None] | None:
+    def place(self, topic: str, partition: int) -> Place:
+        """Return the key of a group's offset."""
+        return (topic, partition) if topic in self.further else partition
+
+    def stable_offsets(self, partitions: list[int], topic: str = "") -> dict[int, int | None] | None:
         """OffsetFetch with require_stable; ``None``: UNSTABLE_OFFSET_COMMIT."""
-        if any(partition in offsets for offsets in self.pending.values() for partition in partitions):
+        places = {partition: self.place(topic, partition) for partition in partitions}
+        if any(place in offsets for offsets in self.pending.values() for place in places.values()):
             return None
-        return {partition: self.offsets.get(partition) for partition in partitions}
+        return {partition: self.offsets.get(place) for partition, place in places.items()}

@@ -19,7 +19,7 @@ from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
-from streams.runtime.ports import Polled
+from streams.runtime.ports import Input, Polled
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.network import SimNetwork
@@ -39,6 +39,7 @@ class SimConnections:
     def __init__(self, process: Process, config: EventSourceConfig, wire: WireBroker) -> None:
         """``wire``: the nodes to which the real producer's own code sends transactions."""
         self.process, self.config = process, config
+        self._reports_ends = False
         settings = ProducerSettings.of(SimNetwork(process, wire).addresses, process.name, config.client_settings)
         self._cluster = Cluster(settings, lambda: process.broker.wall_ms() / 1000)
         self.message_limit = settings.message_limit
@@ -84,7 +85,14 @@ class SimConnections:
         return wait_for(self.process, start, timeout_seconds)
 
     def input(self) -> SimInput:
-        return SimInput(self.process, self.config.topic, self.config.queues.max_poll_records)
+        return self._input(self.config.topic)
+
+    def further_inputs(self, topics: Sequence[str]) -> list[Input]:
+        self._reports_ends = True
+        return [self._input(topic) for topic in topics]
+
+    def _input(self, topic: str) -> SimInput:
+        return SimInput(self.process, topic, self.config.queues.max_poll_records, reports_ends=self._reports_ends)
 
     def reader(self) -> SimReader:
         return SimReader(self.process)
@@ -120,11 +128,13 @@ class SimConnections:
 class SimInput:
     """``ports.Input``: polls while there is something to read."""
 
-    def __init__(self, process: Process, topic: str, limit: int) -> None:
+    def __init__(self, process: Process, topic: str, limit: int, *, reports_ends: bool = False) -> None:
         self._process, self._topic, self._limit = process, topic, limit
+        self._reports_ends = reports_ends
         self._positions: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
         self._paused: set[int] = set()
+        self._reported: dict[int, int] = {}  # partition -> the end that was reported last
         self._outstanding = 0
         self._arrives_at = self._thawed = 0.0
         self._closed = self._polling = False
@@ -141,6 +151,7 @@ class SimInput:
         self._positions[partition] = offset
         self._epochs = self._epochs | {partition: epoch}
         self._paused.discard(partition)
+        self._reported.pop(partition, None)
         self.wake()
 
     def remove(self, partitions: Collection[int]) -> None:
@@ -189,6 +200,7 @@ class SimInput:
             return
         self._polling = False
         batch: dict[int, list[IncomingRecord]] = {}
+        at_end: set[int] = set()
         for partition, position in list(self._positions.items()):
             if partition in self._paused or self._outstanding >= 8 * self._limit:
                 continue
@@ -202,21 +214,25 @@ class SimInput:
             elif position < log.stable:  # markers and aborted records only: it goes on behind them
                 self._positions[partition] = min(reached, log.stable)
                 self.wake()
+            elif self._reports_ends and self._reported.get(partition) != position:
+                self._reported[partition] = position
+                batch[partition] = []
+                at_end.add(partition)
         if batch:
             self._arrives_at = max(self._arrives_at + ORDERED, process.loop.time() + process.faults.poll())
-            process.loop.call_at(self._arrives_at, self._hand_over, batch, self._epochs)
+            process.loop.call_at(self._arrives_at, self._hand_over, batch, self._epochs, frozenset(at_end))
             self.wake()
 
-    def _hand_over(self, batch: Any, epochs: Any) -> None:
+    def _hand_over(self, batch: Any, epochs: Any, at_end: frozenset[int]) -> None:
         process, frozen = self._process, self._process.frozen()
         if frozen > 0:
             self._thawed += ORDERED
-            process.loop.call_at(process.loop.time() + frozen + self._thawed, self._hand_over, batch, epochs)
+            process.loop.call_at(process.loop.time() + frozen + self._thawed, self._hand_over, batch, epochs, at_end)
         elif not process.dead:
             process.passes("poll.after")
             if not process.dead:
                 sizes = {partition: size_of_records(records) for partition, records in batch.items()}
-                self._deliver(Polled(batch, sizes, epochs))
+                self._deliver(Polled(batch, sizes, epochs, at_end))
 
 
 class SimReader:
@@ -309,8 +325,8 @@ class SimTakeOver:
             self._ask(f"fencing {name}", deadline, partial(broker.init, name, 5.0))
         return departed
 
-    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
-        return self._ask("offsets", deadline, lambda: self._process.broker.stable_offsets(sorted(partitions)))
+    def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
+        return self._ask("offsets", deadline, lambda: self._process.broker.stable_offsets(sorted(partitions), topic))
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         broker = self._process.broker

@@ -375,8 +375,11 @@ class WireBroker:
             case "TxnOffsetCommit":
                 if request.version < _V2 and self._verifies and not broker.is_enlisted(name, epoch):
                     raise Refuses("INVALID_TXN_STATE", "unknown")
-                (topic,) = body.topics
-                offsets = {part.partition_index: part.committed_offset for part in topic.partitions}
+                offsets = {
+                    broker.place(topic.name, part.partition_index): part.committed_offset
+                    for topic in body.topics
+                    for part in topic.partitions
+                }
                 sent = broker.send_offsets(name, epoch, body.generation_id, body.member_id, offsets)
                 return 0 if sent else None
             case _ if request.version >= _V2:

@@ -1,0 +1,128 @@
+"""The inputs of one partition whose source reads several topics: one order, and one position in all of them.
+
+``core/merging.py`` decides which input comes next; this carries it out. One input has its turn at a time: the
+partition's ``watermark``, the place of its known failures and its ``reading`` are about that one, so that everything
+behind the decision (slices, contexts, policies) is as with one topic. Nothing of another input begins while work of
+this one runs ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streams.core.merging import InputHead, InputKind, Wait, next_input, run_length
+from streams.outcomes import Retry
+from streams.records import IncomingRecord, TopicPartition
+from streams.runtime.changelog import InputPosition
+from streams.runtime.partition.inbox import Inbox
+from streams.runtime.partition.state import Partition
+from streams.topics import InputSpec
+
+
+class PartitionInput:
+    """One input of one partition. ``position``: the first offset that is not admitted. ``nulls``: the policy of records
+    without a value, if it has one of its own. ``at_end``: nothing is behind what is queued here, as far as is known;
+    ``missing_since``: since when it has nothing, and is not known to be at its end."""
+
+    def __init__(self, place: int, where: TopicPartition, inbox: Inbox, nulls: Retry | None = None) -> None:
+        self.place = place
+        self.where = where
+        self.inbox = inbox
+        self.nulls = nulls
+        self.position = -1
+        self.at_end = False
+        self.missing_since: float | None = None
+
+    @property
+    def head(self) -> InputHead:
+        """Return what is known of it now."""
+        first = self.inbox.first
+        if first is None:
+            return InputHead(InputKind.EVENTS, None, self.missing_since)
+        return InputHead(InputKind.EVENTS, first.timestamp_ms)
+
+    def note(self, now: float) -> None:
+        """Note what is known of its end, after something has come or was taken."""
+        if self.inbox or self.at_end:
+            self.missing_since = None
+        elif self.missing_since is None:
+            self.missing_since = now
+
+
+class MergedInputs:
+    """All inputs of one partition, the source's own topic first. On the loop. ``wait_until``: nothing may be handled
+    before, unless something comes; ``None``: for as long as that takes."""
+
+    def __init__(
+        self, partition: Partition, first: Inbox, others: Sequence[tuple[InputSpec, Inbox]], patience_seconds: float
+    ) -> None:
+        self._partition = partition
+        self._patience = patience_seconds
+        self.current = PartitionInput(0, partition.topic_partition, first)
+        self.all = [self.current]
+        for place, (spec, inbox) in enumerate(others, 1):
+            where = TopicPartition(spec.topic, partition.partition)
+            self.all.append(PartitionInput(place, where, inbox, spec.nulls))
+        self.wait_until: float | None = None
+
+    def start_at(self, position: Sequence[int], now: float) -> None:
+        """Begin work at this position; nothing is known of the ends yet."""
+        for one, offset in zip(self.all, position, strict=True):
+            one.position, one.missing_since = offset, now
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        """Return the position up to which everything is admitted."""
+        return tuple([one.position for one in self.all])
+
+    def moved_to(self, offset: int) -> tuple[int, tuple[int, ...]]:
+        """Note what is admitted of the input that has its turn. Returns the place of that, and the position."""
+        self.current.position = offset
+        return self.current.place, self.position
+
+    def add(self, place: int, records: list[IncomingRecord], size: int, now: float, *, at_end: bool) -> None:
+        """Queue records of an input; ``at_end``: it has no further ones for now."""
+        one = self.all[place]
+        one.at_end = at_end
+        if records:
+            one.inbox.add(records, size)
+        else:
+            one.inbox.wake()
+        one.note(now)
+
+    def take(self, now: float, *, only_current: bool) -> list[IncomingRecord]:
+        """Take the records that come next; their input has its turn from now on. None: nothing may be handled before
+        ``wait_until``, or while work runs ahead (``only_current``) of the input that has its turn."""
+        answer = next_input([one.head for one in self.all], now, self._patience)
+        if isinstance(answer, Wait):
+            self.wait_until = answer.until
+            return []
+        self.wait_until = None
+        one = self.all[answer.place]
+        if one is not self.current:
+            if only_current:
+                return []
+            self._turn_to(one)
+        batch = one.inbox.batch
+        records = one.inbox.take(run_length(batch, 0, len(batch), answer.until_ms))
+        one.note(now)
+        return records
+
+    def waiting_for(self, now: float) -> tuple[str, ...]:
+        """Return the topics of the inputs that the others wait for now."""
+        if not any(one.inbox for one in self.all):
+            return ()
+        answer = next_input([one.head for one in self.all], now, self._patience)
+        return tuple(self.all[place].where.topic for place in answer.missing) if isinstance(answer, Wait) else ()
+
+    def _turn_to(self, one: PartitionInput) -> None:
+        partition = self._partition
+        self.current = one
+        partition.watermark, partition.reading, partition.nulls = one.position, one.where, one.nulls
+        partition.failures.place = one.place
+
+    def positions(self, ids: Sequence[str], position: Sequence[int]) -> dict[str, InputPosition]:
+        """Return the positions in further inputs by their topics, as an offset record has them; ``ids``: of those
+        topics."""
+        offsets = zip(self.all[1:], position[1:], ids, strict=True)
+        return {one.where.topic: (offset, topic_id) for one, offset, topic_id in offsets}
