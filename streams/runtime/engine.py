@@ -219,6 +219,8 @@ class Engine:
         self.spawn(self.looks.run)
         if self.keeper is not None:
             self.spawn(partial(self.keeper.run, self))
+            if self.keeper.snapshots is not None:
+                self.spawn(partial(self.keeper.snapshots.run, self))
         self.input.start(partitions.deliver, partitions.make_room, self.reading_failed)
         self.replicas.start()
         inlet = Inlet(self._received)

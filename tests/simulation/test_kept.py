@@ -17,8 +17,9 @@ from streams.core.transaction import Transaction
 from streams.metrics import TakeOverDone
 from streams.runtime.engine import Engine
 from streams.runtime.keeping import folder as folder_module
+from streams.runtime.keeping.entries import Point
 from streams.runtime.keeping.folder import StateFolder
-from streams.runtime.keeping.keeper import KeptPartition, Point
+from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.ownership.replica import Replica
 
 from .plans import Plan, plan_of

@@ -29,7 +29,7 @@ class LoadRate:
 
 def figures_of(kept: KeptPartition, wall_ms: int, load: LoadRate) -> FolderStatistics:
     """Return the figures of one folder at this moment. On the loop."""
-    mark, point = kept.folder.mark, kept.point  # each is replaced as a whole
+    mark, point, made_at_ms = kept.folder.mark, kept.point, kept.snapshot_at_ms  # each is replaced as a whole
     end = -1 if point is None else point.offset
     offset, size, as_of_ms = (-1, 0, wall_ms) if mark is None else (mark.offset, mark.size, mark.as_of_ms)
     return FolderStatistics(
@@ -41,5 +41,6 @@ def figures_of(kept: KeptPartition, wall_ms: int, load: LoadRate) -> FolderStati
         unwritten_bytes=kept.size,
         mark_age_seconds=max(0.0, (wall_ms - as_of_ms) / 1000),
         checkpoint_seconds=kept.checkpoint_seconds,
+        snapshot_age_seconds=None if made_at_ms < 0 else max(0.0, (wall_ms - made_at_ms) / 1000),
         recover_seconds=size / load.per_second + max(0, end - offset) / READ_PER_SECOND,
     )
