@@ -20,12 +20,12 @@ import msgspec
 
 from streams.config import EventSourceConfig
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
-from streams.errors import ConfigError, DiskDamaged, StreamsError
+from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, DiskStore
 from streams.records import Change
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.keeping.entries import HEAD, Damaged, Point, encode
-from streams.runtime.keeping.folder import Broken, StateFolder, check_private
+from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.keeping.snapshotting import WantedFolder
 
@@ -46,6 +46,11 @@ class DatabaseFolder(StateFolder):
     memory_bytes: int
     partitions: int
     database: DiskDatabase | None = None
+
+    def equip(self, engine: DiskEngine, config: EventSourceConfig) -> None:
+        """Set the engine, and what its databases may take."""
+        self.engine = engine
+        self.memory_bytes, self.partitions = config.state.memory_bytes // 2, config.num_partitions
 
     @property
     def _place(self) -> Path:
@@ -271,11 +276,33 @@ def finder_for(config: EventSourceConfig, store: object) -> Finder:
     def find(parent: Path, partition: int) -> StateFolder:
         folder = DatabaseFolder.find(parent, partition)
         assert isinstance(folder, DatabaseFolder)
-        folder.engine = engine
-        folder.memory_bytes, folder.partitions = config.state.memory_bytes // 2, config.num_partitions
+        folder.equip(engine, config)
         return folder
 
     return find
+
+
+def read_database(path: Path, store: object, config: EventSourceConfig) -> bool:
+    """Read the whole database in a folder; ``False``: a process has it locked. Changes nothing. Raises ``Damaged``,
+    ``StoreError`` for one that the store would not use, and ``OSError``."""
+    engine = store.disk if isinstance(store, DiskStore) else None
+    mark = read_mark(path)
+    if engine is None or mark is None or mark.file != f"data-{engine.name}":
+        raise StoreError(f"{path} has a database that this source would not use")
+    folder = DatabaseFolder.open(path)
+    if folder is None:
+        return False
+    assert isinstance(folder, DatabaseFolder)
+    try:
+        folder.equip(engine, config)
+        folder.mark = mark
+        folder.open_database()
+        data = folder.data(LEAST_PIECE)
+        for _ in () if data is None else data[1]:
+            pass
+    finally:
+        folder.close()
+    return True
 
 
 def layout_of(store: object) -> str:
