@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from streams.statistics import FolderStatistics
@@ -13,6 +15,15 @@ READ_PER_SECOND: Final = 250_000
 """Records of the changelog that a restore reads in a second."""
 LEAST_MEASURED: Final = 1 << 22
 """Bytes of a folder below which the time of its loading says nothing about larger ones."""
+
+
+def room_at(path: Path) -> str:
+    """Return how many bytes are free where a folder is, in words for a log."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return f"free bytes are not known: {error}"
+    return f"{found.f_bavail * found.f_frsize} bytes are free"
 
 
 class LoadRate:

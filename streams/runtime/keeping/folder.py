@@ -179,6 +179,16 @@ class StateFolder:
                 time.sleep(time.monotonic() - began)
         self._size, self._crc = size, crc
 
+    def fill(self, pieces: Iterable[bytes]) -> None:
+        """Write a whole data file that was copied from elsewhere; it counts with the next ``commit``, its first. Raises
+        ``OSError``, and what the pieces raise. The interpreter is free while something is written."""
+        self._new_data()
+        self._size = self._crc = 0
+        for piece in pieces:
+            _write(self._data, piece, self._size)
+            self._size, self._crc = self._size + len(piece), zlib.crc32(piece, self._crc)
+        self._live = self._size  # so it is not rewritten before it has grown
+
     def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
         """Make everything written so far count: the changelog up to its offset record at ``offset``. Raises
         ``OSError``: the mark is as it was; ``Broken``: also the data is in doubt."""
@@ -375,15 +385,6 @@ def set_aside(folder: StateFolder, why: str) -> bool:
         "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
     )
     return True
-
-
-def room_at(path: Path) -> str:
-    """Return how many bytes are free where a folder is, in words for a log."""
-    try:
-        found = os.statvfs(path)
-    except OSError as error:
-        return f"free bytes are not known: {error}"
-    return f"{found.f_bavail * found.f_frsize} bytes are free"
 
 
 def place_of(folder: str, group_id: str, topic: str) -> Path:

@@ -27,8 +27,8 @@ from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX
 from streams.runtime.keeping.entries import Damaged, HalfLoaded, Point
-from streams.runtime.keeping.figures import LoadRate, figures_of
-from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, room_at, set_aside
+from streams.runtime.keeping.figures import LoadRate, figures_of, room_at
+from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, set_aside
 from streams.runtime.keeping.intake import Intake, KeeperHost
 from streams.runtime.keeping.shelf import LOOK_SECONDS, TOMBSTONES_MS, ShelfWatch, tombstones_ms_of
 from streams.runtime.keeping.snapshotting import Snapshotting

@@ -24,7 +24,7 @@ from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, DiskStore
 from streams.records import Change
 from streams.runtime.changelog import TIMER_PREFIX
-from streams.runtime.keeping.entries import HEAD, Damaged, Point, encode
+from streams.runtime.keeping.entries import HEAD, Damaged, Point, decode_pieces, encode
 from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.keeping.snapshotting import WantedFolder
@@ -113,10 +113,11 @@ class DatabaseFolder(StateFolder):
         mark, database = self.mark, self.database
         return None if mark is None or database is None else (mark, _rows(database, length))
 
-    def append(self, changes: Iterable[Change], *, pause: bool = True) -> None:
-        """Write changes in front of the first mark, to fill a database that is empty."""
-        last = {change.key: change for change in changes}
-        self.write(list(last.values()), None, None)
+    def fill(self, pieces: Iterable[bytes]) -> None:
+        """Write what is in a data file into a database that is empty; see ``StateFolder``. Raises ``Damaged``, too."""
+        for changes in decode_pieces(pieces, "its data"):
+            last = {change.key: change for change in changes}
+            self.write(list(last.values()), None, None)
 
     def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
         """Make everything written so far count."""

@@ -38,8 +38,9 @@ from streams.core.manifests import (
 )
 from streams.disk.blobs import Blobs, open_blobs
 from streams.errors import ConfigError, Stopped
-from streams.runtime.keeping.entries import Damaged, decode_pieces
-from streams.runtime.keeping.folder import StateFolder, no_step, room_at, set_aside
+from streams.runtime.keeping.entries import HEAD, Damaged
+from streams.runtime.keeping.figures import room_at
+from streams.runtime.keeping.folder import StateFolder, no_step, set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -164,13 +165,14 @@ class SnapshotStore:
         def checked() -> Iterator[bytes]:
             nonlocal crc
             for piece in self.pieces(manifest, progress):
+                if not crc and not piece.startswith(HEAD):
+                    raise Damaged("its data does not begin as such a file does")
                 crc = zlib.crc32(piece, crc)
                 yield piece
             if crc != mark.crc:
                 raise Damaged("its data has another checksum than its mark")
 
-        for changes in decode_pieces(checked(), "its data"):
-            folder.append(changes)
+        folder.fill(checked())
         self.at("fill")
         folder.commit(mark.identity, mark.offset, mark.record, mark.as_of_ms)
 
