@@ -57,7 +57,8 @@ def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: i
     bank_group.must_be_exact()
 
 
-@pytest.mark.parametrize("engine", ["", nightly("SQLite"), nightly("RocksDB")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["", "SQLite", "RocksDB"])
 def test_a_machine_that_is_lost_is_replaced_from_snapshots(
     bank_group: Bank, tmp_path: Path, seed: int, engine: str
 ) -> None:
