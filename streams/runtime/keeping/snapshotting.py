@@ -70,8 +70,6 @@ class Snapshotting:
         self._refused: defaultdict[int, set[str]] = defaultdict(set)
         self._wanted: deque[WantedFolder] = deque()
         self._news = Signal()
-        self.saved = 0
-        """Snapshots that were made in this run."""
 
     async def run(self, host: KeeperHost) -> None:
         """Make snapshots, and use them, until cancelled."""
@@ -207,7 +205,6 @@ class Snapshotting:
                 if kept.folder.mark is data[0]:
                     raise
                 continue  # its file was rewritten meanwhile
-            self.saved += 1
             kept.snapshot_at_ms = self._keeper.wall_ms()
             where = f"{identity.topic}[{identity.partition}]"
             _log.info("%s: %s, %d bytes, of which %d are new", where, saved.name, saved.size, saved.uploaded)
