@@ -222,6 +222,16 @@ SECTIONS: Final = (
                 "farthest behind is left at its mark; for tables on an engine the intake waits"
             ),
             "memory_bytes": "for the caches of all tables on an engine, of the process",
+            "snapshots": (
+                "where [snapshots](../guides/state-on-disk.md#snapshots) are: a path, or an address like "
+                "`s3://bucket/kes`. Empty: none"
+            ),
+            "snapshot_seconds": "the age at which a snapshot of a partition is followed by the next one",
+            "snapshots_kept": "of each partition, 2 or more",
+            "snapshot_bytes_per_second": "written at most, of the process; 0: no limit",
+            "snapshot_secret_file": (
+                "a file with a secret of 16 bytes or more: snapshots are signed with it, and others are refused"
+            ),
         },
     ),
     Section(

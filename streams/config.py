@@ -241,18 +241,32 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
 class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
     """State on disk: in ``folder`` (empty: nowhere), which processes of one machine may share. ``checkpoint_seconds``,
     ``checkpoint_bytes``: what of a partition may wait to be written; ``unwritten_bytes``: of the process.
-    ``memory_bytes``: for the caches of all tables on an engine, of the process."""
+    ``memory_bytes``: for the caches of all tables on an engine, of the process.
+
+    ``snapshots``: a path, or an address that ``pyarrow.fs`` knows (``s3://bucket/kes``); empty: none. One of each
+    partition is made every ``snapshot_seconds``, ``snapshots_kept`` are kept, ``snapshot_bytes_per_second`` are written
+    at most (0: no limit). ``snapshot_secret_file``: with its content they are signed, and others refused."""
 
     folder: str = ""
     checkpoint_seconds: float = 5.0
     checkpoint_bytes: int = 8 * 1024 * 1024
     unwritten_bytes: int = 64 * 1024 * 1024
     memory_bytes: int = 256 * 1024 * 1024
+    snapshots: str = ""
+    snapshot_seconds: float = 900.0
+    snapshots_kept: int = 3
+    snapshot_bytes_per_second: int = 32 * 1024 * 1024
+    snapshot_secret_file: str = ""
 
     def __post_init__(self) -> None:
-        _made_of((str,), "StateConfig.folder", self.folder, "a path as text")
-        _duration("StateConfig.checkpoint_seconds", self.checkpoint_seconds)
+        for name in ("folder", "snapshots", "snapshot_secret_file"):
+            _made_of((str,), f"StateConfig.{name}", getattr(self, name), "a path as text")
+        for name in ("checkpoint_seconds", "snapshot_seconds"):
+            _duration(f"StateConfig.{name}", getattr(self, name))
+        if self.snapshots and not self.folder:
+            raise ConfigError("StateConfig.snapshots are made of state on disk: set StateConfig.folder")
         least_of = {"checkpoint_bytes": 1, "unwritten_bytes": self.checkpoint_bytes, "memory_bytes": 1 << 20}
+        least_of |= {"snapshots_kept": 2, "snapshot_bytes_per_second": 0}
         for name, least in least_of.items():
             _count(f"StateConfig.{name}", getattr(self, name), least)
 

@@ -97,10 +97,10 @@ class ObservingStore(JournalledStore, Protocol):
 class DiskDatabase(Protocol):
     """The state of one partition on disk: keys and values, and a mark that says how far they go.
 
-    ``get`` and ``scan`` are called on the thread that uses the store, one call at a time; the other methods on one
-    thread that writes, at the same time. Keys and values are any bytes, empty ones too; keys are ordered by their
-    bytes. What is not as it was written raises ``DiskDamaged``, and is never a wrong value, an absent key, or a page
-    that ends early. Reads after ``close`` raise ``StoreError``.
+    ``get`` and ``scan`` are called on the thread that uses the store, one call at a time; ``scan`` on a thread that
+    makes a snapshot, too, and the other methods on one thread that writes, at the same time. Keys and values are any
+    bytes, empty ones too; keys are ordered by their bytes. What is not as it was written raises ``DiskDamaged``, and is
+    never a wrong value, an absent key, or a page that ends early. Reads after ``close`` raise ``StoreError``.
     """
 
     def get(self, key: bytes, /) -> bytes | None:

@@ -70,7 +70,8 @@ class FolderStatistics(msgspec.Struct, frozen=True):
     of the changelog, up to which the mark says that all is there (-1: no mark yet); ``size_bytes``: of its data.
     ``gathered_changes`` and ``unwritten_bytes`` (an estimate) are committed, and not written yet.
     ``mark_age_seconds``: since what it holds was committed. ``checkpoint_seconds``: time of the last one.
-    ``recover_seconds``: estimate of the time that a restart would need for loading it and reading the rest."""
+    ``recover_seconds``: estimate of the time that a restart would need for loading it and reading the rest.
+    ``snapshot_age_seconds``: of the newest snapshot that is known here; ``None``: none is."""
 
     partition: int
     state: str
@@ -81,6 +82,7 @@ class FolderStatistics(msgspec.Struct, frozen=True):
     mark_age_seconds: float
     checkpoint_seconds: float
     recover_seconds: float
+    snapshot_age_seconds: float | None = None
 
 
 class StageStatistics(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ COMMANDS = {
     "tail": Command(
         "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
     ),
-    "state": Command("streams.cli.state", "The state of an event source, from changelog or disk: ls, get, scan."),
+    "state": Command("streams.cli.state", "The state of an event source: in its changelog, on disk, in snapshots."),
     "view": Command("streams.cli.view", "A compacted topic or a source's state, as a view: get, scan, watch."),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
     "skip": Command("streams.cli.skip", "Pass a record that stops an event source, without a deployment."),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -11,21 +10,20 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit
-from streams.cli.folders import partitions_on_disk, read_partitions
 from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened, shown_time
-from streams.cli.scans import OffsetProgress
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
+from streams.cli.state_copies import diff, export
+from streams.cli.state_files import drop, restore, snapshot, verify
+from streams.cli.state_sources import opened
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.errors import DecodeError, TopicError
+from streams.errors import DecodeError
 from streams.event_source import EventSource
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
 from streams.runtime.ownership.replicas import make_store
 
-app = typer.Typer(no_args_is_help=True, help="The state of an event source, from changelog or disk: ls, get, scan.")
+app = typer.Typer(no_args_is_help=True, help="The state of an event source: in its changelog, on disk, in snapshots.")
 
 _WIDEST: Final = 100
 
@@ -61,7 +59,7 @@ class _Entry(NamedTuple):
 
 @app.callback()
 def state() -> None:
-    """The state of an event source, from changelog or disk. Changes nothing, and the source may run meanwhile."""
+    """The state of an event source: in its changelog, on disk, in snapshots. The source may run meanwhile."""
 
 
 @app.command("ls")
@@ -85,7 +83,7 @@ def list_partitions(
         for record in records:
             row.receive(record)
 
-    with _opened(found, bootstrap_servers, timeout, partition, folder) as (numbers, read):
+    with opened(found, bootstrap_servers, timeout, partition, folder) as (numbers, read):
         rows.update({number: _Partitions() for number in numbers})
         read(receive)
     data = [row.facts(number) for number, row in rows.items()]
@@ -146,6 +144,10 @@ def scan(
         complain(f"{len(shown):,} of {len(found):,} keys are shown: --limit shows more, --prefix chooses")
 
 
+for command in (export, diff, verify, snapshot, restore, drop):
+    app.command()(command)
+
+
 class _Partitions:
     """Sums of the changelog of one partition."""
 
@@ -184,50 +186,6 @@ class _Partitions:
         }
 
 
-_Receive = Callable[[int, list[IncomingRecord]], None]
-
-
-@contextmanager
-def _opened(
-    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None, folder: str
-) -> Iterator[tuple[list[int], Callable[[_Receive], None]]]:
-    """The partitions, and a function that reads them: from a folder, if one is named, else from the changelog."""
-    if folder:
-        numbers = partitions_on_disk(source, folder, wanted)
-        yield numbers, lambda receive: read_partitions(source, folder, numbers, receive)
-    else:
-        with _changelog(source, servers, timeout, wanted) as found:
-            yield found
-
-
-@contextmanager
-def _changelog(
-    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None
-) -> Iterator[tuple[list[int], Callable[[_Receive], None]]]:
-    """The partitions, and a function that reads everything that is committed in them now."""
-    config = source.config
-    addresses, topic = brokers(servers, config), config.changelog
-    settings = ClientSettings(addresses, config.client_settings, client_id="kes-state")
-    with admin_of(addresses, config, timeout) as admin, closing(PartitionReader(settings)) as reader:
-        if admin.identity(topic, timeout) is None:
-            raise TopicError(f"{topic} does not exist: the source has not run yet, or its settings name another one")
-        marks = admin.watermarks(topic, None, timeout)
-        for number in set(wanted or ()) - marks.keys():
-            raise TopicError(f"topic {topic} has the partitions 0 to {len(marks) - 1}, not {number}")
-        spans = {number: (marks[number].start, marks[number].stable) for number in sorted(wanted or marks)}
-
-        def read(receive: _Receive) -> None:
-            progress = OffsetProgress(f"reading {topic}", spans)
-
-            def take(number: int, records: list[IncomingRecord]) -> None:
-                progress.reached(number, records)
-                receive(number, records)
-
-            reader.read(topic, spans, take, stalled_after_seconds=timeout, cancelled=lambda: False)
-
-        yield list(spans), read
-
-
 def _entries(
     source: EventSource[Any],
     servers: str,
@@ -251,7 +209,7 @@ def _entries(
                 last[number, key] = record
 
     try:
-        with _opened(source, servers, timeout, wanted, folder) as (_, read):
+        with opened(source, servers, timeout, wanted, folder) as (_, read):
             read(receive)
         found = [_entry(record, store) for record in last.values()]
     finally:

@@ -162,6 +162,9 @@ FOLDER_RECOVER = _gauge(
     "kes_folder_recover_seconds", "Estimate: time of a restore from the folder and the rest of the changelog.",
     ("partition",),
 )  # fmt: skip
+FOLDER_SNAPSHOT_AGE = _gauge(
+    "kes_folder_snapshot_age_seconds", "Age of the newest snapshot of a partition that is known here.", ("partition",)
+)
 STAGE_RUNNING = _gauge("kes_stage_running", "Work of a stage that runs.", ("name",))
 STAGE_WAITING = _gauge("kes_stage_waiting", "Work of a stage that waits for a slot or its key.", ("name",))
 STAGE_KEYS = _gauge("kes_stage_keys", "Keys that have work in a stage.", ("name",))
@@ -262,6 +265,8 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield FOLDER_MARK_AGE, folder.mark_age_seconds, label
         yield FOLDER_CHECKPOINT, folder.checkpoint_seconds, label
         yield FOLDER_RECOVER, folder.recover_seconds, label
+        if folder.snapshot_age_seconds is not None:
+            yield FOLDER_SNAPSHOT_AGE, folder.snapshot_age_seconds, label
     for stage in statistics.stages:
         yield STAGE_RUNNING, stage.running, (stage.name,)
         yield STAGE_WAITING, stage.waiting, (stage.name,)

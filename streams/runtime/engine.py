@@ -228,6 +228,8 @@ class Engine:
         self.spawn(self.looks.run)
         if self.keeper is not None:
             self.spawn(partial(self.keeper.run, self))
+            if self.keeper.snapshots is not None:
+                self.spawn(partial(self.keeper.snapshots.run, self))
         for place, port in enumerate(self.inputs):
             deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
             port.start(deliver, partitions.make_room, self.reading_failed)

@@ -7,6 +7,7 @@ python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLO
 
 BANK_FOLDER=FOLDER       state is kept there
 BANK_ENGINE=NAME         in databases of this engine of streams.disk (else in memory, and in files)
+BANK_SNAPSHOTS=ADDRESS   with snapshots of it there
 BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
 BANK_GATE=FILE           restoring takes BANK_GATE_MS for each change as long as this file is not there
 """
@@ -103,7 +104,9 @@ def build(
         settings |= {"replication_factor": copies, "min_insync_replicas": copies - 1}
     settings.setdefault("num_partitions", int(os.environ.get("BANK_PARTITIONS") or PARTITIONS))
     if folder := os.environ.get("BANK_FOLDER"):
-        settings.setdefault("state", StateConfig(folder=folder, checkpoint_seconds=0.2))
+        snapshots = os.environ.get("BANK_SNAPSHOTS", "")
+        state = StateConfig(folder=folder, checkpoint_seconds=0.2, snapshots=snapshots, snapshot_seconds=1.0)
+        settings.setdefault("state", state)
     engine = os.environ.get("BANK_ENGINE")
     store = Table.factory(key=str, value=Account, engine=getattr(disk, engine)() if engine else None)
     source = EventSource(

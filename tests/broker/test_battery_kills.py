@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,28 @@ def count_for(point: str, rng: random.Random) -> int:
     return rng.randrange(500, 1500) if per_event else rng.randrange(2, 4) if per_batch else rng.randrange(1, 4)
 
 
+def kill_at(bank_group: Bank, points: Sequence[str], seed: int, **settings: str) -> None:
+    """Have the only member die at one point after another, under load, and judge."""
+    settings = {**QUICK, **settings}
+    rng = random.Random(seed)
+    bank_group.deposit(1_000, KEYS, seed)
+    first = bank_group.start("victim", **settings)
+    bank_group.wait_handled()
+    assert first.stop() == 0, first.log.read_text()
+    load = bank_group.load(ENDLESS, KEYS, seed + 1, 1_000)
+    for point in rng.sample(points, len(points)):
+        fault = f"{point}:{count_for(point, rng)}"
+        victim = bank_group.start("victim", **settings, KES_FAULT=fault)
+        wait_until(lambda victim=victim: not victim.running, f"the victim dies at {fault}")  # type: ignore[misc]
+        assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
+        print(f"killed at {fault}: {bank_group.handled()} of {bank_group.produced} handled")
+    bank_group.start("victim", **settings)
+    load.stop()
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    bank_group.must_be_exact()
+
+
 @pytest.mark.parametrize(
     ("membership", "points"),
     [
@@ -45,23 +68,17 @@ def count_for(point: str, rng: random.Random) -> int:
 @pytest.mark.slow
 def test_killed_at_named_points(bank_group: Bank, points: Sequence[str], seed: int) -> None:
     """Number 1: one bank, under load, whose only member dies at one point after another."""
-    rng = random.Random(seed)
-    bank_group.deposit(1_000, KEYS, seed)
-    first = bank_group.start("victim", **QUICK)
-    bank_group.wait_handled()
-    assert first.stop() == 0, first.log.read_text()
-    load = bank_group.load(ENDLESS, KEYS, seed + 1, 1_000)
-    for point in rng.sample(points, len(points)):
-        fault = f"{point}:{count_for(point, rng)}"
-        victim = bank_group.start("victim", **QUICK, KES_FAULT=fault)
-        wait_until(lambda victim=victim: not victim.running, f"the victim dies at {fault}")  # type: ignore[misc]
-        assert victim.process.returncode == -signal.SIGKILL, victim.log.read_text()
-        print(f"killed at {fault}: {bank_group.handled()} of {bank_group.produced} handled")
-    bank_group.start("victim", **QUICK)
-    load.stop()
-    bank_group.wait_handled()
-    bank_group.check_stores()
-    bank_group.must_be_exact()
+    kill_at(bank_group, points, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["", "SQLite", "RocksDB"], ids=["memory", "SQLite", "RocksDB"])
+def test_killed_at_named_points_with_state_on_disk(bank_group: Bank, tmp_path: Path, seed: int, engine: str) -> None:
+    """The same with a folder, and tables on engines. Little is restored from the changelog then."""
+    points = [point for point in AT_WORK if point != "restore.half"]
+    kill_at(bank_group, points, seed, BANK_FOLDER=str(tmp_path / "state"), BANK_ENGINE=engine)
 
 
 @pytest.mark.parametrize(

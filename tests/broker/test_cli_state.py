@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from streams import EventContext, EventSource, Record, SimpleStore, Table
+from streams import EventContext, EventSource, Record, SimpleStore, StateConfig, Table
 from tests.broker.engine_kit import Lab, Running, producer_to
 from tests.unit.waiting import PATIENCE
 from tests.vocabulary import TOTALS, Added, Ring, Words, count, write
@@ -95,3 +96,44 @@ async def test_stores_of_all_kinds_and_entries_that_they_cannot_read(
     assert entry["key"] == shown[0]
     assert entry["value"] == shown[1] or entry["value"].items() >= shown[1].items()
     assert (problem in entry["problem"], bool(entry["problem"])) == (True, bool(problem))
+
+
+async def test_copies_of_state_are_compared_and_restored(lab: Lab, kes: Kes, tmp_path: Path) -> None:
+    """A folder, snapshots, an export and the changelog are equal; each one that is spoiled is not."""
+    state = StateConfig(folder=str(tmp_path / "state"), snapshots=str(tmp_path / "snapshots"), checkpoint_seconds=0.1)
+    source = lab.source(state=state)
+    source.register_event_type(Added, count)
+    await lab.create()
+
+    async def run(*words: str) -> tuple[int, Any, str]:
+        return await asyncio.to_thread(kes, source, "state", *words)
+
+    out = str(tmp_path / "out")
+    async with Running(source) as running:
+        await lab.add("ada", "bob", "ada")
+        await lab.add("eve", partition=1)
+        await running.until_committed(4)
+        assert (await run("export", out))[0] == 0
+    assert (await run("snapshot"))[0] == 0
+    async with Running(source) as running:
+        await lab.add("zoe", "ada")
+        await running.until_committed(2)
+        for side in ("folder", "snapshots", out, f"folder:{tmp_path / 'state'}"):
+            code, answer, err = await run("diff", "changelog", side)
+            assert code == 0, (side, answer, err)
+            assert answer["differences"] == 0
+    lines = Path(out).read_text().splitlines()
+    Path(out).write_text("\n".join(line for line in lines if "bob" not in line) + "\n")
+    code, answer, _ = await run("diff", out, "snapshots")
+    assert (code, answer["differences"]) == (1, 1)
+    assert answer["shown"] == [{"partition": 0, "key": "bob", "a": None, "b": 1}]
+    assert (await run("verify", "--what", "snapshots"))[0] == 0
+    assert (await run("drop", "--yes"))[0] == 0
+    code, answer, err = await run("restore")
+    assert code == 0, (answer, err)
+    assert (await run("diff", "folder", "changelog"))[1]["differences"] == 0
+    async with Running(source) as running:
+        await lab.add("ada")
+        await running.until_committed(1)
+    code, answer, _ = await run("get", "ada")
+    assert answer["entries"][0]["value"] == 4

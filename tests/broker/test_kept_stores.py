@@ -57,6 +57,29 @@ def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: i
     bank_group.must_be_exact()
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["", "SQLite", "RocksDB"])
+def test_a_machine_that_is_lost_is_replaced_from_snapshots(
+    bank_group: Bank, tmp_path: Path, seed: int, engine: str
+) -> None:
+    """SIGKILL at work, and its disk is gone: the next machine has the newest snapshots, and reads the rest."""
+    settings = {**QUICK, "BANK_ENGINE": engine, "BANK_SNAPSHOTS": str(tmp_path / "snapshots")}
+    bank_group.deposit(5_000, 400, seed)
+    first = bank_group.start("member", **settings, BANK_FOLDER=str(tmp_path / "first"))
+    bank_group.wait_handled()
+    place = tmp_path / "snapshots"
+    wait_until(
+        lambda: len({path.parent for path in place.rglob("manifest-*")}) == PARTITIONS, "each partition has a snapshot"
+    )
+    bank_group.deposit(1_000, 400, seed + 1)
+    first.kill()
+    second = bank_group.start("member", **settings, BANK_FOLDER=str(tmp_path / "second"))
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    assert len(re.findall(r"the snapshot manifest-", second.log.read_text())) == PARTITIONS
+    bank_group.must_be_exact()
+
+
 @pytest.mark.slow
 def test_a_neighbour_adopts_the_folders_of_a_dead_member(bank_group: Bank, tmp_path: Path, seed: int) -> None:
     """Two members of one machine, and one of another. One of the two is killed: what it had goes to its neighbour,

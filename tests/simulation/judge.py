@@ -7,12 +7,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.checkpoints import FolderMark
+from streams.core.manifests import decode_manifest
 from streams.core.timers import Timer
+from streams.disk import SQLite
 from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
 from streams.events import event_type_of
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, TIMER_PREFIX, decode_offset, decode_timer
-from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.entries import Damaged, decode_pieces
 from streams.runtime.keeping.folder import StateFolder
 from streams.stores.framed import OWN
 from streams.testing.simulation.broker import Log, LogEntry
@@ -103,19 +108,40 @@ class Judge:
             assert mark is not None
             if path.name.endswith(".aside"):
                 continue
+            if (path / mark.file).is_dir():
+                self._judge_database(path, mark.file)
+                continue
             try:
                 folder.check(mark.identity, now_ms=mark.as_of_ms, tombstones_ms=1 << 40)
             except Damaged as error:
                 self._differences.append(f"the folder {path.name}: {error}")
                 continue
-            entries = self._broker.log(CHANGELOG, mark.identity.partition).entries
-            state = _last_values((change.key, change.value) for changes in folder.load() for change in changes)
-            expected = _last_values(_committed(entries[: mark.offset + 1]))
-            if any(entry.gone for entry in entries):
-                for key, _ in _committed(entries[mark.offset + 1 :]):
-                    state.pop(key, None)
-                    expected.pop(key, None)
-            self._compare(f"the folder {path.name} up to offset {mark.offset}", expected, state)
+            rows = [(change.key, change.value) for changes in folder.load() for change in changes]
+            self._judge_state(f"the folder {path.name}", mark, rows)
+        for path in sorted(root.rglob("manifest-*")):
+            manifest = decode_manifest(path.read_bytes(), b"")
+            pieces = [(path.parent / "blocks" / block.sha256).read_bytes() for block in manifest.blocks]
+            rows = [(change.key, change.value) for changes in decode_pieces(pieces, "") for change in changes]
+            self._judge_state(f"the snapshot {path.name}", manifest.mark, rows, has_more=self._world.plan.on_disk)
+
+    def _judge_database(self, path: Path, name: str) -> None:
+        """A database may have what is behind its mark, too."""
+        database = SQLite().open(str(path / name), memory_bytes=1 << 20, partitions=1)
+        try:
+            mark = msgspec.json.decode(database.mark() or b"", type=FolderMark)
+            rows = database.scan(None, None, reverse=False, limit=1 << 30)
+        finally:
+            database.close()
+        self._judge_state(f"the database of {path.name}", mark, rows, has_more=True)
+
+    def _judge_state(self, what: str, mark: FolderMark, rows: Any, *, has_more: bool = False) -> None:
+        entries = self._broker.log(CHANGELOG, mark.identity.partition).entries
+        state, expected = _last_values(rows), _last_values(_committed(entries[: mark.offset + 1]))
+        if has_more or any(entry.gone for entry in entries):
+            for key, _ in _committed(entries[mark.offset + 1 :]):
+                state.pop(key, None)
+                expected.pop(key, None)
+        self._compare(f"{what} up to offset {mark.offset}", expected, state)
 
     def _compare(self, what: str, expected: Any, seen: Any) -> None:
         if isinstance(expected, list) and expected != seen:

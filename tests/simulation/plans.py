@@ -48,6 +48,10 @@ class Plan(Conditions, frozen=True, kw_only=True):
     """Share of the wire's requests at which their process is killed, right before or after."""
     kept: bool = False
     """State is kept in one folder on disk, by all members: they are processes of one machine."""
+    on_disk: bool = False
+    """The store is a table on SQLite, in that folder."""
+    snapshots: bool = False
+    """Each member has a machine of its own, which is lost with its disk in a crash; snapshots are in one place."""
     smooth: bool = False
     """Nothing goes wrong: moves have to be quick."""
 

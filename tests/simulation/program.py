@@ -12,6 +12,7 @@ import msgspec
 from streams.async_jobs import AsyncJobScheduler
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig, PoolConfig, StateConfig
+from streams.disk import SQLite
 from streams.event_source import EventSource
 from streams.events import event_type, event_type_of
 from streams.job_settings import SchedulerConfig
@@ -20,6 +21,7 @@ from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.stores import Heap, Index, NamedTable, Stores, Table, Window, Windows
+from streams.stores.disk_table import DiskTable
 from streams.testing.simulation.virtual_time import elapse
 
 from .plans import Plan
@@ -132,6 +134,15 @@ class Journalled(Table[str, int]):
         return dict(self.items())
 
 
+class OnDisk(DiskTable[str, int]):
+    """The library's store on disk, with the same face."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        super().__init__(partition, SQLite(), codec_for(str), codec_for(int))
+
+    write, contents = Journalled.write, Journalled.contents
+
+
 class Structured(Stores):
     """The same table, bare and with an index, and two structures that go by the events' time. Windows are closed in a
     table, so that nothing but the store is different."""
@@ -172,6 +183,21 @@ class Structured(Stores):
         return dict(in_order)
 
 
+def _state(process: Any) -> StateConfig:
+    world = process.world
+    if not world.plan.snapshots:
+        return StateConfig(folder=world.folder, checkpoint_seconds=0.2, checkpoint_bytes=200)
+    return StateConfig(
+        folder=world.folder_of(process.name),
+        checkpoint_seconds=0.2,
+        checkpoint_bytes=200,
+        snapshots=f"{world.folder}/snapshots",
+        snapshot_seconds=0.5,
+        snapshots_kept=2,
+        snapshot_bytes_per_second=0,
+    )
+
+
 def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) -> EventSource[Any]:
     """An event source of this plan, for a member's process."""
     rng, pause = process.rng, process.pause
@@ -200,13 +226,12 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         preparation_timeout_seconds=plan.preparation_timeout,
         leave_timeout_seconds=plan.leave_timeout,
         drain_timeout_seconds=plan.drain_timeout,
-        state=StateConfig(folder=process.world.folder, checkpoint_seconds=0.2, checkpoint_bytes=200),
+        state=_state(process),
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,
     )
-    source: EventSource[Any] = EventSource(
-        config, Structured.factory() if plan.structures else PlainStore if plan.patient else Journalled
-    )
+    kind = OnDisk if plan.on_disk else PlainStore if plan.patient else Journalled
+    source: EventSource[Any] = EventSource(config, Structured.factory() if plan.structures else kind)
 
     def register(kind: str, handler: Callable[..., Any], **more: Any) -> None:
         source.register_event_type(KINDS[kind], handler, **more)

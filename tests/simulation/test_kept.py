@@ -13,13 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from streams.core.checkpoints import FolderMark
 from streams.core.transaction import Transaction
 from streams.metrics import TakeOverDone
 from streams.runtime.engine import Engine
 from streams.runtime.keeping import folder as folder_module
+from streams.runtime.keeping.entries import Point
 from streams.runtime.keeping.folder import StateFolder
-from streams.runtime.keeping.keeper import KeptPartition, Point
+from streams.runtime.keeping.keeper import KeptPartition
+from streams.runtime.keeping.snapshots import SnapshotStore
 from streams.runtime.ownership.replica import Replica
+from tests.broker.gate import gate, nightly
 
 from .plans import Plan, plan_of
 from .safeguards import Safeguard, stand_in
@@ -64,6 +68,60 @@ def test_exactly_once_with_folders(profile: str) -> None:
     for seed in range(COUNT):
         world = simulate(seed, kept(seed, profile))
         assert not world.differences, explain(seed, world)
+
+
+DISK_KINDS = ("crashes", "moves", "lost_replies", "everything", "standbys")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("profile", gate(DISK_KINDS, "crashes"))
+def test_exactly_once_with_a_table_on_disk(profile: str) -> None:
+    for seed in range(COUNT):
+        world = simulate(seed, msgspec.structs.replace(kept(seed, profile), on_disk=True, patient=False))
+        assert not world.differences, explain(seed, world)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("on_disk", [False, nightly(True)], ids=["memory", "disk"])
+@pytest.mark.parametrize("profile", gate(DISK_KINDS, "crashes"))
+def test_exactly_once_with_machines_that_are_lost(profile: str, on_disk: bool) -> None:
+    for seed in range(COUNT):
+        plan = msgspec.structs.replace(kept(seed, profile), snapshots=True, on_disk=on_disk)
+        world = simulate(seed, msgspec.structs.replace(plan, patient=plan.patient and not on_disk))
+        assert not world.differences, explain(seed, world)
+
+
+def test_snapshots_are_used(monkeypatch: Patch) -> None:
+    """Otherwise the worlds above prove nothing."""
+    met: Counter[str] = Counter()
+    fill, save = SnapshotStore.fill, SnapshotStore.save
+
+    def count_fill(*of: Any, **more: Any) -> str:
+        name = fill(*of, **more)
+        met["filled"] += bool(name)
+        return name
+
+    monkeypatch.setattr(SnapshotStore, "fill", count_fill)
+    monkeypatch.setattr(SnapshotStore, "save", lambda *of: (met.update(["saved"]), save(*of))[1])
+    for seed in range(3):
+        assert not simulate(seed, msgspec.structs.replace(kept(seed, "crashes"), snapshots=True)).differences
+    assert met["filled"] >= 2, met
+    assert met["saved"] >= 5, met
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_snapshot_that_says_too_much_is_missed(monkeypatch: Patch) -> None:
+    """K2: its mark is later than its data."""
+    save = SnapshotStore.save
+
+    def save_later(self: SnapshotStore, mark: FolderMark, pieces: Any) -> Any:
+        return save(self, msgspec.structs.replace(mark, offset=mark.offset + 2), pieces)
+
+    monkeypatch.setattr(SnapshotStore, "save", save_later)
+    for seed in range(TRIES):
+        if simulate(seed, msgspec.structs.replace(kept(seed, "crashes"), snapshots=True)).differences:
+            return
+    pytest.fail("nothing was noticed")
 
 
 def test_folders_are_used(monkeypatch: Patch) -> None:

@@ -51,6 +51,8 @@ class Member:
         engine = self.source._engine
         for kept in engine.keeper.open_ones if engine is not None and engine.keeper is not None else ():
             kept.abandon()  # the kernel frees the locks of a process that is gone
+        if self.process.world.plan.snapshots:
+            shutil.rmtree(self.process.world.folder_of(self.process.name), ignore_errors=True)
         self.task.cancel()
 
 
@@ -95,6 +97,10 @@ class World:
         self.folder = tempfile.mkdtemp(prefix="kes-simulation-") if plan.kept else ""
         self.judge = Judge(self)
         self.watch = Watch(self)
+
+    def folder_of(self, name: str) -> str:
+        """The disk of a member's own machine."""
+        return f"{self.folder}/machine-{name}"
 
     async def live(self) -> None:
         """From the first start to the last word."""

@@ -154,7 +154,8 @@ FULL = SourceStatistics(
     11, 12, 2,
     (CopyStatistics(1, "restoring", 5, 9, 4, 5, 50, 1.0, None, 2.5),),
     (MoveStatistics(1, "in", "", 7, 1.0),), "m-1", (), (StageStatistics("calls", 1, 2, 3, 4, 1.5),), 6,
-    (FolderStatistics(0, "kept", 30, 400, 5, 60, 0.7, 0.08, 0.9), FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
+    (FolderStatistics(0, "kept", 30, 400, 5, 60, 0.7, 0.08, 0.9, 1.5),
+     FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
     2,
 )  # fmt: skip
 
@@ -192,7 +193,7 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_folders state=left": 1, "kes_folders_set_aside": 2, "kes_folder_bytes partition=0": 400,
         "kes_folder_gathered_changes partition=0": 5, "kes_folder_unwritten_bytes partition=0": 60,
         "kes_folder_mark_age_seconds partition=0": 0.7, "kes_folder_checkpoint_seconds partition=0": 0.08,
-        "kes_folder_recover_seconds partition=0": 0.9,
+        "kes_folder_recover_seconds partition=0": 0.9, "kes_folder_snapshot_age_seconds partition=0": 1.5,
     }  # fmt: skip
     for wanted, number in expected.items():
         name, _, labels = wanted.partition(" ")

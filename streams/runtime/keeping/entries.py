@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from streams.records import Change
 
@@ -19,7 +19,17 @@ class Damaged(Exception):
 
 
 class HalfLoaded(Exception):
-    """A folder turned out to be damaged when a part of it was in the store already."""
+    """A folder turned out to be damaged when a part of it was in the store already, or when there may be a snapshot in
+    its place: the partition begins anew."""
+
+
+class Point(NamedTuple):
+    """A place of the changelog at which a folder may be marked: offset and value of an offset record, and a time that
+    is no later than its."""
+
+    offset: int
+    record: bytes
+    as_of_ms: int
 
 
 def encode(changes: Iterable[Change]) -> bytes:
@@ -50,3 +60,23 @@ def decode(data: bytes) -> tuple[list[Change], int]:
         found.append(Change(data[key_at:value_at], None if values < 0 else data[value_at:behind], None, kind))
         at = behind
     return found, at
+
+
+def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[list[Change]]:
+    """Decode a data file that comes in pieces; yields the changes in each. ``name``: for errors. Raises ``Damaged``."""
+    rest, is_first = b"", True
+    for piece in pieces:
+        data = rest + piece
+        if is_first and len(data) >= len(HEAD):
+            is_first = False
+            if not data.startswith(HEAD):
+                raise Damaged(f"{name} does not begin as such a file does")
+            data = data[len(HEAD) :]
+        if is_first:
+            rest = data
+            continue
+        changes, at = decode(data)
+        rest = data[at:]
+        yield changes
+    if rest:
+        raise Damaged(f"{name} ends within an entry")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from streams.statistics import FolderStatistics
@@ -13,6 +15,15 @@ READ_PER_SECOND: Final = 250_000
 """Records of the changelog that a restore reads in a second."""
 LEAST_MEASURED: Final = 1 << 22
 """Bytes of a folder below which the time of its loading says nothing about larger ones."""
+
+
+def room_at(path: Path) -> str:
+    """Return how many bytes are free where a folder is, in words for a log."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return f"free bytes are not known: {error}"
+    return f"{found.f_bavail * found.f_frsize} bytes are free"
 
 
 class LoadRate:
@@ -29,7 +40,7 @@ class LoadRate:
 
 def figures_of(kept: KeptPartition, wall_ms: int, load: LoadRate) -> FolderStatistics:
     """Return the figures of one folder at this moment. On the loop."""
-    mark, point = kept.folder.mark, kept.point  # each is replaced as a whole
+    mark, point, made_at_ms = kept.folder.mark, kept.point, kept.snapshot_at_ms  # each is replaced as a whole
     end = -1 if point is None else point.offset
     offset, size, as_of_ms = (-1, 0, wall_ms) if mark is None else (mark.offset, mark.size, mark.as_of_ms)
     return FolderStatistics(
@@ -41,5 +52,6 @@ def figures_of(kept: KeptPartition, wall_ms: int, load: LoadRate) -> FolderStati
         unwritten_bytes=kept.size,
         mark_age_seconds=max(0.0, (wall_ms - as_of_ms) / 1000),
         checkpoint_seconds=kept.checkpoint_seconds,
+        snapshot_age_seconds=None if made_at_ms < 0 else max(0.0, (wall_ms - made_at_ms) / 1000),
         recover_seconds=size / load.per_second + max(0, end - offset) / READ_PER_SECOND,
     )

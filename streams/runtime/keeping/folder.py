@@ -27,7 +27,7 @@ import msgspec
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import ConfigError
 from streams.records import Change
-from streams.runtime.keeping.entries import HEAD, Damaged, decode, encode
+from streams.runtime.keeping.entries import HEAD, Damaged, decode_pieces, encode
 
 _log = logging.getLogger(__name__)
 
@@ -133,35 +133,30 @@ class StateFolder:
     def load(self) -> Iterator[list[Change]]:
         """Yield the changes in a folder that was checked, many at a time; the checksum is compared once more. Raises
         ``Damaged`` and ``OSError``."""
-        mark, rest, first = self.mark, b"", True
-        assert mark is not None
-        for piece in self._pieces(mark):
-            data = rest + piece
-            if first:
-                first = False
-                if not data.startswith(HEAD):
-                    raise Damaged(f"{mark.file} does not begin as such a file does")
-                data = data[len(HEAD) :]
-            changes, at = decode(data)
-            rest = data[at:]
-            yield changes
-        if rest:
-            raise Damaged(f"{mark.file} ends within an entry")
+        assert self.mark is not None
+        yield from decode_pieces(self._pieces(self.mark), self.mark.file)
 
-    def _pieces(self, mark: FolderMark) -> Iterator[bytes]:
+    def _pieces(self, mark: FolderMark, length: int = PIECE) -> Iterator[bytes]:
         """Read the data file; its end is reached only if the checksum fits."""
         crc, left, path = 0, mark.size, self.path / mark.file
         if not path.exists():
             raise Damaged(f"{mark.file} is missing")
         with open(path, "rb", buffering=0, opener=_no_link) as file:
             while left > 0:
-                piece = file.read(min(left, PIECE))
+                piece = file.read(min(left, length))
                 if not piece:
                     raise Damaged(f"{mark.file} is cut: {left} of {mark.size} bytes are missing")
                 left, crc = left - len(piece), zlib.crc32(piece, crc)
                 yield piece
         if crc != mark.crc:
             raise Damaged(f"{mark.file} has another checksum than its mark")
+
+    def data(self, length: int) -> tuple[FolderMark, Iterator[bytes]] | None:
+        """Return the mark of this moment and the data up to it, in pieces; ``None``: there is no mark. Any thread,
+        while checkpoints are made: what counts is never changed. Raises ``Damaged`` and ``OSError``; also when the
+        file was rewritten meanwhile."""
+        mark = self.mark
+        return None if mark is None else (mark, self._pieces(mark, length))
 
     def _read_mark(self) -> FolderMark | None:
         return read_mark(self.path)
@@ -183,6 +178,16 @@ class StateFolder:
             if pause:
                 time.sleep(time.monotonic() - began)
         self._size, self._crc = size, crc
+
+    def fill(self, pieces: Iterable[bytes]) -> None:
+        """Write a whole data file that was copied from elsewhere; it counts with the next ``commit``, its first. Raises
+        ``OSError``, and what the pieces raise. The interpreter is free while something is written."""
+        self._new_data()
+        self._size = self._crc = 0
+        for piece in pieces:
+            _write(self._data, piece, self._size)
+            self._size, self._crc = self._size + len(piece), zlib.crc32(piece, self._crc)
+        self._live = self._size  # so it is not rewritten before it has grown
 
     def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
         """Make everything written so far count: the changelog up to its offset record at ``offset``. Raises
@@ -380,15 +385,6 @@ def set_aside(folder: StateFolder, why: str) -> bool:
         "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
     )
     return True
-
-
-def room_at(path: Path) -> str:
-    """Return how many bytes are free where a folder is, in words for a log."""
-    try:
-        found = os.statvfs(path)
-    except OSError as error:
-        return f"free bytes are not known: {error}"
-    return f"{found.f_bavail * found.f_frsize} bytes are free"
 
 
 def place_of(folder: str, group_id: str, topic: str) -> Path:

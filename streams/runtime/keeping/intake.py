@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from streams.errors import StreamsError
-from streams.runtime.keeping.folder import room_at
+from streams.runtime.keeping.figures import room_at
 
 if TYPE_CHECKING:
     from streams.runtime.keeping.keeper import KeptPartition

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
@@ -26,11 +26,12 @@ from streams.core.transaction import Cut
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX
-from streams.runtime.keeping.entries import Damaged, HalfLoaded
-from streams.runtime.keeping.figures import LoadRate, figures_of
-from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, room_at, set_aside
+from streams.runtime.keeping.entries import Damaged, HalfLoaded, Point
+from streams.runtime.keeping.figures import LoadRate, figures_of, room_at
+from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, set_aside
 from streams.runtime.keeping.intake import Intake, KeeperHost
 from streams.runtime.keeping.shelf import LOOK_SECONDS, TOMBSTONES_MS, ShelfWatch, tombstones_ms_of
+from streams.runtime.keeping.snapshotting import Snapshotting
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
 from streams.statistics import FolderStatistics
@@ -44,15 +45,6 @@ RENEW_MS: Final = 3_600_000
 """The age of a mark at which its partition, if nothing happens in it, sends its offset record again."""
 TAIL_SECONDS: Final = 0.2
 """For which a tail waits, per batch, while too much is unwritten: so a restore goes no faster than the disk."""
-
-
-class Point(NamedTuple):
-    """A place of the changelog at which a folder may be marked: offset and value of an offset record, and a time that
-    is no later than its."""
-
-    offset: int
-    record: bytes
-    as_of_ms: int
 
 
 class KeptPartition:
@@ -69,6 +61,8 @@ class KeptPartition:
         """Why the folder is not to be used any more."""
         self.written_at = keeper.now()
         self.checkpoint_seconds = 0.0
+        self.snapshot_at_ms = -1
+        """When the newest snapshot was made that is known here."""
         mark = folder.mark
         self.point: Point | None = None if mark is None else Point(mark.offset, mark.record, mark.as_of_ms)
         """How far it goes, written or not."""
@@ -260,6 +254,7 @@ class StateKeeper:
         """``thread`` starts the one that writes. ``identity`` and ``topics`` make requests about the changelog; they
         block. Raises ``ConfigError`` for a folder that cannot be used."""
         self.config = config
+        self.snapshots = Snapshotting(self, thread) if config.state.snapshots else None
         self.lock = threading.Lock()
         self.now = now
         self.open_ones: list[KeptPartition] = []
@@ -267,12 +262,12 @@ class StateKeeper:
         """In this run."""
         self._load_rate = LoadRate()
         self._room = threading.Condition()
-        self._parent = prepare_root(config.state.folder, config.group_id, config.topic)
-        self.shelf = ShelfWatch(self._parent, config.changelog, wall_ms)
+        self.parent = prepare_root(config.state.folder, config.group_id, config.topic)
+        self.shelf = ShelfWatch(self.parent, config.changelog, wall_ms)
         self.shelf.look(None, TOMBSTONES_MS)  # for the first report to the group
         self._thread = thread()
         self._identity, self._topics = identity, topics
-        self._wall_ms = wall_ms
+        self.wall_ms = wall_ms
         self._log_known: tuple[TopicIdentity, int] | None = None
         self._work = Signal()
         self._inlet: Inlet[None] = Inlet(lambda _: self._work.notify())
@@ -297,7 +292,7 @@ class StateKeeper:
                 looked_at = self.now()
                 await self._thread.call(self.shelf.look, *(self._log_known or (None, TOMBSTONES_MS)))
             self._hold()
-            wall_ms = self._wall_ms()
+            wall_ms = self.wall_ms()
             for kept in self.open_ones:
                 if host.at_work(kept.partition) is kept:
                     kept.relieve()
@@ -307,7 +302,12 @@ class StateKeeper:
                     renewed[kept.partition] = wall_ms
                     host.renew_offset(kept.partition)
 
-    def post(self, function: Callable[..., None], *args: Any) -> None:
+    async def changelog(self) -> tuple[TopicIdentity, int]:
+        """Return the changelog's identity, and for how many milliseconds it keeps tombstones. Raises
+        ``BrokerUnavailable``."""
+        return await self._thread.call(self._changelog)
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
         """Have a function called on the keeper's thread."""
         self._thread.post(function, *args)
 
@@ -315,7 +315,7 @@ class StateKeeper:
         self, cuts: Mapping[int, Cut], kept_of: Callable[[int], KeptPartition | None], age_seconds: float
     ) -> None:
         """Gather the parts of a committed transaction, which was sealed ``age_seconds`` ago."""
-        as_of_ms = self._wall_ms() - int(age_seconds * 1000)
+        as_of_ms = self.wall_ms() - int(age_seconds * 1000)
         for partition, cut in cuts.items():
             kept = kept_of(partition)
             if kept is not None:
@@ -376,7 +376,7 @@ class StateKeeper:
 
     def statistics(self) -> tuple[FolderStatistics, ...]:
         """Return the figures of the folders that are open, ordered by partition."""
-        wall_ms, found = self._wall_ms(), sorted(self.open_ones, key=lambda kept: kept.partition)
+        wall_ms, found = self.wall_ms(), sorted(self.open_ones, key=lambda kept: kept.partition)
         return tuple(figures_of(kept, wall_ms, self._load_rate) for kept in found)
 
     # -- on its thread -------------------------------------------------------------------------------------------------
@@ -399,13 +399,13 @@ class StateKeeper:
         self.shelf.codec = codec
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
         try:
-            folder = find(self._parent, partition)
+            folder = find(self.parent, partition)
         except OSError as error:
             _log.warning("%s[%d] is not kept on disk: %s", self.config.changelog, partition, error)
             return None
         has_begun, began = False, time.monotonic()
         try:
-            if folder.check(identity, now_ms=self._wall_ms(), tombstones_ms=tombstones_ms):
+            if folder.check(identity, now_ms=self.wall_ms(), tombstones_ms=tombstones_ms):
                 assert folder.mark is not None
                 changes, size = 0, folder.mark.size
                 for number, some in enumerate(folder.load(), 1):
@@ -422,7 +422,7 @@ class StateKeeper:
             if not set_aside(folder, str(error)):
                 folder.close()
                 return None
-            if has_begun:
+            if has_begun or self.snapshots is not None:
                 folder.close()
                 raise HalfLoaded from error
         except BaseException:

@@ -10,23 +10,33 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
+from streams.config import EventSourceConfig
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
-from streams.errors import ConfigError, DiskDamaged, StreamsError
+from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, DiskStore
 from streams.records import Change
 from streams.runtime.changelog import TIMER_PREFIX
-from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import Broken, StateFolder, check_private
-from streams.runtime.keeping.keeper import KeptPartition, Point, StateKeeper
+from streams.runtime.keeping.entries import HEAD, Damaged, Point, decode_pieces, encode
+from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark
+from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.snapshotting import WantedFolder
 
 PAGE = 512
-"""Timers that are read at a time."""
+"""Rows that are read at a time."""
+LEAST_PIECE = 1 << 20
+"""Bytes of a piece of a database, at the least; above it one row in ``CUTS`` ends it."""
+CUTS = 1024
+
+Finder = Callable[[Path, int], StateFolder]
+"""Opens the folder of a partition, below a parent."""
 
 
 class DatabaseFolder(StateFolder):
@@ -36,6 +46,11 @@ class DatabaseFolder(StateFolder):
     memory_bytes: int
     partitions: int
     database: DiskDatabase | None = None
+
+    def equip(self, engine: DiskEngine, config: EventSourceConfig) -> None:
+        """Set the engine, and what its databases may take."""
+        self.engine = engine
+        self.memory_bytes, self.partitions = config.state.memory_bytes // 2, config.num_partitions
 
     @property
     def _place(self) -> Path:
@@ -91,10 +106,27 @@ class DatabaseFolder(StateFolder):
                 return
             low = rows[-1][0] + b"\0"
 
-    def write(self, changes: Sequence[Change], identity: LogIdentity, point: Point | None) -> None:
+    def data(self, length: int) -> tuple[FolderMark, Iterator[bytes]] | None:
+        """Return the mark of this moment, and everything that is there, as a data file: by the order of keys, cut where
+        a key says so, so that what does not change has the same pieces. What was written behind the mark may be in it.
+        Any thread."""
+        mark, database = self.mark, self.database
+        return None if mark is None or database is None else (mark, _rows(database, length))
+
+    def fill(self, pieces: Iterable[bytes]) -> None:
+        """Write what is in a data file into a database that is empty; see ``StateFolder``. Raises ``Damaged``, too."""
+        for changes in decode_pieces(pieces, "its data"):
+            last = {change.key: change for change in changes}
+            self.write(list(last.values()), None, None)
+
+    def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
+        """Make everything written so far count."""
+        self.write([], identity, Point(offset, record, as_of_ms))
+
+    def write(self, changes: Sequence[Change], identity: LogIdentity | None, point: Point | None) -> None:
         """Write changes, and with them the mark, if there is a ``point``. Raises ``OSError``: nothing of them is there;
         ``Broken``: the database cannot be used any more."""
-        mark = None if point is None else FolderMark(identity, *point, self._file, 0, 0, 0)
+        mark = None if point is None or identity is None else FolderMark(identity, *point, self._file, 0, 0, 0)
         rows = [(change.key, change.value) for change in changes]
         try:
             self.open_database().write(rows, None if mark is None else msgspec.json.encode(mark))
@@ -205,21 +237,73 @@ def open_for(
 ) -> KeptPartition | None:
     """Open the folder of a partition with this store; see ``StateKeeper.open``. Raises ``StreamsError`` if there can be
     none, and the store needs one."""
+    find = finder_for(keeper.config, store)
     if not isinstance(store, DiskStore):
-        return keeper.open(partition, layout_of(store), restore, progress)
-
-    def find(parent: Path, partition: int) -> StateFolder:
-        folder = DatabaseFolder.find(parent, partition)
-        assert isinstance(folder, DatabaseFolder)
-        folder.engine = store.disk
-        folder.memory_bytes, folder.partitions = keeper.config.state.memory_bytes // 2, keeper.config.num_partitions
-        return folder
-
+        return keeper.open(partition, layout_of(store), restore, progress, find)
     kept = keeper.open(partition, layout_of(store), restore, progress, find, partial(PartitionOnDisk, store))
     if kept is None:
         where = f"{keeper.config.changelog}[{partition}]"
         raise StreamsError(f"{where}: its state is on disk, and StateConfig.folder cannot be used for it")
     return kept
+
+
+class Fillable(Protocol):
+    """A partition's copy, whose folder is about to be opened (``ownership.replica.Replica``)."""
+
+    partition: int
+    store: Any
+    is_discarded: bool
+
+    def loads(self, loaded: int, size: int) -> None: ...
+
+
+def load_after_snapshot(keeper: StateKeeper, copy: Fillable, load: Callable[[], object]) -> None:
+    """Have ``load`` called on the keeper's thread; where there are snapshots, after the folder got one if it is empty.
+    On the loop."""
+    if keeper.snapshots is None:
+        keeper.post(load)
+    else:
+        find, store = finder_for(keeper.config, copy.store), copy.store
+        is_discarded = lambda: copy.is_discarded  # noqa: E731
+        keeper.snapshots.fetch(WantedFolder(copy.partition, layout_of(store), find, load, copy.loads, is_discarded))
+
+
+def finder_for(config: EventSourceConfig, store: object) -> Finder:
+    """Return the function that opens folders of this kind of store."""
+    if not isinstance(store, DiskStore):
+        return StateFolder.find
+    engine = store.disk
+
+    def find(parent: Path, partition: int) -> StateFolder:
+        folder = DatabaseFolder.find(parent, partition)
+        assert isinstance(folder, DatabaseFolder)
+        folder.equip(engine, config)
+        return folder
+
+    return find
+
+
+def read_database(path: Path, store: object, config: EventSourceConfig) -> bool:
+    """Read the whole database in a folder; ``False``: a process has it locked. Changes nothing. Raises ``Damaged``,
+    ``StoreError`` for one that the store would not use, and ``OSError``."""
+    engine = store.disk if isinstance(store, DiskStore) else None
+    mark = read_mark(path)
+    if engine is None or mark is None or mark.file != f"data-{engine.name}":
+        raise StoreError(f"{path} has a database that this source would not use")
+    folder = DatabaseFolder.open(path)
+    if folder is None:
+        return False
+    assert isinstance(folder, DatabaseFolder)
+    try:
+        folder.equip(engine, config)
+        folder.mark = mark
+        folder.open_database()
+        data = folder.data(LEAST_PIECE)
+        for _ in () if data is None else data[1]:
+            pass
+    finally:
+        folder.close()
+    return True
 
 
 def layout_of(store: object) -> str:
@@ -243,3 +327,23 @@ def _damaged() -> Iterator[None]:
         yield
     except DiskDamaged as error:
         raise Damaged(str(error)) from error
+
+
+def _rows(database: DiskDatabase, length: int) -> Iterator[bytes]:
+    low: bytes | None = None
+    parts, size = [HEAD], len(HEAD)
+    while True:
+        with _damaged():
+            rows = database.scan(low, None, reverse=False, limit=PAGE)
+        for key, value in rows:
+            entry = encode([Change(key, value)])
+            parts.append(entry)
+            size += len(entry)
+            if size >= length or (size >= LEAST_PIECE and zlib.crc32(key) % CUTS == 0):
+                yield b"".join(parts)
+                parts, size = [], 0
+        if len(rows) < PAGE:
+            break
+        low = rows[-1][0] + b"\0"
+    if parts:
+        yield b"".join(parts)

@@ -21,7 +21,8 @@ from streams.runtime.changelog import (
     decode_release,
     decode_timer,
 )
-from streams.runtime.keeping.keeper import KeptPartition, Point
+from streams.runtime.keeping.entries import Point
+from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 
 _log = logging.getLogger(__name__)

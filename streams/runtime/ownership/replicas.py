@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from streams.core.timers import Timer
@@ -21,7 +22,7 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.keeping.entries import HalfLoaded
 from streams.runtime.keeping.keeper import KeptPartition
-from streams.runtime.keeping.on_disk import open_for, refuse_without_folder
+from streams.runtime.keeping.on_disk import load_after_snapshot, open_for, refuse_without_folder
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.reading.log_follower import FROM_START
@@ -255,7 +256,7 @@ class Replicas:
         with self._lock:
             copy.busy = True  # the keeper's thread is in its store
             self._copies[copy.partition] = copy
-        keeper.post(self._load, copy)
+        load_after_snapshot(keeper, copy, partial(self._load, copy))
 
     def _load(self, copy: Replica) -> None:
         """Load a copy from its folder. On the keeper's thread."""

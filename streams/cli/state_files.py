@@ -1,0 +1,349 @@
+"""``kes state verify``, ``snapshot``, ``restore``, ``drop``: folders and their snapshots, by hand.
+
+Nothing here writes to a folder that a process has locked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.console import complain, emit
+from streams.cli.folders import partitions_on_disk
+from streams.cli.records import harmless
+from streams.cli.scans import late_lines
+from streams.cli.state_sources import folder_of, newest, snapshots_at, topic_id_of
+from streams.core.checkpoints import LogIdentity
+from streams.core.manifests import BLOCK_BYTES, SnapshotRefused
+from streams.errors import DiskDamaged, StoreError, StreamsError
+from streams.event_source import EventSource
+from streams.records import TopicPartition
+from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, place_of, read_mark
+from streams.runtime.keeping.on_disk import finder_for, layout_of, read_database
+from streams.runtime.keeping.snapshots import SnapshotStore
+from streams.runtime.ownership.replicas import make_store
+
+_TRIES: Final = 10
+_WRONG: Final = (Damaged, DiskDamaged, SnapshotRefused, StoreError, OSError)
+
+_Partition = Annotated[
+    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+]
+_Folder = Annotated[str, typer.Option("--folder", metavar="DIR", help="Else StateConfig.folder.")]
+_Address = Annotated[str, typer.Option("--snapshots", metavar="ADDRESS", help="Else StateConfig.snapshots.")]
+
+
+def verify(
+    source: SourceName,
+    folder: _Folder = "",
+    snapshots: _Address = "",
+    what: Annotated[str, typer.Option("--what", help="folder or snapshots.")] = "folder",
+    partition: _Partition = None,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Read every byte of folders, or of all snapshots, and say what is wrong with them.
+
+    A database that a process has locked is skipped.
+
+    Exit codes: 0 all is as it was written; 1 something is not, or there is nothing; 2 wrong usage.
+    """
+    found = named_source(source)
+    if what not in ("folder", "snapshots"):
+        raise typer.BadParameter("it is folder or snapshots", param_hint="--what")
+    if what == "folder":
+        rows = _verified_folders(found, folder or folder_of(found), partition)
+    else:
+        rows = _verified_snapshots(found, snapshots, bootstrap_servers, timeout, partition)
+    emit(rows, json, lambda: _table(rows, "partition", "name", "offset", "bytes", "problem"))
+    if not rows:
+        complain("there is nothing to verify")
+    if not rows or any(row["problem"] and not row["skipped"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _row(partition: int, name: str, offset: int, size: int, problem: str, *, skipped: bool = False) -> dict[str, Any]:
+    return {
+        "partition": partition,
+        "name": name,
+        "offset": offset,
+        "bytes": size,
+        "problem": problem,
+        "skipped": skipped,
+    }
+
+
+def _verified_folders(source: EventSource[Any], folder: str, wanted: list[int] | None) -> list[dict[str, Any]]:
+    parent = place_of(folder, source.config.group_id, source.config.topic)
+    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    store.revoked()
+    rows: list[dict[str, Any]] = []
+    for number, path in _folders(parent, wanted):
+        try:
+            check_private(path)
+            mark = read_mark(path)
+            if mark is None:
+                continue
+        except (Damaged, OSError) as error:
+            rows.append(_row(number, path.name, -1, 0, str(error)))
+            continue
+        problem, skipped = "", False
+        try:
+            if (path / mark.file).is_dir():
+                skipped = not read_database(path, store, source.config)
+                problem = "a process has it locked" if skipped else ""
+            else:
+                _read_all(path, late_lines("bytes"))
+        except _WRONG as error:
+            problem = str(error)
+        rows.append(_row(number, path.name, mark.offset, mark.size, problem, skipped=skipped))
+    return rows
+
+
+def _read_all(path: Path, report: Callable[[str, int, int], None]) -> None:
+    """Read a data file to its end. Raises ``Damaged`` and ``OSError``."""
+    for tries_left in range(_TRIES - 1, -1, -1):
+        folder = StateFolder(path, -1)
+        folder.mark = mark = read_mark(path)
+        assert mark is not None
+        try:
+            for count, _ in enumerate(folder.load(), 1):
+                report(f"reading {path}", min(count << 20, mark.size), mark.size)
+            return
+        except Damaged:
+            if not tries_left or read_mark(path) == mark:
+                raise  # else it was rewritten meanwhile
+
+
+def _verified_snapshots(
+    source: EventSource[Any], address: str, servers: str, timeout: float, wanted: list[int] | None
+) -> list[dict[str, Any]]:
+    store = snapshots_at(source, address, _wall_ms)
+    topic_id, partitions = topic_id_of(source, servers, timeout)
+    rows: list[dict[str, Any]] = []
+    for number in sorted(set(wanted)) if wanted else range(partitions):
+        place, report = store.place(topic_id, number), late_lines("bytes")
+        for _, offset, name in store.names(place):
+            size, problem = 0, ""
+            try:
+                manifest = store.manifest(place, name)
+                size = manifest.mark.size
+                for _ in store.pieces(manifest, partial(report, f"reading {name}")):
+                    pass
+            except _WRONG as error:
+                problem = str(error)
+            rows.append(_row(number, name, offset, size, problem))
+    return rows
+
+
+def snapshot(
+    source: SourceName,
+    folder: _Folder = "",
+    snapshots: _Address = "",
+    partition: _Partition = None,
+    json: Json = False,
+) -> None:
+    """Make a snapshot of each folder as of its last checkpoint. No broker is needed, and a process may be using it.
+
+    Tables on an engine are left to the source.
+
+    Exit codes: 0 made; 1 a folder or the store cannot be used; 2 wrong usage.
+    """
+    found = named_source(source)
+    store = snapshots_at(found, snapshots, _wall_ms)
+    where = folder or folder_of(found)
+    parent = place_of(where, found.config.group_id, found.config.topic)
+    rows: list[dict[str, Any]] = []
+    for number in partitions_on_disk(found, where, partition):
+        path = max(
+            (path for _, path in _folders(parent, [number]) if _offset(path) >= 0),
+            key=_offset,
+            default=parent / str(number),
+        )
+        try:
+            saved, offset = _save(store, path)
+        except _WRONG as error:
+            raise StoreError(f"{path}: {error}") from error
+        rows.append(
+            {"partition": number, "name": saved.name, "offset": offset, "bytes": saved.size, "written": saved.uploaded}
+        )
+    emit(rows, json, lambda: _table(rows, "partition", "name", "offset", "bytes", "written"))
+
+
+def _save(store: SnapshotStore, path: Path) -> tuple[Any, int]:
+    for tries_left in range(_TRIES - 1, -1, -1):
+        check_private(path)
+        folder = StateFolder(path, -1)
+        folder.mark = mark = read_mark(path)
+        if mark is None:
+            raise Damaged("it has no mark: there is nothing in it yet")
+        if (path / mark.file).is_dir():
+            raise Damaged(f"its state is in a database ({mark.file}), of which the source makes snapshots itself")
+        data, report = folder.data(BLOCK_BYTES), late_lines("bytes")
+        assert data is not None
+        try:
+            return store.save(mark, _reported(data[1], report, str(path), mark.size)), mark.offset
+        except Damaged:
+            if not tries_left or read_mark(path) == mark:
+                raise  # else its file was rewritten meanwhile
+    raise AssertionError("unreachable")
+
+
+def _reported(
+    pieces: Iterator[bytes], report: Callable[[str, int, int], None], name: str, size: int
+) -> Iterator[bytes]:
+    done = 0
+    for piece in pieces:
+        yield piece
+        done += len(piece)
+        report(f"writing {name}", done, size)
+
+
+def restore(
+    source: SourceName,
+    folder: _Folder = "",
+    snapshots: _Address = "",
+    partition: _Partition = None,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Fill folders that are empty from the newest snapshots. A source does that itself at its start.
+
+    Its start decides, too, whether the folder is young enough. Exit codes: 0 all are filled; 1 one is not, or no broker
+    answers; 2 wrong usage.
+    """
+    found = named_source(source)
+    config = found.config
+    store = snapshots_at(found, snapshots, _wall_ms)
+    topic_id, partitions = topic_id_of(found, bootstrap_servers, timeout)
+    parent = place_of(folder or folder_of(found), config.group_id, config.topic)
+    made = make_store(found.program().store_factory, TopicPartition(config.topic, 0))
+    find, codec = finder_for(config, made), layout_of(made)
+    made.revoked()
+    rows: list[dict[str, Any]] = []
+    for number in sorted(set(partition)) if partition else range(partitions):
+        report = late_lines("bytes")
+        name = problem = ""
+        try:
+            if any(_offset(path) >= 0 for _, path in _folders(parent, [number])):
+                raise StoreError("there is a folder already: kes state drop removes it")
+            manifest = newest(store, store.place(topic_id, number))
+            if manifest is None:
+                raise StoreError("there is no snapshot")
+            identity = LogIdentity(manifest.mark.identity.cluster, config.changelog, topic_id, number, codec)
+            name = store.fill(
+                partial(find, parent, number),
+                identity,
+                set(),
+                partial(report, f"filling {number}"),
+                tombstones_ms=1 << 62,
+            )
+            problem = "" if name else "no snapshot can be used; the log has the reasons"
+        except (*_WRONG, StreamsError) as error:
+            problem = str(error)
+        rows.append({"partition": number, "name": name, "problem": problem})
+    emit(rows, json, lambda: _table(rows, "partition", "name", "problem"))
+    if any(row["problem"] for row in rows):
+        raise typer.Exit(1)
+
+
+def drop(
+    source: SourceName,
+    folder: _Folder = "",
+    partition: _Partition = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove folders, also those that were set aside. The changelog has all that is in them.
+
+    Exit codes: 0 removed; 1 one is in use, there is none, or the answer was no; 2 wrong usage.
+    """
+    found = named_source(source)
+    if json and not yes:
+        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+    parent = place_of(folder or folder_of(found), found.config.group_id, found.config.topic)
+    paths = [path for _, path in _folders(parent, partition, aside=True)]
+    if not paths:
+        raise StoreError(f"{parent}: no state of the group {found.config.group_id} is kept there")
+    if not yes:
+        typer.confirm(f"remove {', '.join(path.name for path in paths)} in {parent}?", abort=True)
+    rows = [{"name": path.name, "problem": _remove(path)} for path in paths]
+    emit(rows, json, lambda: _table(rows, "name", "problem"))
+    if any(row["problem"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _remove(path: Path) -> str:
+    """Remove a folder; return why it cannot be."""
+    try:
+        if path.is_symlink():
+            return "it is a link"
+        lock = None
+        if partition_of_name(path.name) is not None:
+            lock = StateFolder.open(path)
+            if lock is None:
+                return "a process has it locked"
+        try:
+            shutil.rmtree(path)
+        finally:
+            if lock is not None:
+                lock.close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _folders(parent: Path, wanted: list[int] | None, *, aside: bool = False) -> list[tuple[int, Path]]:
+    """Return the folders of partitions, in order."""
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        raise StoreError(f"{parent}: {error}") from error
+    found: list[tuple[int, Path]] = []
+    for name in names:
+        named = partition_of_name(name.removesuffix(".aside") if aside else name)
+        if named is not None and (not wanted or named[0] in wanted):
+            found.append((named[0], parent / name))
+    return sorted(found)
+
+
+def _offset(path: Path) -> int:
+    try:
+        mark = read_mark(path)
+    except (Damaged, OSError):
+        return -1
+    return -1 if mark is None else mark.offset
+
+
+def _table(rows: list[dict[str, Any]], *names: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(
+            name, no_wrap=name != "problem", justify="right" if name in ("offset", "bytes", "written") else "left"
+        )
+    for row in rows:
+        texts = [
+            f"{row[name]:,}" if isinstance(row[name], int) and name != "partition" else harmless(str(row[name]))
+            for name in names
+        ]
+        table.add_row(*texts)
+    return table
+
+
+def _wall_ms() -> int:
+    return int(time.time() * 1000)

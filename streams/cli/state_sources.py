@@ -1,0 +1,241 @@
+"""Sources of the commands of ``kes state``: the changelog, a folder, snapshots, and files that were exported."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from streams.cli.cluster import admin_of, brokers
+from streams.cli.folders import Receive, partitions_on_disk, read_partitions
+from streams.cli.scans import OffsetProgress, late_lines
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.config import StateConfig
+from streams.core.manifests import Manifest, SnapshotRefused
+from streams.errors import StoreError, TopicError
+from streams.event_source import EventSource
+from streams.records import IncomingRecord
+from streams.runtime.changelog import TIMER_PREFIX
+from streams.runtime.keeping.entries import Damaged, decode_pieces
+from streams.runtime.keeping.snapshots import SnapshotStore, open_snapshots
+
+
+@contextmanager
+def opened(
+    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None, folder: str
+) -> Iterator[tuple[list[int], Callable[[Receive], None]]]:
+    """The partitions, and a function that reads them: from a folder, if one is named, else from the changelog."""
+    if folder:
+        numbers = partitions_on_disk(source, folder, wanted)
+        yield numbers, lambda receive: read_partitions(source, folder, numbers, receive)
+    else:
+        with _changelog(source, servers, timeout, wanted) as found:
+            yield found
+
+
+@contextmanager
+def _changelog(
+    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None
+) -> Iterator[tuple[list[int], Callable[[Receive], None]]]:
+    """The partitions, and a function that reads everything that is committed in them now."""
+    config = source.config
+    addresses, topic = brokers(servers, config), config.changelog
+    settings = ClientSettings(addresses, config.client_settings, client_id="kes-state")
+    with admin_of(addresses, config, timeout) as admin, closing(PartitionReader(settings)) as reader:
+        if admin.identity(topic, timeout) is None:
+            raise TopicError(f"{topic} does not exist: the source has not run yet, or its settings name another one")
+        marks = admin.watermarks(topic, None, timeout)
+        for number in set(wanted or ()) - marks.keys():
+            raise TopicError(f"topic {topic} has the partitions 0 to {len(marks) - 1}, not {number}")
+        spans = {number: (marks[number].start, marks[number].stable) for number in sorted(wanted or marks)}
+
+        def read(receive: Receive) -> None:
+            progress = OffsetProgress(f"reading {topic}", spans)
+
+            def take(number: int, records: list[IncomingRecord]) -> None:
+                progress.reached(number, records)
+                receive(number, records)
+
+            reader.read(topic, spans, take, stalled_after_seconds=timeout, cancelled=lambda: False)
+
+        yield list(spans), read
+
+
+class StateAt(NamedTuple):
+    """The state of one partition, bytes by bytes, timers too. ``offset``: the last record of the changelog that is in
+    it."""
+
+    offset: int
+    entries: dict[bytes, bytes]
+
+    def after(self, records: list[IncomingRecord]) -> StateAt:
+        """Apply records of the changelog."""
+        for record in records:
+            key = record.key
+            if key is None or (key.startswith(RESERVED_KEY_PREFIX) and not key.startswith(TIMER_PREFIX)):
+                continue
+            if record.value is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = record.value
+        return self._replace(offset=max(self.offset, records[-1].offset)) if records else self
+
+
+class ExportedLine(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A line of an export: an entry, or at the end of a partition the ``offset`` up to which the changelog is in it.
+    ``shown_key`` and ``shown_value`` are for people, and are not read."""
+
+    partition: int
+    offset: int | None = None
+    key: str = ""
+    value: str = ""
+    shown_key: Any = None
+    shown_value: Any = None
+
+
+def state_of(
+    source: EventSource[Any], side: str, servers: str, timeout: float, wanted: list[int] | None
+) -> dict[int, StateAt]:
+    """Return the state at ``side``: ``changelog``, ``folder``, ``folder:DIR``, ``snapshots``, ``snapshots:ADDRESS``, or
+    the path of an export. Raises ``StreamsError``."""
+    kind, _, place = side.partition(":")
+    if kind == "snapshots":
+        return _from_snapshots(source, place, servers, timeout, wanted)
+    if kind not in ("changelog", "folder"):
+        return _from_export(Path(side), wanted)
+    folder = (place or folder_of(source)) if kind == "folder" else ""
+    found: dict[int, StateAt] = {}
+
+    def receive(number: int, records: list[IncomingRecord]) -> None:
+        found[number] = found[number].after(records)
+
+    with opened(source, servers, timeout, wanted, folder) as (numbers, read):
+        found.update({number: StateAt(-1, {}) for number in numbers})
+        read(receive)
+    return found
+
+
+def folder_of(source: EventSource[Any]) -> str:
+    """Return the folder of the settings. Raises ``StoreError`` if there is none."""
+    folder = source.config.state.folder
+    if not folder:
+        raise StoreError("the source has no StateConfig.folder: name one (--folder DIR, or folder:DIR)")
+    return folder
+
+
+def topic_id_of(source: EventSource[Any], servers: str, timeout: float) -> tuple[str, int]:
+    """Return topic id and number of partitions of the changelog. Raises ``TopicError``."""
+    with admin_of(brokers(servers, source.config), source.config, timeout) as admin:
+        found = admin.identity(source.config.changelog, timeout)
+    if found is None:
+        raise TopicError(f"{source.config.changelog} does not exist: the source has not run yet")
+    return found[0].translate(str.maketrans("+/", "-_")), found[1]  # as Kafka's tools print it, and marks have it
+
+
+def snapshots_at(source: EventSource[Any], address: str, wall_ms: Callable[[], int]) -> SnapshotStore:
+    """Open the snapshots at an address, or those of the settings. Raises ``ConfigError`` and ``StoreError``."""
+    config, state = source.config, source.config.state
+    if not (address or state.snapshots):
+        raise StoreError("the source has no StateConfig.snapshots: name an address")
+    state = StateConfig(
+        folder=state.folder or ".",
+        snapshots=address or state.snapshots,
+        snapshots_kept=state.snapshots_kept,
+        snapshot_secret_file=state.snapshot_secret_file,
+    )
+    return open_snapshots(state, config.group_id, config.topic, wall_ms=wall_ms)
+
+
+def newest(store: SnapshotStore, place: str) -> Manifest | None:
+    """Return the newest snapshot that can be read; ``None``: there is none. Raises ``OSError``."""
+    for _, _, name in store.names(place):
+        try:
+            return store.manifest(place, name)
+        except SnapshotRefused:
+            continue
+    return None
+
+
+def _from_snapshots(
+    source: EventSource[Any], address: str, servers: str, timeout: float, wanted: list[int] | None
+) -> dict[int, StateAt]:
+    store = snapshots_at(source, address, lambda: 0)
+    topic_id, partitions = topic_id_of(source, servers, timeout)
+    found: dict[int, StateAt] = {}
+    for number in sorted(set(wanted)) if wanted else range(partitions):
+        place = store.place(topic_id, number)
+        report = late_lines("bytes")
+        try:
+            manifest = newest(store, place)
+            if manifest is None:
+                raise StoreError(f"{place}: there is no snapshot")
+            entries: dict[bytes, bytes] = {}
+            pieces = store.pieces(manifest, partial(report, f"reading {place}"))
+            for changes in decode_pieces(pieces, "its data"):
+                for change in changes:
+                    if change.value is None:
+                        entries.pop(change.key, None)
+                    else:
+                        entries[change.key] = change.value
+        except (SnapshotRefused, Damaged, OSError) as error:
+            raise StoreError(f"{place}: {error}") from error
+        found[number] = StateAt(manifest.mark.offset, entries)
+    return found
+
+
+def _from_export(path: Path, wanted: list[int] | None) -> dict[int, StateAt]:
+    found: dict[int, StateAt] = {}
+    line_number = 0
+    try:
+        with open(path, "rb") as file:
+            for text in file:
+                line_number += 1
+                line = msgspec.json.decode(text, type=ExportedLine)
+                state = found.setdefault(line.partition, StateAt(-1, {}))
+                if line.offset is not None:
+                    found[line.partition] = state._replace(offset=line.offset)
+                else:
+                    key, value = (base64.b64decode(text, validate=True) for text in (line.key, line.value))
+                    state.entries[key] = value
+    except OSError as error:
+        raise StoreError(
+            f"{path}: {error.strerror or error}; a side is changelog, folder, snapshots, or a file"
+        ) from error
+    except (msgspec.DecodeError, binascii.Error) as error:
+        raise StoreError(f"{path}: line {line_number} is not of an export: {error}") from error
+    return {number: state for number, state in found.items() if not wanted or number in wanted}
+
+
+def read_on(
+    source: EventSource[Any], sides: list[dict[int, StateAt]], servers: str, timeout: float
+) -> list[dict[int, StateAt]]:
+    """Bring states to the same end: that of the changelog now. Raises ``StreamsError``."""
+    config = source.config
+    addresses, topic = brokers(servers, config), config.changelog
+    settings = ClientSettings(addresses, config.client_settings, client_id="kes-state")
+    with admin_of(addresses, config, timeout) as admin, closing(PartitionReader(settings)) as reader:
+        marks = admin.watermarks(topic, None, timeout)
+        return [_on(side, topic, marks, reader, timeout) for side in sides]
+
+
+def _on(
+    side: dict[int, StateAt], topic: str, marks: Mapping[int, Any], reader: PartitionReader, timeout: float
+) -> dict[int, StateAt]:
+    found = dict(side)
+    spans = {number: (state.offset + 1, marks[number].stable) for number, state in side.items() if number in marks}
+    progress = OffsetProgress(f"reading {topic}", spans)
+
+    def receive(number: int, records: list[IncomingRecord]) -> None:
+        progress.reached(number, records)
+        found[number] = found[number].after(records)
+
+    reader.read(topic, spans, receive, stalled_after_seconds=timeout, cancelled=lambda: False)
+    return found

@@ -1,0 +1,126 @@
+"""Manifests of snapshots: what a snapshot is made of, and what of them is kept. Pure.
+
+A snapshot is the data of a folder in blocks, which are named by their SHA-256, and a manifest that lists them. What a
+manifest says is believed only after its own digest fits; with a secret that is an HMAC, which cannot be forged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from streams.core.checkpoints import FolderMark
+
+MANIFEST_FORMAT: Final = 1
+"""Of a manifest. Another one is not read."""
+BLOCK_BYTES: Final = 4 << 20
+"""The size of a block, but for the last one."""
+MOST_BLOCK: Final = 64 << 20
+"""A larger one is not read."""
+MOST_MANIFEST: Final = 32 << 20
+GARBAGE_SECONDS: Final = 3600.0
+"""The age at which a block that no manifest names is removed: a younger one may be of a snapshot that is being made."""
+
+_HEAD: Final = re.compile(rb"kes-snapshot (\d{1,9}) (sha256|hmac) ([0-9a-f]{64})\n")
+_BLOCK: Final = re.compile(r"[0-9a-f]{64}")
+_NAME: Final = re.compile(r"manifest-(\d{15})-(\d{1,19})-[0-9a-f]{1,32}")
+
+
+class SnapshotRefused(Exception):
+    """A snapshot is not used. The text completes the sentence "it is not used, because"."""
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of the data, by its hash."""
+
+    sha256: str
+    size: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """One snapshot: the ``mark`` of a folder, and the blocks that its data file is made of, in their order."""
+
+    mark: FolderMark
+    made_at_ms: int
+    blocks: tuple[Block, ...]
+
+
+class ManifestName(NamedTuple):
+    """The parts of a manifest's name: enough to find the newest, and nothing to believe."""
+
+    made_at_ms: int
+    offset: int
+    name: str
+
+
+def name_of(manifest: Manifest, token: str) -> str:
+    """Name a manifest; ``token``: hexadecimal digits that no other maker has."""
+    return f"manifest-{manifest.made_at_ms:015d}-{manifest.mark.offset}-{token}"
+
+
+def parsed_names(names: Iterable[str]) -> list[ManifestName]:
+    """Return the manifests among these names, the newest first."""
+    found = [(match, name) for name in names if (match := _NAME.fullmatch(name)) is not None]
+    return sorted((ManifestName(int(match[1]), int(match[2]), name) for match, name in found), reverse=True)
+
+
+def is_block(name: str) -> bool:
+    """Check for the name of a block: nothing else is fetched or removed."""
+    return _BLOCK.fullmatch(name) is not None
+
+
+def encode_manifest(manifest: Manifest, secret: bytes) -> bytes:
+    """Encode a manifest, behind its digest."""
+    text = msgspec.json.encode(manifest)
+    return (
+        b"kes-snapshot %d %s %s\n" % (MANIFEST_FORMAT, b"hmac" if secret else b"sha256", _digest(text, secret)) + text
+    )
+
+
+def decode_manifest(data: bytes, secret: bytes) -> Manifest:
+    """Decode a manifest whose digest fits. Raises ``SnapshotRefused``."""
+    head = _HEAD.match(data)
+    if head is None:
+        raise SnapshotRefused("it is no manifest")
+    if int(head[1]) != MANIFEST_FORMAT:
+        raise SnapshotRefused(f"it has the format {int(head[1])}, and this version reads {MANIFEST_FORMAT}")
+    is_signed, text = head[2] == b"hmac", data[head.end() :]
+    if is_signed != bool(secret):
+        wanted = "it is signed, and StateConfig.snapshot_secret_file is not set" if is_signed else "it is not signed"
+        raise SnapshotRefused(wanted)
+    if not hmac.compare_digest(head[3], _digest(text, secret)):
+        raise SnapshotRefused("its signature is wrong" if is_signed else "its checksum is wrong")
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SnapshotRefused(f"it cannot be read ({error})") from error
+    for block in manifest.blocks:
+        if not is_block(block.sha256):
+            raise SnapshotRefused(f"it names the block {block.sha256[:80]!r}")
+        if not 0 < block.size <= MOST_BLOCK:
+            raise SnapshotRefused(f"it has a block of {block.size} bytes")
+    if sum(block.size for block in manifest.blocks) != manifest.mark.size:
+        raise SnapshotRefused(f"its blocks are not the {manifest.mark.size} bytes of its mark")
+    return manifest
+
+
+def superfluous(names: Sequence[ManifestName], keep: int) -> list[ManifestName]:
+    """Return the manifests that are not kept any more; ``names``: the newest first."""
+    return list(names[keep:])
+
+
+def garbage(blocks: Iterable[tuple[str, float]], kept: Iterable[Manifest], now: float) -> list[str]:
+    """Return the blocks that can be removed. ``blocks``: names, and the times of their writing."""
+    named: Collection[str] = {block.sha256 for manifest in kept for block in manifest.blocks}
+    return [name for name, at in blocks if is_block(name) and name not in named and now - at > GARBAGE_SECONDS]
+
+
+def _digest(text: bytes, secret: bytes) -> bytes:
+    if secret:
+        return hmac.new(secret, text, hashlib.sha256).hexdigest().encode()
+    return hashlib.sha256(text).hexdigest().encode()

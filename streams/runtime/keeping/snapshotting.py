@@ -1,0 +1,248 @@
+"""Making and using snapshots in time: two threads beside that of the folders, so that nothing waits for a store.
+
+* A snapshot of a partition is due when the newest one at the store is older than ``snapshot_seconds``. An owner waits
+  for a quarter of that longer: where there is a standby, it has made one then.
+* A partition without a folder that can be used gets the newest snapshot into its folder first. That is opened as any
+  other: log, codec, age and checksum decide, and the changelog is read from its mark.
+* A store that fails or hangs costs a warning. No commit and no start depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import anyio
+
+from streams.core.checkpoints import MARGIN_MS, LogIdentity, reason_to_distrust
+from streams.core.manifests import BLOCK_BYTES
+from streams.disk.blobs import check_address
+from streams.errors import Stopped, StoreError, StreamsError
+from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, read_mark
+from streams.runtime.keeping.snapshots import SnapshotStore, open_snapshots, read_secret
+from streams.runtime.ports import Blocking
+from streams.runtime.signal import Signal
+
+if TYPE_CHECKING:
+    from streams.runtime.keeping.intake import KeeperHost
+    from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at what is due."""
+PATIENCE: Final = 1.25
+"""Of an owner, for a standby to make the snapshot."""
+RETRY_SECONDS: Final = 60.0
+"""After a failure, at the least."""
+_WRONG: Final = (OSError, StoreError, Damaged)
+
+
+class WantedFolder(NamedTuple):
+    """A partition whose folder is about to be opened."""
+
+    partition: int
+    codec: str
+    find: Callable[[Path, int], StateFolder]
+    load: Callable[[], Any]
+    progress: Callable[[int, int], None]
+    is_discarded: Callable[[], bool]
+
+
+class Snapshotting:
+    """The snapshots of one member. On the loop, but for what is called ``_..._on_thread``."""
+
+    def __init__(self, keeper: StateKeeper, thread: Callable[[], Blocking]) -> None:
+        """Raises ``ConfigError`` for an address or a secret that cannot be used."""
+        self._keeper, self._config = keeper, keeper.config.state
+        check_address(self._config.snapshots)
+        read_secret(self._config.snapshot_secret_file)
+        self._saving, self._restoring = thread(), thread()
+        self._is_over = self._is_compared = False
+        self._next: dict[int, float] = {}  # when to look whether a snapshot of a partition is due
+        self._failing: set[int] = set()
+        self._refused: defaultdict[int, set[str]] = defaultdict(set)
+        self._wanted: deque[WantedFolder] = deque()
+        self._news = Signal()
+
+    async def run(self, host: KeeperHost) -> None:
+        """Make snapshots, and use them, until cancelled."""
+        try:
+            async with anyio.create_task_group() as both:
+                both.start_soon(self._restore_all)
+                both.start_soon(self._save_all, host)
+        finally:
+            self._is_over = True
+            while self._wanted:
+                self._keeper.post(self._wanted.popleft().load)
+
+    # -- using them ----------------------------------------------------------------------------------------------------
+
+    def fetch(self, wanted: WantedFolder) -> None:
+        """Fill the folder of a partition, if it is empty and there is a snapshot; then call ``load`` on the keeper's
+        thread, whatever has happened."""
+        if self._is_over:
+            self._keeper.post(wanted.load)
+            return
+        self._wanted.append(wanted)
+        self._news.notify()
+
+    async def _restore_all(self) -> None:
+        while True:
+            while self._wanted:
+                wanted = self._wanted.popleft()
+                try:
+                    if not wanted.is_discarded():
+                        await self._restore(wanted)
+                finally:
+                    self._keeper.post(wanted.load)
+            await self._news.wait()
+
+    async def _restore(self, wanted: WantedFolder) -> None:
+        where = f"{self._keeper.config.changelog}[{wanted.partition}]"
+        try:
+            known, tombstones_ms = await self._keeper.changelog()
+        except StreamsError:
+            return  # opening the folder meets the same, and waits for the broker
+        self._compare_ages(tombstones_ms)
+        identity = LogIdentity(
+            known.cluster, self._keeper.config.changelog, known.topic_id, wanted.partition, wanted.codec
+        )
+        try:
+            await self._restoring.call(self._fill_on_thread, wanted, identity, tombstones_ms)
+        except Stopped:
+            pass
+        except _WRONG as error:
+            _log.warning("%s: snapshots cannot be used: %s; the changelog is read", where, error)
+        except Exception:
+            _log.exception("%s: snapshots cannot be used; the changelog is read", where)
+
+    def _compare_ages(self, tombstones_ms: int) -> None:
+        """Warn once of snapshots that are too old when the next one is made."""
+        if not self._is_compared and self._config.snapshot_seconds * 1000 * PATIENCE > tombstones_ms - MARGIN_MS:
+            _log.warning(
+                "StateConfig.snapshot_seconds is %g, and %s keeps tombstones for %g h (delete.retention.ms): a "
+                "snapshot may be too old for use before there is the next one",
+                self._config.snapshot_seconds,
+                self._keeper.config.changelog,
+                tombstones_ms / 3_600_000,
+            )
+        self._is_compared = True
+
+    def _fill_on_thread(self, wanted: WantedFolder, identity: LogIdentity, tombstones_ms: int) -> None:
+        parent, wall_ms = self._keeper.parent, self._keeper.wall_ms
+        if has_folder(parent, identity, now_ms=wall_ms(), tombstones_ms=tombstones_ms):
+            return
+        began = time.monotonic()
+        store = self._open(is_over=lambda: self._is_over or wanted.is_discarded())
+        name = store.fill(
+            lambda: wanted.find(parent, wanted.partition),
+            identity,
+            self._refused[wanted.partition],
+            wanted.progress,
+            tombstones_ms=tombstones_ms,
+        )
+        if name:
+            seconds = time.monotonic() - began
+            _log.info("%s[%d]: the snapshot %s, %.1f s", identity.topic, identity.partition, name, seconds)
+
+    # -- making them ---------------------------------------------------------------------------------------------------
+
+    async def _save_all(self, host: KeeperHost) -> None:
+        while True:
+            await anyio.sleep(min(LOOK_SECONDS, self._config.snapshot_seconds))
+            now = self._keeper.now()
+            due = [kept for kept in self._keeper.open_ones if self._next.get(kept.partition, now) <= now]
+            for kept in sorted(due, key=lambda kept: self._next.get(kept.partition, 0.0)):
+                if kept in self._keeper.open_ones and kept.folder.mark is not None:
+                    await self._save(kept, PATIENCE if host.at_work(kept.partition) is kept else 1.0)
+
+    async def _save(self, kept: KeptPartition, patience: float) -> None:
+        partition, seconds = kept.partition, self._config.snapshot_seconds * patience
+        where = f"{self._keeper.config.changelog}[{partition}]"
+        try:
+            left = await self._saving.call(self._save_on_thread, kept, seconds)
+        except Stopped:
+            return
+        except Exception as error:
+            left = max(RETRY_SECONDS, seconds / 4)
+            is_known = isinstance(error, _WRONG)
+            if kept in self._keeper.open_ones and (partition not in self._failing or not is_known):
+                self._failing.add(partition)
+                _log.warning(
+                    "%s: no snapshot can be made: %s; tried again every %.0f s",
+                    where,
+                    error if is_known else repr(error),
+                    left,
+                )
+        else:
+            self._failing.discard(partition)
+        self._next[partition] = self._keeper.now() + left
+
+    def _save_on_thread(self, kept: KeptPartition, seconds: float) -> float:
+        """Make a snapshot, if one is due; return after how many seconds to look again."""
+        store = self._open(is_over=lambda: self._is_over, pace=WritingPace(self._config.snapshot_bytes_per_second))
+        identity = kept.identity
+        names = store.names(store.place(identity.topic_id, identity.partition))
+        ages = [(self._keeper.wall_ms() - name.made_at_ms) / 1000 for name in names]
+        youngest = min((age for age in ages if age >= 0), default=seconds)  # one from the future says nothing
+        if youngest < seconds:
+            kept.snapshot_at_ms = self._keeper.wall_ms() - int(youngest * 1000)
+            return seconds - youngest
+        while True:
+            data = kept.folder.data(BLOCK_BYTES)
+            if data is None or (names and names[0].offset == data[0].offset):
+                return seconds / 4  # nothing is new; the mark of a partition at rest is renewed every hour
+            try:
+                saved = store.save(*data)
+            except (Damaged, FileNotFoundError):
+                if kept.folder.mark is data[0]:
+                    raise
+                continue  # its file was rewritten meanwhile
+            kept.snapshot_at_ms = self._keeper.wall_ms()
+            where = f"{identity.topic}[{identity.partition}]"
+            _log.info("%s: %s, %d bytes, of which %d are new", where, saved.name, saved.size, saved.uploaded)
+            return seconds
+
+    def _open(self, *, is_over: Callable[[], bool], pace: Callable[[int], None] = lambda size: None) -> SnapshotStore:
+        config = self._keeper.config
+        return open_snapshots(
+            self._config, config.group_id, config.topic, wall_ms=self._keeper.wall_ms, pace=pace, is_over=is_over
+        )
+
+
+class WritingPace:
+    """Waits after each block, so that no more than so many bytes are written in a second; 0: as many as possible."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._rate = bytes_per_second
+        self._free_at = time.monotonic()
+
+    def __call__(self, size: int) -> None:
+        """Wait until the next block may be written."""
+        if self._rate:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + size / self._rate
+            time.sleep(max(0.0, self._free_at - now))
+
+
+def has_folder(parent: Path, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
+    """Check for a folder of this partition that seems to be of use, by its mark. Reads no data, and takes no lock."""
+    for name in os.listdir(parent):
+        named = partition_of_name(name)
+        if named is None or named[0] != identity.partition:
+            continue
+        try:
+            check_private(parent / name)
+            mark = read_mark(parent / name)
+        except (Damaged, OSError):
+            continue
+        if mark and not reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms):
+            return True
+    return False

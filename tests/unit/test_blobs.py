@@ -1,0 +1,81 @@
+"""Where snapshots are kept: folders, and a store of objects behind its protocol, with all its moods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from streams.disk.blobs import Blobs, open_blobs
+from streams.errors import ConfigError
+from tests.broker.gate import gate
+from tests.unit.s3_kit import ObjectStore, object_store
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "hidden", "EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with object_store() as found:
+        yield found
+
+
+@pytest.fixture(params=["folder", "file:", "s3:"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path, store: ObjectStore) -> Blobs:
+    address = {"folder": str(tmp_path / "x"), "file:": f"file://{tmp_path}/x", "s3:": store.address}[request.param]
+    return open_blobs(address)
+
+
+def test_what_is_put_is_there(blobs: Blobs) -> None:
+    assert blobs.list("a/b") == []
+    with pytest.raises(FileNotFoundError):
+        blobs.get("a/b/one", 10)
+    before = time.time()
+    blobs.put("a/b/one", b"12345")
+    blobs.put("a/b/c/two%2F", b"x" * 100)
+    blobs.put("a/b/one", b"123456")
+    assert blobs.get("a/b/one", 10) == b"123456"
+    assert blobs.get("a/b/c/two%2F", 10) == b"x" * 11, "no more than one byte too many"
+    (one,) = blobs.list("a/b")
+    assert (one.name, one.size) == ("one", 6)
+    assert one.written_at > before - 400 * 86_400
+    assert [blob.name for blob in blobs.list("a/b/c")] == ["two%2F"]
+    blobs.delete("a/b/one")
+    assert blobs.list("a/b") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "call"),
+    gate(product([403, 404, 500], ["put", "get", "list"]), (403, "put"), (404, "get"), (403, "list"), (500, "put")),
+)
+def test_a_store_that_refuses(store: ObjectStore, status: int, call: str) -> None:
+    blobs = open_blobs(store.address)
+    store.status = status
+    calls = {"put": lambda: blobs.put("a", b"x"), "get": lambda: blobs.get("a", 1), "list": lambda: blobs.list("a")}
+    with pytest.raises(OSError, match=r".") as caught:
+        calls[call]()
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_store_that_hangs_is_given_up(store: ObjectStore) -> None:
+    blobs = open_blobs(store.address, call_seconds=0.3)
+    store.goes_on.clear()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"has not answered \(list\) for 0.3 s"):
+        blobs.list("a")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.nightly
+def test_a_store_that_nobody_serves() -> None:
+    with pytest.raises(OSError, match=r"."):
+        open_blobs("s3://bucket/kes?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:1").list("a")
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.fs", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kafka-event-source\[snapshots\]'"):
+        open_blobs("s3://bucket/x")

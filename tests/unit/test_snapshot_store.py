@@ -1,0 +1,187 @@
+"""Snapshots by themselves: how they are written, read and removed, and what a kill in between leaves."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams.core import manifests
+from streams.core.manifests import Block
+from streams.disk import SQLite
+from streams.disk.blobs import Blobs, open_blobs
+from streams.errors import Stopped
+from streams.runtime.keeping import on_disk, snapshotting
+from streams.runtime.keeping.entries import decode_pieces
+from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.snapshots import SavedSnapshot, SnapshotStore
+from tests.unit.kept_kit import DAY_MS, IDENTITY, Cut, State, now_ms, put, reopened
+from tests.unit.s3_kit import object_store
+
+
+def test_garbage_is_what_no_kept_manifest_names_for_an_hour() -> None:
+    old, new, kept = "a" * 64, "b" * 64, "c" * 64
+    blocks = [(old, 0.0), (new, 5_000.0), (kept, 0.0), ("README", 0.0)]
+
+    class Named(msgspec.Struct):
+        blocks: tuple[Block, ...]
+
+    assert manifests.garbage(blocks, [Named((Block(kept, 1),))], 5_001.0) == [old]  # type: ignore[list-item]
+
+
+class Disk:
+    """Snapshots of one partition at a place, whose folder is written here."""
+
+    def __init__(self, root: Path, blobs: Blobs | None = None, **more: Any) -> None:
+        self.root = root
+        self.store = SnapshotStore(blobs or open_blobs(str(root / "store")), "g", "t", wall_ms=now_ms, **more)
+
+    def write(self, offset: int, names: int) -> StateFolder:
+        folder = StateFolder.find(self.root / "disk", 0)
+        try:
+            folder.check(IDENTITY, now_ms=now_ms(), tombstones_ms=DAY_MS)
+            folder.append([put(b"key %d" % number, b"value %d" % offset) for number in range(names)], pause=False)
+            folder.commit(IDENTITY, offset, b"{}", now_ms())
+        finally:
+            folder.close()
+        return folder
+
+    def save(self, folder: StateFolder, length: int = 64) -> SavedSnapshot:
+        data = folder.data(length)
+        assert data is not None
+        return self.store.save(*data)
+
+    def restored(self, name: str) -> tuple[int, State]:
+        """Offset and state that a new machine gets."""
+        place = self.root / name
+        self.store.fill(
+            lambda: StateFolder.find(place, 0), IDENTITY, set(), lambda done, size: None, tombstones_ms=DAY_MS
+        )
+        return reopened(place)
+
+
+STEPS = 14
+"""More than a snapshot of three new blocks has."""
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_killed_at_any_step_the_newest_whole_snapshot_is_used(tmp_path: Path, step: int) -> None:
+    disk = Disk(tmp_path, keep=2)
+    disk.save(disk.write(10, 3))
+    disk.save(disk.write(20, 3))
+    taken: list[str] = []
+
+    def at(name: str) -> None:
+        taken.append(name)
+        if len(taken) > step:
+            raise Cut(name)
+
+    disk.store.at = at
+    folder = disk.write(30, 4)
+    with suppress(Cut):
+        disk.save(folder)
+    disk.store.at = lambda name: None
+    offset, state = disk.restored("new")
+    is_whole = "collect" in taken
+    assert offset == (30 if is_whole else 20)
+    assert state == {b"key %d" % number: b"value %d" % offset for number in range(4 if is_whole else 3)}
+    if step == STEPS - 1:
+        assert set(taken) >= {"block", "manifest", "collect"}
+        assert len(taken) < STEPS, "each step was one at which it ended"
+    disk.save(disk.write(40, 3))  # and the next one is as any other
+    assert disk.restored("newer")[0] == 40
+
+
+def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    first = disk.save(disk.write(10, 2_000), 4096)
+    assert first.uploaded == first.size
+    second = disk.save(disk.write(20, 20), 4096)
+    assert second.size > first.size
+    assert second.uploaded <= 0.1 * second.size
+    assert disk.restored("new")[0] == 20
+
+
+def test_of_a_database_only_the_pieces_with_changes_are_written_again(tmp_path: Path) -> None:
+    engine = SQLite()
+    database = engine.open(str(tmp_path / "db"), memory_bytes=1 << 20, partitions=1)
+    rows = [(b"key %08d" % number, b"x" * 500) for number in range(8_000)]
+    database.write(rows, b"1")
+    before = list(on_disk._rows(database, 1 << 22))
+    database.write([(rows[7_000][0], b"y" * 500)], b"2")
+    after = list(on_disk._rows(database, 1 << 22))
+    database.close()
+    assert len(before) > 2
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
+    assert [(change.key, change.value) for some in decode_pieces(iter(before), "x") for change in some] == rows
+
+
+def test_a_block_that_is_gone_or_cut_is_written_again(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    folder = disk.write(10, 20)
+    disk.save(folder)
+    first, second, *_ = sorted((tmp_path / "store").rglob("blocks/*"))
+    first.unlink()
+    second.write_bytes(b"")
+    assert disk.save(folder).uploaded > 0
+    assert disk.restored("new")[0] == 10
+
+
+def test_garbage_goes_after_an_hour_unless_a_manifest_cannot_be_read(tmp_path: Path, caplog: Any) -> None:
+    disk = Disk(tmp_path, keep=2)
+    disk.save(disk.write(10, 3))
+    (blocks,) = (tmp_path / "store").rglob("blocks")
+    stray = blocks / ("a" * 64)
+    other = blocks.parent / "manifest-999999999999999-9-00"
+    other.write_bytes(b"kes-snapshot 2 sha256 " + b"0" * 64 + b"\n")
+    for path in (stray, blocks / "README"):
+        path.write_bytes(b"x")
+        os.utime(path, (0, 0))
+    disk.save(disk.write(20, 3))
+    assert stray.exists()
+    assert "it has the format 2" in caplog.text
+    other.unlink()
+    disk.save(disk.write(30, 3))
+    disk.save(disk.write(40, 3))
+    assert not stray.exists()
+    assert (blocks / "README").exists(), "what is no block is nobody's to remove"
+    assert len(list(blocks.parent.glob("manifest-*"))) == 2
+    assert disk.restored("new")[0] == 40
+
+
+def test_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with object_store() as found:
+        disk = Disk(tmp_path, open_blobs(found.address, call_seconds=5), keep=2)
+        for offset in (10, 20, 30):
+            disk.save(disk.write(offset, 50), 1024)
+        assert disk.restored("new")[0] == 30
+        assert len([key for key in found.objects if "manifest-" in key]) == 2
+        name = next(key for key in found.objects if "/blocks/" in key)
+        found.objects.pop(name)
+        assert disk.restored("another")[0] in (-1, 20), "the one before, or none"
+        found.status = 403
+        with pytest.raises(OSError, match=r"403|ACCESS_DENIED|Trouble"):
+            disk.restored("third")
+
+
+def test_the_rate_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(snapshotting.time, "sleep", waited.append)
+    monkeypatch.setattr(snapshotting.time, "monotonic", lambda: 5.0)
+    pace = snapshotting.WritingPace(1_000)
+    pace(500)
+    pace(500)
+    assert waited == [0.5, 1.0]
+
+
+def test_an_upload_ends_when_the_source_stops(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, is_over=lambda: True)
+    with pytest.raises(Stopped):
+        disk.save(disk.write(10, 3))
+    assert not list((tmp_path / "store").rglob("manifest-*"))
