@@ -7,6 +7,7 @@ last one of each kind.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import ge
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -82,6 +83,11 @@ class OffsetRecord(msgspec.Struct, frozen=True):
     def has_all(self, further: Sequence[str], partition: int) -> bool:
         """Check for a record with the position of each of these inputs."""
         return all(self.position_in(topic, partition) is not None for topic in further)
+
+    def reaches(self, offsets: Sequence[int], further: Sequence[str], partition: int) -> bool:
+        """Check for a record at these offsets, or behind them, in every input."""
+        found = [self.position_in(topic, partition) for topic in further]
+        return all(map(ge, (self.offset, *(-1 if at is None else at[0] for at in found)), offsets))
 
 
 def further_positions(

@@ -12,7 +12,7 @@ from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceCon
 from streams.errors import ConfigError, OffsetError, RegistrationError, TopicReplaced
 from streams.events import event_type
 from streams.records import TYPE_HEADER, Record
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimConnections
 
@@ -293,3 +293,12 @@ def test_where_a_new_input_begins_is_decided_once() -> None:
         driver.advance(3.0)
         assert last_record(driver).position_in(PAYMENTS, 0) == (0, "payments#0")
         driver.check()
+
+
+def test_a_record_follows_a_position_only_if_it_does_in_every_input() -> None:
+    """One that is further in one input, and behind in another, was not made by a member that went on from there."""
+    record = OffsetRecord(7, "w", 1, 1, inputs=further_positions(None, 0, {PAYMENTS: (3, "id")}))
+    assert record.reaches((7, 3), [PAYMENTS], 0)
+    assert not record.reaches((7, 4), [PAYMENTS], 0)
+    assert not record.reaches((7, 3, 0), [PAYMENTS, "not known to it"], 0)
+    assert OffsetRecord(7, "w", 1, 1).reaches((7,), [], 0)

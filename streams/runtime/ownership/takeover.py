@@ -387,7 +387,9 @@ class TakeOvers:
             if mine or (found and cut.release is None):
                 return False
             if start == low:
-                return bool(found) and cut.release is not None and _follows(found[-1], cut, cut.release)
+                if not found or cut.release is None:
+                    return False
+                return _follows(found[-1], cut, cut.release, self._partitions.further_topics, partition)
             window *= 8
 
     def _is_ours(self, record: OffsetRecord, serial: int) -> bool:
@@ -438,11 +440,10 @@ def _is_restoring(worker: PartitionWorker) -> bool:
     return worker.state is PartitionState.RESTORING
 
 
-def _follows(record: OffsetRecord, cut: Cut, release: bytes) -> bool:
-    """Check whether another member works on from our marker, which compaction has taken away meanwhile: then it was
-    committed."""
+def _follows(record: OffsetRecord, cut: Cut, release: bytes, further: Sequence[str], partition: int) -> bool:
+    """Check whether another member works on from our marker, which compaction took away: then it was committed."""
     marker = msgspec.json.decode(release, type=ReleaseMarker)
-    return record.generation >= marker.generation and record.offset >= offsets_of(cut.offset)[0]
+    return record.generation >= marker.generation and record.reaches(offsets_of(cut.offset), further, partition)
 
 
 def _names(workers: Collection[PartitionWorker]) -> str:
