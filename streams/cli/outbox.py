@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
 from rich.table import Table as Grid
+from rich.text import Text
 
 from streams.cli.cluster import Json, Servers
 from streams.cli.console import duration, emit, notices
 from streams.cli.logging_setup import LogOptions
+from streams.cli.records import one_line, plain_bytes, plain_text
 from streams.cli.run import StatusLines
 from streams.cli.supervisor import Supervisor, worker_command
 from streams.cli.worker import WorkerOptions
@@ -31,13 +33,13 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True)
 parked_app = typer.Typer(no_args_is_help=True)
-app.add_typer(parked_app, name="parked", help="Rows that Kafka refuses: list, retry, drop.")
+app.add_typer(parked_app, name="parked", help="Rows that Kafka refuses: list, show, retry, drop.")
 
 Name = Annotated[str, typer.Option(help="The name of the outbox in Kafka: its topic is NAME.outbox.")]
 Database = Annotated[str, typer.Option(help=f"postgresql://user@host/name. Default: {DATABASE_VARIABLE}.")]
 TableName = Annotated[str, typer.Option("--table", help="The table of the outbox.")]
 Shards = Annotated[int, typer.Option(min=1, max=256, help="How many relays can share the work; fixed from then on.")]
-
+RowNumber = Annotated[int, typer.Argument(metavar="ID", help="The id of the row, as `list` shows it.")]
 SettingsFile = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML with the settings of a relay.")]
 
 WORKER_VARIABLE: Final = "KES_OUTBOX_WORKER"
@@ -148,6 +150,26 @@ def parked_list(database: Database = "", table: TableName = DEFAULT_TABLE, json:
     emit([row._asdict() for row in found], json, lambda: _parked_table(found))
 
 
+@parked_app.command("show")
+def parked_show(row: RowNumber, database: Database = "", table: TableName = DEFAULT_TABLE, json: Json = False) -> None:
+    """Show a parked row whole: key, headers and value as they would be sent."""
+    with _session(database, table) as session:
+        found = _known(lambda: session.parked_records(row))
+    if not found:
+        raise _not_parked(row, table)
+    output = found[0].output
+    facts = {
+        "id": row,
+        "topic": output.topic,
+        "partition": None if output.partition < 0 else output.partition,
+        "key": plain_text(output.key),
+        "headers": [[name, plain_text(value)] for name, value in output.headers or ()],
+        "stashed_at_ms": output.timestamp_ms,
+        "value": plain_bytes(output.value),
+    }
+    emit(facts, json, lambda: _facts_table(facts))
+
+
 @parked_app.command("retry")
 def parked_retry(database: Database = "", table: TableName = DEFAULT_TABLE) -> None:
     """Have all parked rows tried again now."""
@@ -157,7 +179,7 @@ def parked_retry(database: Database = "", table: TableName = DEFAULT_TABLE) -> N
 
 @parked_app.command("drop")
 def parked_drop(
-    row: Annotated[int, typer.Argument(metavar="ID", help="The id of the row, as `list` shows it.")],
+    row: RowNumber,
     database: Database = "",
     table: TableName = DEFAULT_TABLE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -168,8 +190,12 @@ def parked_drop(
     with _session(database, table) as session:
         dropped = _known(lambda: session.drop_parked(row))
     if not dropped:
-        raise OutboxError(f"no row {row} is parked in {table}: it was sent, dropped, or is being tried")
+        raise _not_parked(row, table)
     notices().print(f"row {row} is dropped", highlight=False)
+
+
+def _not_parked(row: int, table: str) -> OutboxError:
+    return OutboxError(f"no row {row} is parked in {table}: it was sent, dropped, or is being tried")
 
 
 def _session(database: str, table: str) -> OutboxSession:
@@ -205,6 +231,13 @@ def _purged_table(found: list[PurgedShard]) -> Grid:
     grid = Grid("shard", "last batch", "deleted", "dropped")
     for shard in found:
         grid.add_row(str(shard.shard), str(shard.serial), f"{shard.deleted:,}", f"{shard.dropped:,}")
+    return grid
+
+
+def _facts_table(facts: dict[str, Any]) -> Grid:
+    grid = Grid("", "", show_header=False)
+    for name, value in facts.items():
+        grid.add_row(name, Text(one_line(value)))
     return grid
 
 

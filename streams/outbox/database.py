@@ -154,6 +154,10 @@ class OutboxSession(Protocol):
         """List parked rows by id, 1,000 at most."""
         ...
 
+    def parked_records(self, number: int) -> list[StashedRow]:
+        """Return the parked rows with this id, as they would be sent: one, or none."""
+        ...
+
     def hasten_parked(self) -> int:
         """Have all parked rows tried again now; returns their number."""
         ...

@@ -71,6 +71,11 @@ WHERE stashed.shard = %(shard)s AND stashed.id BETWEEN %(first)s AND %(last)s
 _DROP: Final = """
 DELETE FROM {rows} WHERE shard = %s AND id <= %s AND stashed_at <= to_timestamp(%s / 1000.0::float8)
 """
+_PARKED_RECORDS: Final = """
+SELECT shard, id, tag, topic, key, value, header_names, header_values, partition,
+       (extract(epoch FROM least(greatest(stashed_at, '1970-01-02'), clock_timestamp())) * 1000)::bigint
+FROM {parked} WHERE id = %s ORDER BY tag
+"""
 _COLUMNS: Final = "id, tag, topic, key, value, header_names, header_values, partition, stashed_at, attempts"
 _PARK: Final = """
 WITH refused AS (DELETE FROM {table} WHERE shard = %s AND id = %s AND tag = %s RETURNING *)
@@ -291,6 +296,12 @@ class PostgresSession:
         with database_errors():
             rows = self._connection.execute(text.encode()).fetchall()
         return [ParkedRow(*row)._replace(key=shown_key(row[3])) for row in rows]
+
+    def parked_records(self, number: int) -> list[StashedRow]:
+        """Return the parked rows with this id, as they would be sent: one, or none."""
+        with database_errors():
+            cursor = self._connection.execute(self._sql(_PARKED_RECORDS), [number], binary=True)
+            return [_stashed_row(shard, index, *row) for index, (shard, *row) in enumerate(cursor)]
 
     def hasten_parked(self) -> int:
         """Have all parked rows tried again now; returns their number."""

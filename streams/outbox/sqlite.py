@@ -110,6 +110,22 @@ def _encoded(headers: Sequence[tuple[str, bytes | None]] | None) -> str | None:
     return json.dumps([[name, None if value is None else value.hex()] for name, value in headers]) if headers else None
 
 
+def _stashed_row(
+    index: int,
+    number: int,
+    tag: int,
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: str | None,
+    partition: int | None,
+    timestamp_ms: int,
+    shard: int,
+) -> StashedRow:
+    to = -1 if partition is None else partition
+    return StashedRow(RowId(number, tag), Output(topic, value, key, _decoded(headers), to, timestamp_ms, shard, index))
+
+
 def _decoded(headers: str | None) -> Headers | None:
     if headers is None:
         return None
@@ -165,7 +181,7 @@ class SqliteSession:
         return int(self._row(f"SELECT serial FROM {self._table}_shards WHERE shard = ?", shard)[0])
 
     def fetch(self, shard: int, rows: int, size: int) -> list[StashedRow]:
-        text = f"""SELECT id, tag, topic, key, value, headers, partition, stashed_at_ms FROM {self._table}
+        text = f"""SELECT id, tag, topic, key, value, headers, partition, stashed_at_ms, shard FROM {self._table}
             WHERE shard = ?1 AND (key IS NULL OR key NOT IN (
               SELECT key FROM {self._table}_parked WHERE shard = ?1 AND key IS NOT NULL))
             ORDER BY id LIMIT ?2"""
@@ -173,11 +189,10 @@ class SqliteSession:
         through = 0
         with sqlite_errors(self._table):
             self._seen = self._version()  # before the look: what comes meanwhile ends the next sleep
-            for number, tag, topic, key, value, headers, partition, at_ms in self._db.execute(text, [shard, rows]):
-                to = -1 if partition is None else partition
-                output = Output(topic, value, key, _decoded(headers), to, at_ms, shard, len(found))
-                found.append(StashedRow(RowId(number, tag), output))
-                through += len(key or b"") + len(value or b"")
+            for row in self._db.execute(text, [shard, rows]):
+                stashed = _stashed_row(len(found), *row)
+                found.append(stashed)
+                through += len(stashed.output.key or b"") + len(stashed.output.value or b"")
                 if through > size:
                     break
         return found
@@ -265,6 +280,12 @@ class SqliteSession:
             ParkedRow(number, shard, topic, shown_key(key), attempts, max(at - now, 0.0), error)
             for number, shard, topic, key, attempts, at, error in rows
         ]
+
+    def parked_records(self, number: int) -> list[StashedRow]:
+        text = f"""SELECT id, tag, topic, key, value, headers, partition, stashed_at_ms, shard FROM {self._table}_parked
+            WHERE id = ?"""
+        with sqlite_errors(self._table):
+            return [_stashed_row(index, *row) for index, row in enumerate(self._db.execute(text, [number]))]
 
     def hasten_parked(self) -> int:
         return self._change(f"UPDATE {self._table}_parked SET next_try_at = 0")

@@ -66,6 +66,12 @@ def test_a_refused_row_is_parked_its_key_waits_and_all_goes_on_when_it_is_taken(
         assert missing in by_key["b'a'"]["error"]
         assert "the topic has 3 partitions" in by_key["b'c'"]["error"]
         assert {event.id for event in events if isinstance(event, RowParked)} == {1, 4}
+        capsys.readouterr()
+        assert main(["outbox", "parked", "show", "4", "--database", ledger.database, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert {name: shown[name] for name in ("id", "topic", "partition", "key", "value")} == {
+            "id": 4, "topic": ledger.topic, "partition": 7, "key": "c", "value": 4,
+        }  # fmt: skip
         admin = TopicAdmin(ledger.settings)
         admin.create([TopicSpec(name=missing, partitions=1, replication_factor=1)])
         admin.close()
@@ -76,6 +82,7 @@ def test_a_refused_row_is_parked_its_key_waits_and_all_goes_on_when_it_is_taken(
         assert parked(ledger, capsys)[0]["attempts"] == 2
         assert main(["outbox", "parked", "drop", "4", "--yes", "--database", ledger.database]) == 0
         assert main(["outbox", "parked", "drop", "4", "--yes", "--database", ledger.database]) == 1
+        assert main(["outbox", "parked", "show", "4", "--database", ledger.database]) == 1
         ledger.until_empty()
     assert sorted(values(ledger, ledger.topic), key=str) == [(b"a", b"2"), (b"b", b"3"), (b"c", b"5")]
 

@@ -115,6 +115,8 @@ def test_a_parked_row_holds_its_key_and_comes_back_to_its_place(session: SqliteS
     (parked,) = session.parked()
     assert (parked.id, parked.key, parked.attempts, parked.error) == (first.row.id, "b'a'", 1, "no such topic")
     assert 50 < parked.next_try_seconds <= 60
+    assert [one.output.value for one in session.parked_records(first.row.id)] == [first.output.value]
+    assert session.parked_records(first.row.id + 1) == []
     assert session.retry_parked(shard) == 0
     assert session.hasten_parked() == 1
     assert session.retry_parked(shard) == 1
