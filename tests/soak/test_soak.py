@@ -10,6 +10,7 @@ while a broker is away. At the end the replay oracle compares everything, and ev
 from __future__ import annotations
 
 import os
+import shutil
 import random
 import signal
 import time
@@ -222,6 +223,9 @@ def test_soak(tmp_path: Path) -> None:
             soak.finish()
         except BaseException as error:
             report.problems.append(f"{type(error).__name__}: {error}")
+            for number, node in cluster.nodes.items():
+                if node.data_dir is not None:
+                    shutil.copy(node.data_dir / "kafka.log", tmp_path / f"broker-{number}.log")
             raise
         finally:
             soak.group.close()

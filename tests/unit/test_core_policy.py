@@ -138,11 +138,13 @@ def predicates(number: int) -> list[bool]:
     ("number", "kind", "text"),
     [
         (0, 0, "the event t[3]@0"),
-        (2**62 - 1, 0, f"the event t[3]@{2**62 - 1}"),
+        (2**52 - 1, 0, f"the event t[3]@{2**52 - 1}"),
+        (origin.in_input(1, 77), 0, "the event t[3]@77"),
         (INTERJECTION, 1, "an interjection, or a timer, of t[3]"),
         (timer_origin(5, "name"), 2, "an interjection, or a timer, of t[3]"),
         (batch_origin(0), 3, "the batch of events of t[3] that ends at offset 0"),
         (batch_origin(77), 3, "the batch of events of t[3] that ends at offset 77"),
+        (origin.in_input(2, batch_origin(77)), 3, "the batch of events of t[3] that ends at offset 77"),
     ],
 )
 def test_an_origin_is_of_exactly_one_kind(number: int, kind: int, text: str) -> None:
