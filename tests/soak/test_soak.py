@@ -10,8 +10,8 @@ while a broker is away. At the end the replay oracle compares everything, and ev
 from __future__ import annotations
 
 import os
-import shutil
 import random
+import shutil
 import signal
 import time
 from collections import Counter
