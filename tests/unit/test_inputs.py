@@ -11,8 +11,10 @@ import pytest
 from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Retry, Table
 from streams.errors import ConfigError, OffsetError, RegistrationError, TopicReplaced
 from streams.events import event_type
+from streams.postgres_sink import PostgresSink
 from streams.records import TYPE_HEADER, Record
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, further_positions
+from streams.runtime.replay import PartitionReplay
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimConnections
 
@@ -302,3 +304,13 @@ def test_a_record_follows_a_position_only_if_it_does_in_every_input() -> None:
     assert not record.reaches((7, 4), [PAYMENTS], 0)
     assert not record.reaches((7, 3, 0), [PAYMENTS, "not known to it"], 0)
     assert OffsetRecord(7, "w", 1, 1).reaches((7,), [], 0)
+
+
+async def test_what_needs_one_topic_refuses_a_source_with_several() -> None:
+    source = build(PAYMENTS)
+    with pytest.raises(ConfigError, match=r"a replay takes the records of one topic.*\(payments\)"):
+        PartitionReplay(source.program(), 0, wall_ms=0)
+    sink = PostgresSink(source, "postgresql:///nowhere", name="stock")
+    with pytest.raises(ConfigError, match=r"its fence is one offset of the source's topic.*\(payments\)"):
+        async with sink._opened():
+            pass
