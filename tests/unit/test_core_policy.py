@@ -14,6 +14,7 @@ from streams.core import origin
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import INTERJECTION, batch_end, batch_origin, timer_origin
 from streams.core.policy import Answered, Decision, Failure, WorkKind, apply_error_policy, text_of
+from streams.core.position import behind, offsets_of, position_of
 from streams.core.timers import Timer
 from streams.errors import DecodeError, RecordRefused
 from streams.outcomes import STOP, ErrorResponse, ExecutionState, Retry
@@ -150,6 +151,14 @@ def predicates(number: int) -> list[bool]:
 def test_an_origin_is_of_exactly_one_kind(number: int, kind: int, text: str) -> None:
     assert predicates(number) == [place == kind for place in range(4)]
     assert origin.describe(number, "t[3]") == text
+
+
+def test_a_position_behind_an_event_stands_still_in_the_other_inputs() -> None:
+    assert behind(9, 4) == 5
+    assert behind((9, 20), 4) == (5, 20)
+    assert behind((9, 20), origin.in_input(1, 17)) == (9, 18)
+    assert position_of([3]) == 3
+    assert offsets_of(position_of([3, 4])) == (3, 4)
 
 
 def test_a_timer_set_anew_has_another_origin() -> None:

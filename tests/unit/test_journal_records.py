@@ -18,10 +18,11 @@ from streams.core.journal import (
     kept_from,
     mark_of,
     output_of,
+    plain_value,
     settled,
     term_of,
 )
-from streams.errors import JournalError
+from streams.errors import DecodeError, JournalError
 from streams.records import Headers, IncomingRecord
 
 
@@ -126,3 +127,9 @@ def test_a_log_is_never_cut_beyond_the_checkpoints_that_are_kept() -> None:
     assert kept_from([5, 9], 1) == 9
     assert kept_from([5, 20, 9], 2) == 9  # a fuzzy one may cover less than the one before it
     assert kept_from([5], 0) == -1
+
+
+def test_an_entry_has_a_value() -> None:
+    assert plain_value(raw(None)) == b"x"
+    with pytest.raises(DecodeError, match=r"ledger\[0\]@7: the value is null"):
+        plain_value(raw(None, None))
