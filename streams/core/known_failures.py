@@ -68,6 +68,10 @@ class KnownFailures:
             there = set(timers)
             self._timers = {origin: failure for origin, failure in self._timers.items() if origin in there}
 
+    def of_event(self, offset: int) -> Failure | None:
+        """Return the known failure of the event at this offset, which need not have its turn yet."""
+        return self.events.get(in_input(self.place, offset)) if self.events else None
+
     def meet(self, origin: Origin) -> Failure | None:
         """Return the known failure of an event or a timer, whose turn it is now; the next worker knows it, too."""
         origin = in_input(self.place, origin)

@@ -232,7 +232,7 @@ class Engine:
                 self.spawn(partial(self.keeper.snapshots.run, self))
         for place, port in enumerate(self.inputs):
             deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
-            port.start(deliver, partitions.make_room, self.reading_failed)
+            port.start(deliver, partial(partitions.make_room, place), self.reading_failed)
         self.replicas.start()
         inlet = Inlet(self._received)
         self.handover.report()  # the first plan is to know what is on disk

@@ -263,7 +263,8 @@ def test_a_position_that_an_older_release_has_dropped_is_refused() -> None:
         dropped = msgspec.json.encode(msgspec.structs.replace(record, inputs=msgspec.UNSET))
         broker.append("shop.orders.changelog", 0, OFFSET_KEY, dropped, None, broker.wall_ms())
         with pytest.raises(
-            OffsetError, match=r"payments\[0\]: the group shop has committed offset 1, .* holds no offset: a release"
+            OffsetError,
+            match=r"payments\[0\]: the group shop has committed offset 1, .* holds no offset of payments: a release",
         ):
             driver.restart()
 
@@ -314,3 +315,50 @@ async def test_what_needs_one_topic_refuses_a_source_with_several() -> None:
     with pytest.raises(ConfigError, match=r"its fence is one offset of the source's topic.*\(payments\)"):
         async with sink._opened():
             pass
+
+
+class Remind(msgspec.Struct, frozen=True):
+    of: str
+
+
+def ahead() -> EventSource[Any]:
+    """A source whose handlers run ahead of their turn, each with a timer of its own."""
+    source = EventSource(config(error_policy=DEAD_LETTER), Table.factory(key=str, value=int))
+    source.input(PAYMENTS)
+
+    async def handle(ctx: EventContext[Any], event: Ordered) -> None:
+        assert ctx.input is not None
+        ctx.schedule_in(60, Remind(ctx.input.topic))
+        await ctx.turn()
+        ctx.forward(Record("seen", f"{ctx.input.topic}@{ctx.offset} {event.customer}".encode(), b"k", partition=0))
+
+    def remind(ctx: EventContext[Any], event: Remind) -> None:
+        ctx.forward(Record("seen", event.of.encode(), b"k", partition=0))
+
+    source.register_event_type(Ordered, handle, concurrency=4)
+    source.register_event_type(Remind, remind)
+    return source
+
+
+@pytest.mark.parametrize(("bad", "good"), [("orders", PAYMENTS), (PAYMENTS, "orders")])
+def test_a_refusal_of_work_that_runs_ahead_is_met_by_its_own_event(bad: str, good: str) -> None:
+    """Their offsets are equal, and the other input comes first."""
+    with TestDriver(ahead(), start=False) as driver:
+        driver._world.broker.refuses = lambda _, entry: (entry.value or b"").endswith(b" bad")
+        for number, (topic, customer) in enumerate([(good, "ann"), (bad, "bad"), (good, "ann")]):
+            value = msgspec.json.encode(Ordered(customer))
+            headers: Any = [(TYPE_HEADER, b"inputs.Ordered")]
+            driver.send_record(Record(topic, value, b"k", headers, 0, 1_000 + number), wait=False)
+        driver.start()
+        driver.advance(20.0)
+        letters = [letter.header("__kes_dlq_topic") for letter in driver.dead_letters()]
+        assert letters == [bad.encode()]
+        assert seen(driver) == [f"{good}@0 ann", f"{good}@1 ann"]
+
+
+def test_timers_of_equal_offsets_of_two_inputs_are_two() -> None:
+    with TestDriver(ahead()) as driver:
+        send(driver, "orders", PAYMENTS)
+        driver.advance(100.0)
+        assert sorted(seen(driver)) == ["orders", "orders@0 ann", PAYMENTS, "payments@0 ann"]
+        driver.check()

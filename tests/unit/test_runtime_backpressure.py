@@ -92,7 +92,7 @@ class Bench:
 
         def make_room() -> None:
             before()
-            self._partitions.make_room()
+            self._partitions.make_room(0)
 
         self.poller.start(self._partitions.deliver, make_room, self.failures.append)
         for number in range(len(self.inboxes)):
@@ -223,7 +223,7 @@ class Told:
 
 def ask(told: Told, **inboxes: Inbox) -> None:
     workers = {name: SimpleNamespace(inbox=inbox, inboxes=[inbox]) for name, inbox in inboxes.items()}
-    partitions_over(told, CONFIG, workers).make_room()
+    partitions_over(told, CONFIG, workers).make_room(0)
 
 
 def inbox_of(told: Any, partition: int = 0) -> Inbox:

@@ -79,7 +79,10 @@ def test_where_it_starts(
         ({"offset": 55, "group_offset": 55, "ids": (HERE, TopicIds("in-1", "log-2"))}, "id log-1, .* id log-2 now"),
         ({"offset": 55, "group_offset": 55, "ids": (TopicIds("in-1"), TopicIds("in-2", "log-1"))}, "in-1"),
         ({"offset": 55, "group_offset": 99}, "committed offset 99, .* at offset 55: .* records 55 to 98 .*kes offsets"),
-        ({"offset": None, "group_offset": 55}, r"the changelog g.t.changelog\[0\] holds no offset"),
+        (
+            {"offset": None, "group_offset": 55},
+            r"g.t.changelog\[0\] holds no offset of t: the changelog was deleted",
+        ),
         ({"offset": None, "group_offset": None, "reset": "error"}, "auto_offset_reset is 'error'"),
     ],
 )

@@ -169,9 +169,10 @@ class Partitions:
                 record.topic,
             )
 
-    def make_room(self) -> None:
-        """Pause the partition that has most records: the poll thread has no room, although no queue is full."""
-        inboxes = (inbox for worker in self.workers.values() for inbox in worker.inboxes)
+    def make_room(self, place: int) -> None:
+        """Pause the partition that has most records of an input: its poll thread has no room, although no queue is
+        full."""
+        inboxes = (worker.inboxes[place] for worker in self.workers.values())
         most = max(inboxes, key=lambda inbox: inbox.counted_size or inbox.counted, default=None)
         if most is not None and (most.counted or most.counted_size):  # an empty queue would never be resumed
             most.hold()

@@ -312,15 +312,14 @@ class TakeOvers:
         group_offset, (low, high) = found.group_offset, found.range
         if known is None:
             if group_offset is not None:
-                lost = "the changelog was deleted, or another program uses the group"
+                lost, then = "the changelog was deleted, or another program uses the group", ""
                 if worker.offset_record is not None:
-                    lost = (
-                        "a release that knows one input only was at work meanwhile, or another program uses the group"
-                    )
+                    lost = "a release that knows one input only was at work, or another program uses the group"
+                    then = f" with it, by auto_offset_reset={config.auto_offset_reset!r}: the state stays as it is"
                 raise OffsetError(
                     f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the changelog "
-                    f"{config.changelog}[{worker.partition}] holds no offset: {lost}. Restore the changelog, or "
-                    f"delete the group's offsets of {found.topic} to start over"
+                    f"{config.changelog}[{worker.partition}] holds no offset of {found.topic}: {lost}. Restore the "
+                    f"changelog, or delete the group's offsets of {found.topic} to start over{then}"
                 )
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")

@@ -77,7 +77,7 @@ class BatchContext(EventContext[StoreT]):
 
     def _own_name(self, number: int) -> str:
         origin = self._origin if self.timer is not None else self.records[-1].offset
-        return f"{OWN_NAME}{origin}/{number}"
+        return f"{OWN_NAME}{self._named(origin)}/{number}"
 
 
 class BatchKind:
@@ -104,8 +104,9 @@ class BatchKind:
         timer: Timer | None = None,
     ) -> BatchContext[Any]:
         """Make the context of these events."""
+        where = partition.reading if timer is None else partition.topic_partition
         ctx: BatchContext[Any] = BatchContext(
-            partition.store, partition.reading, None, [], [], host.message_limit, attempt, partition.timers
+            partition.store, where, None, [], [], host.message_limit, attempt, partition.timers
         )
         ctx._host = host
         ctx._gather(records, timer)
@@ -164,7 +165,7 @@ def split_batch(partition: Partition, host: Host, last: int, error: Exception) -
     host.measure(BatchFailed(partition.partition, last, describe(error)))
     _log.warning(
         "the batch of %s that ended at offset %d failed: %s; its events are handled one by one",
-        partition.topic_partition,
+        partition.reading,
         last,
         describe(error),
         exc_info=trace_of(error),

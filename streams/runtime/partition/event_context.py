@@ -197,7 +197,13 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
     def _own_name(self, number: int) -> str:
         if self.input is None and self.timer is None:
             return f"{OWN_NAME}{self._host.rng.getrandbits(64):x}/{number}"
-        return f"{OWN_NAME}{self._origin}/{number}"
+        return f"{OWN_NAME}{self._named(self._origin)}/{number}"
+
+    def _named(self, origin: int) -> str:
+        """Name an event among those of all inputs. By the topic of a further input: its place may be another one in the
+        next release, and timers outlive it."""
+        topic = self.topic_partition.topic
+        return str(origin) if self.timer is not None or topic == self._host.config.topic else f"{topic}@{origin}"
 
     async def turn(self) -> None:
         """Wait until everything before this event in its partition is complete: from then on it may use the store.

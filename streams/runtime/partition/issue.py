@@ -92,8 +92,7 @@ class Issuer:
         if unreadable is not None:
             entry.settle(None)  # met again at its turn, by Execution.one
             return entry
-        failed = self._partition.failures.events
-        known = failed.get(record.offset) if failed else None
+        known = self._partition.failures.of_event(record.offset)
         if known is not None and apply_error_policy(known, route.policy) is not Decision.RETRY:
             entry.fail(known.error, known.attempts)  # no use in doing its work again
             return entry

@@ -67,7 +67,7 @@ class Retirement:
         if first.is_plain:
             records = [entry.record for entry in buffer.plain(self._hot_path.size)]
             buffer.leave(await self._run_slice(records, 0))
-        elif first.error is not None or first.record.offset in self._partition.failures.events:
+        elif first.error is not None or self._partition.failures.of_event(first.record.offset) is not None:
             await self._retrying(first)
         elif first.waiting is not None:
             await self._pass_on()

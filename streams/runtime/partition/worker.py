@@ -99,7 +99,10 @@ class PartitionWorker(Partition):
 
     def split_batch(self, last: int, error: Exception) -> None:
         """Have the events up to this offset handled one by one: the broker refuses a record of their batch."""
-        self.failures.place, offset = place_and_offset(last)  # of no further use to this worker: it is replaced
+        place, offset = place_and_offset(last)
+        self.failures.place = place  # this worker is of no further use: it is replaced
+        if self.inputs is not None:
+            self.reading = self.inputs.all[place].where
         split_batch(self, self.engine, offset, error)
 
     @property
