@@ -203,7 +203,8 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         """Name an event among those of all inputs. By the topic of a further input: its place may be another one in the
         next release, and timers outlive it."""
         topic = self.topic_partition.topic
-        return str(origin) if self.timer is not None or topic == self._host.config.topic else f"{topic}@{origin}"
+        own = self._host.config.topic if self._timers is None else self._timers.source_topic
+        return str(origin) if self.timer is not None or topic == own else f"{topic}@{origin}"
 
     async def turn(self) -> None:
         """Wait until everything before this event in its partition is complete: from then on it may use the store.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from streams.config import EventSourceConfig
 from streams.core.origin import Origin
 from streams.core.router import Router
 from streams.core.timers import Timer, Timers
@@ -20,6 +21,8 @@ from streams.runtime.changelog import encode_timer, timer_key
 class TimerHost(Protocol):
     """The part of ``host.Host`` that timers need."""
 
+    @property
+    def config(self) -> EventSourceConfig: ...
     @property
     def router(self) -> Router: ...
     def wall_ms(self) -> int: ...
@@ -63,6 +66,11 @@ class PartitionTimers:
     def now_ms(self) -> int:
         """The time of day, in milliseconds since the epoch."""
         return self._host.wall_ms()
+
+    @property
+    def source_topic(self) -> str:
+        """The topic of the source's first input."""
+        return self._host.config.topic
 
     @property
     def router(self) -> Router:
