@@ -137,7 +137,7 @@ def topic_id_of(source: EventSource[Any], servers: str, timeout: float) -> tuple
         found = admin.identity(source.config.changelog, timeout)
     if found is None:
         raise TopicError(f"{source.config.changelog} does not exist: the source has not run yet")
-    return found
+    return found[0].translate(str.maketrans("+/", "-_")), found[1]  # as Kafka's tools print it, and marks have it
 
 
 def snapshots_at(source: EventSource[Any], address: str, wall_ms: Callable[[], int]) -> SnapshotStore:

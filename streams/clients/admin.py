@@ -41,7 +41,6 @@ _ATTEMPT_SECONDS: Final = 3.0
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 _CALLBACK_SECONDS: Final = 0.5
-_AS_TOOLS: Final = str.maketrans("+/", "-_")
 """Interval of serving error callbacks while a call waits for an answer: all connections may be refused."""
 _STUCK: Final = frozenset(
     {
@@ -130,7 +129,7 @@ class TopicAdmin:
             else:
                 result[name] = TopicDescription(
                     name=name,
-                    topic_id=str(topic.topic_id).translate(_AS_TOOLS),
+                    topic_id=str(topic.topic_id),
                     partitions=len(topic.partitions),
                     replication_factor=max((len(partition.replicas) for partition in topic.partitions), default=0),
                     configs=configs[name],
@@ -138,10 +137,10 @@ class TopicAdmin:
         return result
 
     def identity(self, name: str, timeout_seconds: float = 10.0) -> tuple[str, int] | None:
-        """Topic id (as Kafka's tools print it) and number of partitions; ``None``: there is no such topic. Asks for no
-        settings, which a mere reader may not be allowed to see."""
+        """Topic id and number of partitions; ``None``: there is no such topic. Asks for no settings, which a mere
+        reader may not be allowed to see."""
         topic = self._layouts([name], time.monotonic() + timeout_seconds)[name]
-        return None if topic is None else (str(topic.topic_id).translate(_AS_TOOLS), len(topic.partitions))
+        return None if topic is None else (str(topic.topic_id), len(topic.partitions))
 
     def create(self, specs: Sequence[TopicSpec], timeout_seconds: float = 30.0) -> list[str]:
         """Create what is missing, and wait until every partition of all ``specs`` has a leader.

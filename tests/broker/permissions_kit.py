@@ -313,7 +313,7 @@ async def transactional_producer(office: Office, kes: Kes) -> None:
         transaction.send(office.lab.output, Total("a", 1), key="a")
 
 
-@feature("`GlobalChangeLog`", "Read topic SOURCE", prepare=nothing)
+@feature("`GlobalChangeLog`, `View`", "Read topic SOURCE", prepare=nothing)
 async def global_change_log(office: Office, kes: Kes) -> None:
     log = GlobalChangeLog(office.lab.topic, **office.user)
     log.table(key=str, value=Added)

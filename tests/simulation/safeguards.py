@@ -138,8 +138,8 @@ async def aborted_work_is_not_sent_again(original: Any, self: Recovery, txn: Tra
 
 
 @instead(TakeOvers, "_start_offset", "section 6", "forgets")
-def starts_at_the_groups_offset(self: TakeOvers, worker: Any, group_offset: int | None, source: Any, ids: Any) -> int:
-    return source[0] if group_offset is None else group_offset
+def starts_at_the_groups_offset(self: TakeOvers, worker: Any, found: Any, known: int | None) -> int:
+    return found.range[0] if found.group_offset is None else found.group_offset
 
 
 @instead(SimTakeOver, "log_range", "section 7", "handlers", "refused_under_way", seed=11)

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +154,15 @@ async def test_folders_in_use_are_not_dropped(shell: Shell) -> None:
     assert [row["name"] for row in await shell.data("drop", "--yes")] == ["0", "0.aside"]
     assert (shell.place / "other").exists()
     assert "no state of the group g is kept there" in (await shell("drop", "--yes", code=1)).words
+
+
+def test_the_topic_id_is_written_as_in_marks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def admin_of(*_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(identity=lambda name, seconds: ("a+b/c", 3))
+
+    monkeypatch.setattr(state_sources, "admin_of", admin_of)
+    assert state_sources.topic_id_of(bench.make(), "nowhere:1", 1.0) == ("a-b_c", 3)
 
 
 async def test_what_is_not_set_is_named(shell: Shell) -> None:

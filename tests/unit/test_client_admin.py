@@ -127,13 +127,6 @@ async def test_declared_outputs_are_verified_at_the_start_and_made_on_purpose_on
         assert cluster.there["o"] == 3
 
 
-def test_a_topic_id_is_written_as_kafkas_tools_and_marks_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    admin = TopicAdmin(ClientSettings("127.0.0.1:1"))
-    monkeypatch.setattr(admin, "_layouts", lambda *_: {"t": SimpleNamespace(topic_id="a+b/c", partitions=[0, 1, 2])})
-    assert admin.identity("t") == ("a-b_c", 3)
-    admin.close()
-
-
 def test_a_refusal_is_told_in_plain_words_and_long_before_the_time_is_over(caplog: pytest.LogCaptureFixture) -> None:
     admin = TopicAdmin(ClientSettings("127.0.0.1:1"))
     words = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"
