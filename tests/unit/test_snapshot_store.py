@@ -96,6 +96,21 @@ def test_killed_at_any_step_the_newest_whole_snapshot_is_used(tmp_path: Path, st
     assert disk.restored("newer")[0] == 40
 
 
+def test_an_older_state_that_is_saved_later_is_not_the_newest(tmp_path: Path) -> None:
+    disk, blobs = Disk(tmp_path, keep=2), open_blobs(str(tmp_path / "store"))
+    for offset in (30, 40):
+        disk.save(disk.write(offset, 3))
+    behind = Disk(tmp_path / "behind", blobs, keep=2)
+    for offset in (5, 6):
+        behind.save(behind.write(offset, 2))
+    assert disk.restored("new")[0] == 40
+    place = disk.store.place(IDENTITY.topic_id, 0)
+    assert [manifest.mark.offset for _, manifest in disk.store.manifests(place)] == [40, 30]
+    first = disk.store.manifests(place)[1][0]  # a name can be changed by those who cannot sign
+    (tmp_path / "store" / place / first).rename(tmp_path / "store" / place / "manifest-999999999999999-99-00")
+    assert disk.restored("newer")[0] == 40
+
+
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     first = disk.save(disk.write(10, 2_000), 4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import shutil
@@ -344,6 +345,42 @@ async def test_an_owner_waits_for_a_standby_to_make_it(kept: Backed, monkeypatch
     snapshots._next.clear()
     await kept.until_saved()
     assert len(kept.manifests) > len(before) or kept.manifests[0] != before[0]
+
+
+async def test_a_copy_that_is_being_restored_makes_none(kept: Backed, monkeypatch: Any) -> None:
+    kept.make()
+    await kept.bench.over("a")
+    await kept.until_saved()
+    keeper = kept.bench.engine.keeper
+    assert keeper is not None
+    snapshots, (partition,) = keeper.snapshots, keeper.open_ones
+    assert snapshots is not None
+    assert partition.is_ready, "it was read up to the end before the work began"
+    monkeypatch.setattr(kept.bench.engine, "at_work", lambda partition: None)  # as of a copy
+    partition.is_ready = False
+    saved: list[object] = []
+    monkeypatch.setattr(snapshots, "_save_on_thread", lambda *args: saved.append(args) or 0.0)
+    await asyncio.sleep(0.3)  # several looks
+    assert not saved
+    partition.is_ready = True
+    await until(lambda: saved, "it is saved when it is ready")
+
+
+async def test_an_older_state_is_not_saved_again(kept: Backed) -> None:
+    kept.make(snapshot_seconds=0.05)
+    await kept.bench.over("a", "b")
+    await kept.until_marked()
+    await kept.until_saved()
+    keeper = kept.bench.engine.keeper
+    assert keeper is not None
+    snapshots, (partition,) = keeper.snapshots, keeper.open_ones
+    assert snapshots is not None
+    mark = partition.folder.mark
+    assert mark is not None
+    partition.folder.mark = msgspec.structs.replace(mark, offset=mark.offset - 1)
+    before = kept.manifests
+    snapshots._save_on_thread(partition, 0.0)
+    assert kept.manifests == before
 
 
 async def test_a_store_that_fails_is_named_once_and_stops_nobody(kept: Backed, caplog: Any) -> None:

@@ -63,6 +63,8 @@ class KeptPartition:
         self.checkpoint_seconds = 0.0
         self.snapshot_at_ms = -1
         """When the newest snapshot was made that is known here."""
+        self.is_ready = False
+        """The log goes on from its folder, and a copy has been read up to nearly the log's end."""
         mark = folder.mark
         self.point: Point | None = None if mark is None else Point(mark.offset, mark.record, mark.as_of_ms)
         """How far it goes, written or not."""

@@ -160,8 +160,10 @@ class Snapshotting:
             now = self._keeper.now()
             due = [kept for kept in self._keeper.open_ones if self._next.get(kept.partition, now) <= now]
             for kept in sorted(due, key=lambda kept: self._next.get(kept.partition, 0.0)):
-                if kept in self._keeper.open_ones and kept.folder.mark is not None:
-                    await self._save(kept, PATIENCE if host.at_work(kept.partition) is kept else 1.0)
+                is_at_work = host.at_work(kept.partition) is kept
+                # A copy in the middle of its restore is an older state, and maybe that of another log.
+                if kept in self._keeper.open_ones and kept.folder.mark is not None and (is_at_work or kept.is_ready):
+                    await self._save(kept, PATIENCE if is_at_work else 1.0)
 
     async def _save(self, kept: KeptPartition, patience: float) -> None:
         partition, seconds = kept.partition, self._config.snapshot_seconds * patience
@@ -197,7 +199,7 @@ class Snapshotting:
             return seconds - youngest
         while True:
             data = kept.folder.data(BLOCK_BYTES)
-            if data is None or (names and names[0].offset == data[0].offset):
+            if data is None or store.has(data[0]):
                 return seconds / 4  # nothing is new; the mark of a partition at rest is renewed every hour
             try:
                 saved = store.save(*data)
