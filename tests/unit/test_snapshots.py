@@ -14,11 +14,14 @@ import msgspec
 import pytest
 
 from streams import Table
+from streams.core.checkpoints import FolderMark
 from streams.core.manifests import Block, Manifest, decode_manifest, encode_manifest
 from streams.disk import RocksDB
 from streams.errors import ConfigError
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import snapshotting
+from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.snapshots import SnapshotStore
 from streams.topics import TopicIdentity
 from tests.unit.kept_engine_kit import STORES, Kept, count, other_log
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group
@@ -381,6 +384,39 @@ async def test_an_older_state_is_not_saved_again(kept: Backed) -> None:
     before = kept.manifests
     snapshots._save_on_thread(partition, 0.0)
     assert kept.manifests == before
+
+
+@pytest.mark.parametrize(
+    ("error", "file", "tries"),
+    [
+        (Damaged("cut"), "data-1", 1),  # the mark alone is new: the folder is damaged
+        (Damaged("cut"), "data-{}", 3),  # it is rewritten again and again
+        (FileNotFoundError("gone"), "data-{}", 1),  # by the store
+    ],
+    ids=["mark", "file", "store"],
+)
+async def test_a_save_is_tried_again_only_for_a_file_that_was_rewritten(
+    kept: Backed, monkeypatch: Any, error: Exception, file: str, tries: int
+) -> None:
+    kept.make(snapshot_seconds=900.0)
+    await kept.bench.over("a")
+    await kept.until_marked()
+    keeper = kept.bench.engine.keeper
+    assert keeper is not None
+    snapshots, (partition,) = keeper.snapshots, keeper.open_ones
+    assert snapshots is not None
+    tried: list[str] = []
+
+    def save(_: object, mark: FolderMark, pieces: object) -> None:
+        tried.append(mark.file)
+        assert len(tried) < 10
+        partition.folder.mark = msgspec.structs.replace(mark, offset=mark.offset + 1, file=file.format(len(tried) + 1))
+        raise error
+
+    monkeypatch.setattr(SnapshotStore, "save", save)
+    with pytest.raises(type(error)):
+        snapshots._save_on_thread(partition, 0.0)
+    assert len(tried) == tries
 
 
 async def test_a_store_that_fails_is_named_once_and_stops_nobody(kept: Backed, caplog: Any) -> None:

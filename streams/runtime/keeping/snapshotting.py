@@ -41,6 +41,8 @@ PATIENCE: Final = 1.25
 """Of an owner, for a standby to make the snapshot."""
 RETRY_SECONDS: Final = 60.0
 """After a failure, at the least."""
+_TRIES: Final = 3
+"""To read a data file that is rewritten meanwhile. Each may upload all of it."""
 _WRONG: Final = (OSError, StoreError, Damaged)
 
 
@@ -197,20 +199,22 @@ class Snapshotting:
         if youngest < seconds:
             kept.snapshot_at_ms = self._keeper.wall_ms() - int(youngest * 1000)
             return seconds - youngest
-        while True:
+        for tries_left in range(_TRIES - 1, -1, -1):
             data = kept.folder.data(BLOCK_BYTES)
             if data is None or store.has(data[0]):
                 return seconds / 4  # nothing is new; the mark of a partition at rest is renewed every hour
             try:
                 saved = store.save(*data)
-            except (Damaged, FileNotFoundError):
-                if kept.folder.mark is data[0]:
+            except Damaged:  # by the folder: the store raises OSError
+                mark = kept.folder.mark
+                if not tries_left or mark is None or mark.file == data[0].file:
                     raise
                 continue  # its file was rewritten meanwhile
             kept.snapshot_at_ms = self._keeper.wall_ms()
             where = f"{identity.topic}[{identity.partition}]"
             _log.info("%s: %s, %d bytes, of which %d are new", where, saved.name, saved.size, saved.uploaded)
             return seconds
+        raise AssertionError("unreachable")
 
     def _open(self, *, is_over: Callable[[], bool], pace: Callable[[int], None] = lambda size: None) -> SnapshotStore:
         config = self._keeper.config
