@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,25 @@ def test_an_older_state_that_is_saved_later_is_not_the_newest(tmp_path: Path) ->
     first = disk.store.manifests(place)[1][0]  # a name can be changed by those who cannot sign
     (tmp_path / "store" / place / first).rename(tmp_path / "store" / place / "manifest-999999999999999-99-00")
     assert disk.restored("newer")[0] == 40
+
+
+@pytest.mark.parametrize("error", [OSError("the store is away"), Stopped("the copy is not wanted")], ids=["os", "end"])
+def test_after_a_passing_failure_a_snapshot_is_tried_again(tmp_path: Path, error: Exception) -> None:
+    disk, refused = Disk(tmp_path), set[str]()
+    name = disk.save(disk.write(10, 3)).name
+
+    def fill(progress: Callable[[int, int], None]) -> str:
+        place = tmp_path / "new"
+        return disk.store.fill(lambda: StateFolder.find(place, 0), IDENTITY, refused, progress, tombstones_ms=DAY_MS)
+
+    def fail(done: int, size: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        fill(fail)
+    assert not refused
+    assert fill(lambda done, size: None) == name
+    assert refused == {name}, "the log may yet show that it does not go on from there"
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ class SnapshotStore:
                 if reason:
                     raise SnapshotRefused(reason)
                 _check_room(folder.path, manifest.mark.size)
-                refused.add(name)  # if the log shows that it is not its beginning, it is not tried again
                 self._write(folder, manifest, progress)
+                refused.add(name)  # if the log shows that it is not its beginning, it is not tried again
                 return name
             except (SnapshotRefused, Damaged) as error:
                 refuse(name, error)
