@@ -47,7 +47,9 @@ class Blobs(Protocol):
         """Return the objects right below; none where there is no such folder."""
         ...
 
-    def delete(self, name: str, /) -> None: ...
+    def delete(self, name: str, /) -> None:
+        """Remove an object, if it is there."""
+        ...
 
 
 def check_address(address: str) -> None:
@@ -157,7 +159,8 @@ class _ArrowBlobs:
 
     def delete(self, name: str, /) -> None:
         store, root = self._store
-        store.delete_file(f"{root}/{name}")
+        with contextlib.suppress(FileNotFoundError):  # another maker was faster
+            store.delete_file(f"{root}/{name}")
 
 
 class _Bounded:

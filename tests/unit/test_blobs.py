@@ -43,7 +43,8 @@ def test_what_is_put_is_there(blobs: Blobs) -> None:
     assert (one.name, one.size) == ("one", 6)
     assert one.written_at > before - 400 * 86_400
     assert [blob.name for blob in blobs.list("a/b/c")] == ["two%2F"]
-    blobs.delete("a/b/one")
+    for _ in range(2):
+        blobs.delete("a/b/one")
     assert blobs.list("a/b") == []
 
 

@@ -131,6 +131,23 @@ def test_after_a_passing_failure_a_snapshot_is_tried_again(tmp_path: Path, error
     assert refused == {name}, "the log may yet show that it does not go on from there"
 
 
+def test_a_snapshot_counts_although_older_ones_cannot_be_removed(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    disk = Disk(tmp_path, keep=2)
+    for offset in (10, 20):
+        disk.save(disk.write(offset, 3))
+
+    def refuse(name: str) -> None:
+        raise PermissionError(f"{name} cannot be removed")
+
+    monkeypatch.setattr(disk.store._blobs, "delete", refuse)
+    assert disk.save(disk.write(30, 3)).uploaded
+    assert "stay there until the next one is made: " in caplog.text
+    assert disk.restored("new")[0] == 30
+    monkeypatch.undo()
+    disk.save(disk.write(40, 3))
+    assert len(list((tmp_path / "store").rglob("manifest-*"))) == 2
+
+
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     first = disk.save(disk.write(10, 2_000), 4096)

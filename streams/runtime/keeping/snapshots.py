@@ -234,7 +234,10 @@ class SnapshotStore:
         self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))
         self._known[f"{place}/{name}"] = manifest
         self.at("collect")
-        self._collect(place)
+        try:
+            self._collect(place)
+        except OSError as error:  # the snapshot is there all the same
+            _log.warning("%s: old snapshots and blocks stay there until the next one is made: %s", place, error)
         return SavedSnapshot(name, size, uploaded)
 
     def _put(self, path: str, data: bytes) -> None:
