@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -431,6 +432,14 @@ async def test_a_store_that_fails_is_named_once_and_stops_nobody(kept: Backed, c
     assert kept.contents() == {"a": 1, "b": 1}
     assert "snapshots cannot be used" in caplog.text
     assert caplog.text.count("no snapshot can be made") == 1
+
+
+async def test_without_the_package_of_the_store_there_is_no_start(kept: Backed, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
+    kept.make(snapshots="s3://bucket/x")
+    with pytest.raises(ConfigError, match=r"pip install 'kafka-event-source\[snapshots\]'"):
+        await kept.bench.run()
+    kept.bench.tasks.clear()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import anyio
 
 from streams.core.checkpoints import MARGIN_MS, LogIdentity, reason_to_distrust
 from streams.core.manifests import BLOCK_BYTES
-from streams.disk.blobs import check_address
+from streams.disk.blobs import open_blobs
 from streams.errors import Stopped, StoreError, StreamsError
 from streams.runtime.keeping.entries import Damaged
 from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, read_mark
@@ -61,9 +61,9 @@ class Snapshotting:
     """The snapshots of one member. On the loop, but for what is called ``_..._on_thread``."""
 
     def __init__(self, keeper: StateKeeper, thread: Callable[[], Blocking]) -> None:
-        """Raises ``ConfigError`` for an address or a secret that cannot be used."""
+        """Raises ``ConfigError`` for an address or a secret that cannot be used, and without the store's package."""
         self._keeper, self._config = keeper, keeper.config.state
-        check_address(self._config.snapshots)
+        open_blobs(self._config.snapshots)
         read_secret(self._config.snapshot_secret_file)
         self._saving, self._restoring = thread(), thread()
         self._is_over = self._is_compared = False
