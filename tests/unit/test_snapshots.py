@@ -7,6 +7,7 @@ import hashlib
 import logging
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import Table
+from streams import StateConfig, Table
 from streams.core.checkpoints import FolderMark
 from streams.core.manifests import Block, Manifest, decode_manifest, encode_manifest
 from streams.disk import RocksDB
@@ -363,7 +364,12 @@ async def test_a_copy_that_is_being_restored_makes_none(kept: Backed, monkeypatc
     monkeypatch.setattr(kept.bench.engine, "at_work", lambda partition: None)  # as of a copy
     partition.is_ready = False
     saved: list[object] = []
-    monkeypatch.setattr(snapshots, "_save_on_thread", lambda *args: saved.append(args) or 0.0)
+
+    def save(*args: object) -> float:
+        saved.append(args)
+        return 0.0
+
+    monkeypatch.setattr(snapshots, "_save_on_thread", save)
     await asyncio.sleep(0.3)  # several looks
     assert not saved
     partition.is_ready = True
@@ -432,6 +438,38 @@ async def test_a_store_that_fails_is_named_once_and_stops_nobody(kept: Backed, c
     assert kept.contents() == {"a": 1, "b": 1}
     assert "snapshots cannot be used" in caplog.text
     assert caplog.text.count("no snapshot can be made") == 1
+
+
+async def test_starts_wait_once_for_a_store_that_hangs(kept: Backed, monkeypatch: Any, caplog: Any) -> None:
+    """Three partitions: one has its folder, and of the others only the first waits for the store's time-out."""
+    state = StateConfig(folder=str(kept.folder), checkpoint_seconds=0.02, snapshots=str(kept.root))
+    kept.bench.make(count, store=STORES["table"], partitions=3, state=state)
+    await kept.bench.start("a")
+    await kept.bench.committed()
+    await kept.until_marked()
+    await kept.bench.stop()
+    tried: list[int] = []
+    goes_on = threading.Event()
+
+    def hangs(_: object, place: str, *more: object, **others: object) -> None:
+        tried.append(int(place.rpartition("/")[2]))
+        goes_on.wait(10)
+        raise TimeoutError("the store of snapshots has not answered (list) for 60 s")
+
+    monkeypatch.setattr(SnapshotStore, "manifests", hangs)
+    caplog.set_level(logging.WARNING)
+    kept.bench.run()
+    try:
+        await until(lambda: tried, "the store is needed")
+        keeper = kept.bench.engine.keeper
+        assert keeper is not None
+        await until(lambda: keeper.open_ones, "the folder that is there is opened meanwhile")
+        assert [one.partition for one in keeper.open_ones] == [0]
+    finally:
+        goes_on.set()
+    await kept.bench.until_active()
+    assert len(tried) == 1
+    assert caplog.text.count("also of the partitions that start within 60 s") == 1
 
 
 async def test_without_the_package_of_the_store_there_is_no_start(kept: Backed, monkeypatch: Any) -> None:

@@ -23,6 +23,7 @@ from streams.core.checkpoints import MARGIN_MS, LogIdentity, reason_to_distrust
 from streams.core.manifests import BLOCK_BYTES
 from streams.disk.blobs import open_blobs
 from streams.errors import Stopped, StoreError, StreamsError
+from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.entries import Damaged
 from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, read_mark
 from streams.runtime.keeping.snapshots import SnapshotStore, open_snapshots, read_secret
@@ -70,7 +71,9 @@ class Snapshotting:
         self._next: dict[int, float] = {}  # when to look whether a snapshot of a partition is due
         self._failing: set[int] = set()
         self._refused: defaultdict[int, set[str]] = defaultdict(set)
+        self._skip_until = 0.0  # the store has just failed: others do not wait for it, too
         self._wanted: deque[WantedFolder] = deque()
+        self._lacking: Inlet[WantedFolder] = Inlet(self._queue)
         self._news = Signal()
 
     async def run(self, host: KeeperHost) -> None:
@@ -89,6 +92,26 @@ class Snapshotting:
     def fetch(self, wanted: WantedFolder) -> None:
         """Fill the folder of a partition, if it is empty and there is a snapshot; then call ``load`` on the keeper's
         thread, whatever has happened."""
+        self._keeper.post(self._look_on_thread, wanted)
+
+    def _look_on_thread(self, wanted: WantedFolder) -> None:
+        """Load a folder that is there, which waits for no store. On the keeper's thread."""
+        keeper = self._keeper
+        try:
+            known, tombstones_ms = keeper.known_changelog()
+            self._compare_ages(tombstones_ms)
+            identity = LogIdentity(
+                known.cluster, keeper.config.changelog, known.topic_id, wanted.partition, wanted.codec
+            )
+            is_there = has_folder(keeper.parent, identity, now_ms=keeper.wall_ms(), tombstones_ms=tombstones_ms)
+        except (StreamsError, OSError):
+            is_there = True  # opening the folder meets the same
+        if is_there or wanted.is_discarded():
+            wanted.load()
+        else:
+            self._lacking.put(wanted)
+
+    def _queue(self, wanted: WantedFolder) -> None:
         if self._is_over:
             self._keeper.post(wanted.load)
             return
@@ -100,7 +123,7 @@ class Snapshotting:
             while self._wanted:
                 wanted = self._wanted.popleft()
                 try:
-                    if not wanted.is_discarded():
+                    if not wanted.is_discarded() and self._keeper.now() >= self._skip_until:
                         await self._restore(wanted)
                 finally:
                     self._keeper.post(wanted.load)
@@ -112,7 +135,6 @@ class Snapshotting:
             known, tombstones_ms = await self._keeper.changelog()
         except StreamsError:
             return  # opening the folder meets the same, and waits for the broker
-        self._compare_ages(tombstones_ms)
         identity = LogIdentity(
             known.cluster, self._keeper.config.changelog, known.topic_id, wanted.partition, wanted.codec
         )
@@ -121,7 +143,11 @@ class Snapshotting:
         except Stopped:
             pass
         except _WRONG as error:
-            _log.warning("%s: snapshots cannot be used: %s; the changelog is read", where, error)
+            scope = ""
+            if isinstance(error, OSError):
+                self._skip_until = self._keeper.now() + RETRY_SECONDS
+                scope = f", also of the partitions that start within {RETRY_SECONDS:g} s"
+            _log.warning("%s: snapshots cannot be used: %s; the changelog is read%s", where, error, scope)
         except Exception:
             _log.exception("%s: snapshots cannot be used; the changelog is read", where)
 
@@ -138,9 +164,7 @@ class Snapshotting:
         self._is_compared = True
 
     def _fill_on_thread(self, wanted: WantedFolder, identity: LogIdentity, tombstones_ms: int) -> None:
-        parent, wall_ms = self._keeper.parent, self._keeper.wall_ms
-        if has_folder(parent, identity, now_ms=wall_ms(), tombstones_ms=tombstones_ms):
-            return
+        parent = self._keeper.parent
         began = time.monotonic()
         store = self._open(is_over=lambda: self._is_over or wanted.is_discarded())
         name = store.fill(
