@@ -1,10 +1,11 @@
-"""Making and using snapshots in time: two threads beside that of the folders, so that nothing waits for a store.
+"""Making and using snapshots in time: two threads beside that of the folders, so that no folder waits for a store.
 
 * A snapshot of a partition is due when the newest one at the store is older than ``snapshot_seconds``. An owner waits
   for a quarter of that longer: where there is a standby, it has made one then.
 * A partition without a folder that can be used gets the newest snapshot into its folder first. That is opened as any
   other: log, codec, age and checksum decide, and the changelog is read from its mark.
-* A store that fails or hangs costs a warning. No commit and no start depends on it.
+* A store that fails or hangs costs a warning. No commit waits for it. A start without a folder does, for the time-out
+  of a call that hangs; those that follow within a minute do not.
 """
 
 from __future__ import annotations
