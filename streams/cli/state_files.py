@@ -29,7 +29,14 @@ from streams.errors import DiskDamaged, StoreError, StreamsError
 from streams.event_source import EventSource
 from streams.records import TopicPartition
 from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, place_of, read_mark
+from streams.runtime.keeping.folder import (
+    StateFolder,
+    check_private,
+    partition_of_name,
+    place_of,
+    prepare_root,
+    read_mark,
+)
 from streams.runtime.keeping.on_disk import finder_for, layout_of, read_database
 from streams.runtime.keeping.snapshots import SnapshotStore
 from streams.runtime.ownership.replicas import make_store
@@ -135,7 +142,11 @@ def _verified_snapshots(
     rows: list[dict[str, Any]] = []
     for number in sorted(set(wanted)) if wanted else range(partitions):
         place, report = store.place(topic_id, number), late_lines("bytes")
-        for _, offset, name in store.names(place):
+        try:
+            names = store.names(place)
+        except OSError as error:
+            raise StoreError(f"{place}: {error}") from error
+        for _, offset, name in names:
             size, problem = 0, ""
             try:
                 manifest = store.manifest(place, name)
@@ -229,7 +240,7 @@ def restore(
     config = found.config
     store = snapshots_at(found, snapshots, _wall_ms)
     topic_id, partitions = topic_id_of(found, bootstrap_servers, timeout)
-    parent = place_of(folder or folder_of(found), config.group_id, config.topic)
+    parent = prepare_root(folder or folder_of(found), config.group_id, config.topic)
     made = make_store(found.program().store_factory, TopicPartition(config.topic, 0))
     find, codec = finder_for(config, made), layout_of(made)
     made.revoked()

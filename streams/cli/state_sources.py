@@ -156,12 +156,7 @@ def snapshots_at(source: EventSource[Any], address: str, wall_ms: Callable[[], i
 
 def newest(store: SnapshotStore, place: str) -> Manifest | None:
     """Return the newest snapshot that can be read; ``None``: there is none. Raises ``OSError``."""
-    for _, _, name in store.names(place):
-        try:
-            return store.manifest(place, name)
-        except SnapshotRefused:
-            continue
-    return None
+    return next((manifest for _, manifest in store.manifests(place)), None)
 
 
 def _from_snapshots(

@@ -51,7 +51,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class ManifestName(NamedTuple):
-    """The parts of a manifest's name: enough to find the newest, and nothing to believe."""
+    """The parts of a manifest's name: for the eye, and to see when one was made. Nothing to believe."""
 
     made_at_ms: int
     offset: int
@@ -64,7 +64,7 @@ def name_of(manifest: Manifest, token: str) -> str:
 
 
 def parsed_names(names: Iterable[str]) -> list[ManifestName]:
-    """Return the manifests among these names, the newest first."""
+    """Return the manifests among these names, the one that was made last first."""
     found = [(match, name) for name in names if (match := _NAME.fullmatch(name)) is not None]
     return sorted((ManifestName(int(match[1]), int(match[2]), name) for match, name in found), reverse=True)
 
@@ -109,9 +109,15 @@ def decode_manifest(data: bytes, secret: bytes) -> Manifest:
     return manifest
 
 
-def superfluous(names: Sequence[ManifestName], keep: int) -> list[ManifestName]:
-    """Return the manifests that are not kept any more; ``names``: the newest first."""
-    return list(names[keep:])
+def ranked(found: Iterable[tuple[str, Manifest]]) -> list[tuple[str, Manifest]]:
+    """Return names and manifests, the one with the newest state first: by their marks, which are under the digest, as
+    the offset in a name is not. When one was made says nothing: also an older state can be saved later."""
+    return sorted(found, key=lambda one: (one[1].mark.offset, one[1].made_at_ms, one[0]), reverse=True)
+
+
+def superfluous(found: Sequence[tuple[str, Manifest]], keep: int) -> list[str]:
+    """Return the names of the manifests that are not kept any more; ``found``: as ``ranked``."""
+    return [name for name, _ in found[keep:]]
 
 
 def garbage(blocks: Iterable[tuple[str, float]], kept: Iterable[Manifest], now: float) -> list[str]:

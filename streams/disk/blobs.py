@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote
 
 from streams.errors import ConfigError
 
@@ -21,6 +22,8 @@ CALL_SECONDS: Final = 60.0
 """For one call: a block, or a list of names."""
 _ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")
+_SECRETS: Final = re.compile(r"sig|.*(access|secret|password|token|key|signature).*", re.IGNORECASE | re.DOTALL)
+"""The names of options that are not given in an address."""
 
 T = TypeVar("T")
 
@@ -47,18 +50,29 @@ class Blobs(Protocol):
         """Return the objects right below; none where there is no such folder."""
         ...
 
-    def delete(self, name: str, /) -> None: ...
+    def delete(self, name: str, /) -> None:
+        """Remove an object, if it is there."""
+        ...
 
 
 def check_address(address: str) -> None:
     """Raise ``ConfigError`` for an address of no known kind, or with credentials in it, which is not shown then."""
-    scheme = _ADDRESS.match(address)
-    if re.search(r"://[^/?]*@", address) or re.search(r"[?&](access|secret|password|token)", address, re.IGNORECASE):
+    scheme, plain = _ADDRESS.match(address), unquote(address)
+    has_container = scheme is not None and scheme[1].lower() in ("abfs", "abfss")  # abfs://container@account
+    # A secret key may have a "/" in it, so what is before an "@" can look like a path.
+    has_user = re.search(r"://.*:.*@", plain, re.DOTALL) or (not has_container and re.search(r"://[^/?]*@", plain))
+    names = [option.partition("=")[0] for option in re.split(r"[?&;]", plain)[1:]]
+    if has_user or any(_SECRETS.fullmatch(name) for name in names):
         advice = "give them to the store's own settings, like AWS_ACCESS_KEY_ID"
         raise ConfigError(f"StateConfig.snapshots has credentials in it: {advice}")
     if scheme is not None and scheme[1].lower() not in (*_SCHEMES, "file"):
         known = ":, ".join(("file", *_SCHEMES))
-        raise ConfigError(f"StateConfig.snapshots is {address!r}; it is a path, or begins with {known}:")
+        raise ConfigError(f"StateConfig.snapshots is {shown(address)!r}; it is a path, or begins with {known}:")
+
+
+def shown(address: str) -> str:
+    """Return an address without its options, which may be nobody's to read."""
+    return address.partition("?")[0]
 
 
 def open_blobs(address: str, *, call_seconds: float = CALL_SECONDS) -> Blobs:
@@ -71,7 +85,7 @@ def open_blobs(address: str, *, call_seconds: float = CALL_SECONDS) -> Blobs:
         fs = import_module("pyarrow.fs")
     except ImportError:
         advice = "pip install 'kafka-event-source[snapshots]'"
-        raise ConfigError(f"StateConfig.snapshots is {address!r}, which needs pyarrow: {advice}") from None
+        raise ConfigError(f"StateConfig.snapshots is {shown(address)!r}, which needs pyarrow: {advice}") from None
     return _Bounded(_ArrowBlobs(fs, address), call_seconds)
 
 
@@ -134,7 +148,9 @@ class _ArrowBlobs:
             try:
                 store, path = self._fs.FileSystem.from_uri(self._address)
             except ValueError as error:
-                raise ConfigError(f"StateConfig.snapshots is {self._address!r}: {error}") from error
+                place = shown(self._address)
+                why = str(error).replace(self._address, place)
+                raise ConfigError(f"StateConfig.snapshots is {place!r}: {why}") from None  # that has all of it
             self._opened = store, path.rstrip("/")
         return self._opened
 
@@ -157,7 +173,8 @@ class _ArrowBlobs:
 
     def delete(self, name: str, /) -> None:
         store, root = self._store
-        store.delete_file(f"{root}/{name}")
+        with contextlib.suppress(FileNotFoundError):  # another maker was faster
+            store.delete_file(f"{root}/{name}")
 
 
 class _Bounded:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.disk.blobs import Blobs, open_blobs
+from streams.disk.blobs import Blobs, check_address, open_blobs
 from streams.errors import ConfigError
 from tests.broker.gate import gate
 from tests.unit.s3_kit import ObjectStore, object_store
@@ -43,7 +43,8 @@ def test_what_is_put_is_there(blobs: Blobs) -> None:
     assert (one.name, one.size) == ("one", 6)
     assert one.written_at > before - 400 * 86_400
     assert [blob.name for blob in blobs.list("a/b/c")] == ["two%2F"]
-    blobs.delete("a/b/one")
+    for _ in range(2):
+        blobs.delete("a/b/one")
     assert blobs.list("a/b") == []
 
 
@@ -73,6 +74,53 @@ def test_a_store_that_hangs_is_given_up(store: ObjectStore) -> None:
 def test_a_store_that_nobody_serves() -> None:
     with pytest.raises(OSError, match=r"."):
         open_blobs("s3://bucket/kes?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:1").list("a")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://KEY:hidden@bucket",
+        "s3://KEY:ab/hidden@bucket",
+        "s3://KEY%3Ahidden@bucket",
+        "s3://hidden@bucket",
+        "file://host:hidden@place/x",
+        "abfs://:hidden@account.dfs.core.windows.net/x",
+        "abfs://container:hidden@account.dfs.core.windows.net/x",
+        "abfs://container@account.dfs.core.windows.net/x?client_secret=hidden",
+        "abfs://container@account.dfs.core.windows.net/x?account_key=hidden",
+        "abfs://container@account.dfs.core.windows.net/x?sv=2024&sig=hidden",
+        "https://account.blob.core.windows.net/x?sv=2024&SIG=hidden",
+        "s3://bucket/x?region=a&secret%5Fkey=hidden",
+        "s3://bucket/x?region=a;session_token=hidden",
+        "s3://bucket/x?endpoint_override=http://me:hidden@minio",
+    ],
+)
+def test_credentials_in_an_address_are_refused_and_not_shown(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"^StateConfig.snapshots has credentials in it") as caught:
+        check_address(address)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "abfs://container@account.dfs.core.windows.net/x",
+        "abfss://container@account.dfs.core.windows.net/x?enable_tls=true",
+        "s3://bucket/kes?region=eu-west-1&endpoint_override=minio:9000&scheme=http",
+        "hdfs://host:8020/keys/sig",
+        "/mnt/me@host:1/x",
+    ],
+)
+def test_addresses_without_credentials(address: str) -> None:
+    check_address(address)
+
+
+@pytest.mark.parametrize("address", ["ftp://host/x?other=hidden", "s3://bucket/x?other=hidden", "s3:///x?other=hidden"])
+def test_options_are_not_shown(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"://") as caught:
+        open_blobs(address).list("a")
+    assert "hidden" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

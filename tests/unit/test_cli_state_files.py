@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,6 +128,28 @@ async def test_snapshots_by_hand(shell: Shell) -> None:
         path.write_bytes(b"x")
     rows = await shell.data("verify", "--what", "snapshots", *where, code=1)
     assert ["is damaged" in row["problem"] for row in rows] == [True, True]
+
+
+async def test_a_source_starts_on_folders_that_were_restored_on_a_new_machine(shell: Shell) -> None:
+    await at_work(shell)
+    where = ("--snapshots", str(shell.store))
+    await shell.data("snapshot", *where)
+    await shell.kept.bench.stop()
+    shutil.rmtree(shell.kept.folder)
+    before = os.umask(0o002)  # of many distributions: what is made can be written to by the group
+    try:
+        await shell.data("restore", *where)
+    finally:
+        os.umask(before)
+    await shell.kept.bench.start()
+    assert (shell.kept.contents(), shell.kept.restored[-1]) == ({"ada": 2, "eve": 1}, 1)
+
+
+async def test_a_store_that_fails_is_named(shell: Shell) -> None:
+    await at_work(shell)
+    shell.store.write_text("a file")
+    answer = await shell("verify", "--what", "snapshots", "--snapshots", str(shell.store), code=1)
+    assert "Not a directory" in answer.words
 
 
 async def test_a_damaged_folder_makes_no_snapshot(shell: Shell) -> None:

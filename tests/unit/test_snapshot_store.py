@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,57 @@ def test_killed_at_any_step_the_newest_whole_snapshot_is_used(tmp_path: Path, st
         assert len(taken) < STEPS, "each step was one at which it ended"
     disk.save(disk.write(40, 3))  # and the next one is as any other
     assert disk.restored("newer")[0] == 40
+
+
+def test_an_older_state_that_is_saved_later_is_not_the_newest(tmp_path: Path) -> None:
+    disk, blobs = Disk(tmp_path, keep=2), open_blobs(str(tmp_path / "store"))
+    for offset in (30, 40):
+        disk.save(disk.write(offset, 3))
+    behind = Disk(tmp_path / "behind", blobs, keep=2)
+    for offset in (5, 6):
+        behind.save(behind.write(offset, 2))
+    assert disk.restored("new")[0] == 40
+    place = disk.store.place(IDENTITY.topic_id, 0)
+    assert [manifest.mark.offset for _, manifest in disk.store.manifests(place)] == [40, 30]
+    first = disk.store.manifests(place)[1][0]  # a name can be changed by those who cannot sign
+    (tmp_path / "store" / place / first).rename(tmp_path / "store" / place / "manifest-999999999999999-99-00")
+    assert disk.restored("newer")[0] == 40
+
+
+@pytest.mark.parametrize("error", [OSError("the store is away"), Stopped("the copy is not wanted")], ids=["os", "end"])
+def test_after_a_passing_failure_a_snapshot_is_tried_again(tmp_path: Path, error: Exception) -> None:
+    disk, refused = Disk(tmp_path), set[str]()
+    name = disk.save(disk.write(10, 3)).name
+
+    def fill(progress: Callable[[int, int], None]) -> str:
+        place = tmp_path / "new"
+        return disk.store.fill(lambda: StateFolder.find(place, 0), IDENTITY, refused, progress, tombstones_ms=DAY_MS)
+
+    def fail(done: int, size: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        fill(fail)
+    assert not refused
+    assert fill(lambda done, size: None) == name
+    assert refused == {name}, "the log may yet show that it does not go on from there"
+
+
+def test_a_snapshot_counts_although_older_ones_cannot_be_removed(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    disk = Disk(tmp_path, keep=2)
+    for offset in (10, 20):
+        disk.save(disk.write(offset, 3))
+
+    def refuse(name: str) -> None:
+        raise PermissionError(f"{name} cannot be removed")
+
+    monkeypatch.setattr(disk.store._blobs, "delete", refuse)
+    assert disk.save(disk.write(30, 3)).uploaded
+    assert "stay there until the next one is made: " in caplog.text
+    assert disk.restored("new")[0] == 30
+    monkeypatch.undo()
+    disk.save(disk.write(40, 3))
+    assert len(list((tmp_path / "store").rglob("manifest-*"))) == 2
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:

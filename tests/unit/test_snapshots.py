@@ -15,56 +15,14 @@ import pytest
 from streams import Table
 from streams.core.manifests import Block, Manifest, decode_manifest, encode_manifest
 from streams.disk import RocksDB
-from streams.errors import ConfigError
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import snapshotting
 from streams.topics import TopicIdentity
-from tests.unit.kept_engine_kit import STORES, Kept, count, other_log
+from tests.unit.kept_engine_kit import STORES, count, other_log
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group
-from tests.unit.waiting import until
+from tests.unit.snapshots_kit import Backed
 
 ALL = STORES | {"table on RocksDB": Table.factory(key=str, value=int, engine=RocksDB())}
-
-
-class Backed(Kept):
-    """A bench whose sources have snapshots, too."""
-
-    def __init__(self, bench: Bench, folder: Path) -> None:
-        super().__init__(bench, folder / "state")
-        self.root = folder / "snapshots"
-        self.place = self.root / "group-g" / "topic-in" / "id" / "0"
-
-    def make(self, store: Any = STORES["table"], **settings: Any) -> None:
-        super().make(store, **{"snapshots": str(self.root), "snapshot_seconds": 0.05, **settings})
-
-    @property
-    def manifests(self) -> list[Path]:
-        """The newest first."""
-        return sorted(self.place.glob("manifest-*"), reverse=True)
-
-    def newest(self, secret: bytes = b"") -> Manifest:
-        return decode_manifest(self.manifests[0].read_bytes(), secret)
-
-    def put(self, data: bytes) -> None:
-        """Replace all snapshots by this one."""
-        for path in self.manifests:
-            path.unlink()
-        (self.place / "manifest-000000000000001-3-00").write_bytes(data)
-
-    async def until_saved(self) -> None:
-        """The newest snapshot has everything that is committed."""
-        end = len(self.bench.broker.logs[CHANGELOG, 0]) - 1
-        found = self.manifests
-        await self.bench.until(lambda: (found := self.manifests) and f"-{end}-" in found[0].name, f"saved: {found}")
-
-    async def with_a_snapshot(self, store: Any = STORES["table"], **settings: Any) -> None:
-        """Work, make a snapshot of all, end, and lose the machine."""
-        self.make(store, **settings)
-        await self.bench.over("a", "b", "a", "c", "b-")
-        await self.until_marked()
-        await self.until_saved()
-        await self.bench.stop()
-        shutil.rmtree(self.folder)
 
 
 @pytest.fixture
@@ -293,92 +251,3 @@ async def test_with_a_secret_manifests_are_signed_and_others_refused(kept: Backe
         assert kept.restored[-1] == everything
         assert reason in caplog.text
         await kept.bench.stop()
-
-
-# -- making them -------------------------------------------------------------------------------------------------------
-
-
-async def test_only_what_is_new_is_written_and_so_many_are_kept(kept: Backed) -> None:
-    kept.make(snapshots_kept=2)
-    await kept.bench.start()
-    for number in range(5):
-        kept.bench.broker.send(f"name {number}")
-        await kept.bench.committed()
-        await kept.until_marked()
-        await kept.until_saved()
-    await kept.bench.until(lambda: len(kept.manifests) == 2, "older ones are removed")
-    there = {path.name for path in (kept.place / "blocks").iterdir()}
-    assert {block.sha256 for block in kept.newest().blocks} <= there
-    assert len(there) == 5, "blocks of an hour ago and less stay: they may be of a snapshot that is being made"
-
-
-async def test_one_maker_is_enough(kept: Backed) -> None:
-    """Another member has made a snapshot a moment ago."""
-    await kept.with_a_snapshot()
-    before = kept.manifests
-    kept.make(snapshot_seconds=60.0)
-    await kept.bench.over("x", "y")
-    await kept.until_marked()
-    keeper = kept.bench.engine.keeper
-    assert keeper is not None
-    await until(lambda: keeper.open_ones[0].snapshot_at_ms > 0, "it has seen that")
-    assert kept.manifests == before
-
-
-async def test_an_owner_waits_for_a_standby_to_make_it(kept: Backed, monkeypatch: Any) -> None:
-    kept.make()
-    await kept.bench.over("a")
-    await kept.until_saved()
-    monkeypatch.setattr(snapshotting, "PATIENCE", 1_000_000.0)
-    kept.bench.broker.send("b")
-    await kept.bench.committed()
-    await kept.until_marked()
-    keeper = kept.bench.engine.keeper
-    assert keeper is not None
-    snapshots = keeper.snapshots
-    assert snapshots is not None
-    snapshots._next.clear()
-    await until(lambda: snapshots._next.get(0, 0.0) > keeper.now() + 1_000, "the owner leaves it to others")
-    before = kept.manifests
-    monkeypatch.setattr(kept.bench.engine, "at_work", lambda partition: None)  # as of a copy
-    snapshots._next.clear()
-    await kept.until_saved()
-    assert len(kept.manifests) > len(before) or kept.manifests[0] != before[0]
-
-
-async def test_a_store_that_fails_is_named_once_and_stops_nobody(kept: Backed, caplog: Any) -> None:
-    kept.root.write_text("a file")
-    kept.make()
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.over("a")
-        await kept.until_marked()
-        await kept.bench.until(lambda: "no snapshot can be made" in caplog.text, "it is logged")
-        kept.bench.broker.send("b")
-        await kept.bench.committed()
-    assert kept.contents() == {"a": 1, "b": 1}
-    assert "snapshots cannot be used" in caplog.text
-    assert caplog.text.count("no snapshot can be made") == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"snapshots": "s3://key:pass@bucket/x"}, "has credentials in it"),
-        ({"snapshots": "s3://bucket/x?secret_key=pass"}, "has credentials in it"),
-        ({"snapshots": "ftp://host/x"}, "begins with file:, s3:"),
-        ({"snapshots": "x", "folder": ""}, r"set StateConfig.folder"),
-        ({"snapshots_kept": 1}, "must be 2 or more"),
-        ({"snapshot_seconds": 0}, "must be more than 0"),
-        ({"snapshot_secret_file": "/nowhere/at/all"}, "cannot be read"),
-    ],
-)
-async def test_settings_that_cannot_be(kept: Backed, settings: dict[str, Any], reason: str) -> None:
-    async def begin() -> None:
-        kept.make(**settings)
-        await kept.bench.run()
-
-    with pytest.raises(ConfigError, match=reason) as caught:
-        await begin()
-    assert "=pass" not in str(caught.value)
-    assert ":pass" not in str(caught.value)
-    kept.bench.tasks.clear()

@@ -138,10 +138,12 @@ class StateFolder:
 
     def _pieces(self, mark: FolderMark, length: int = PIECE) -> Iterator[bytes]:
         """Read the data file; its end is reached only if the checksum fits."""
-        crc, left, path = 0, mark.size, self.path / mark.file
-        if not path.exists():
-            raise Damaged(f"{mark.file} is missing")
-        with open(path, "rb", buffering=0, opener=_no_link) as file:
+        crc, left = 0, mark.size
+        try:
+            data = open(self.path / mark.file, "rb", buffering=0, opener=_no_link)  # noqa: SIM115  # closed below
+        except FileNotFoundError as error:
+            raise Damaged(f"{mark.file} is missing") from error
+        with data as file:
             while left > 0:
                 piece = file.read(min(left, length))
                 if not piece:

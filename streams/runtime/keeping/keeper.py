@@ -73,7 +73,7 @@ class KeptPartition:
         self._behind: dict[bytes, Change] = {}  # what follows it
         self._writing = 0
         self._changes, self._bytes = 1, 0  # that were gathered so far, for their mean size
-        self._is_over = self._is_failing = False
+        self._is_over = self._is_failing = self.is_ready = False  # ready: its log goes on from there, and is read
 
     # -- gathering -----------------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class StateKeeper:
     async def changelog(self) -> tuple[TopicIdentity, int]:
         """Return the changelog's identity, and for how many milliseconds it keeps tombstones. Raises
         ``BrokerUnavailable``."""
-        return await self._thread.call(self._changelog)
+        return await self._thread.call(self.known_changelog)
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Have a function called on the keeper's thread."""
@@ -395,7 +395,7 @@ class StateKeeper:
 
         Raises ``BrokerUnavailable``; ``HalfLoaded``: begin once more, with an empty store; and what ``restore`` raises.
         """
-        known, tombstones_ms = self._changelog()
+        known, tombstones_ms = self.known_changelog()
         self.shelf.codec = codec
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
         try:
@@ -436,8 +436,8 @@ class StateKeeper:
         self.open_ones.append(kept)
         return kept
 
-    def _changelog(self) -> tuple[TopicIdentity, int]:
-        """Return the changelog's identity, and for how many milliseconds it keeps tombstones; requested once."""
+    def known_changelog(self) -> tuple[TopicIdentity, int]:
+        """See ``changelog``; requested once."""
         if self._log_known is None:
             name = self.config.changelog
             identity = self._identity(name, self.now() + REQUEST_SECONDS)

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -34,6 +34,7 @@ from streams.core.manifests import (
     garbage,
     name_of,
     parsed_names,
+    ranked,
     superfluous,
 )
 from streams.disk.blobs import Blobs, open_blobs
@@ -87,7 +88,7 @@ class SnapshotStore:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def names(self, place: str) -> list[ManifestName]:
-        """Return the names of a partition's manifests, the newest first. Raises ``OSError``."""
+        """Return the names of a partition's manifests, the one that was made last first. Raises ``OSError``."""
         return parsed_names(blob.name for blob in self._blobs.list(place))
 
     def manifest(self, place: str, name: str) -> Manifest:
@@ -99,6 +100,32 @@ class SnapshotStore:
                 raise SnapshotRefused(f"it is larger than {MOST_MANIFEST} bytes")
             self._known[path] = decode_manifest(data, self._secret)
         return self._known[path]
+
+    def manifests(
+        self,
+        place: str,
+        refuse: Callable[[str, SnapshotRefused], object] = lambda name, error: None,
+        *,
+        without: Collection[str] = (),
+    ) -> list[tuple[str, Manifest]]:
+        """Return names and manifests of a partition, the newest state first. ``refuse`` is called with each that
+        cannot be read. Raises ``OSError``."""
+        found: list[tuple[str, Manifest]] = []
+        for _, _, name in self.names(place):
+            if name not in without:
+                try:
+                    found.append((name, self.manifest(place, name)))
+                except FileNotFoundError:
+                    continue  # a maker has just removed it
+                except SnapshotRefused as error:
+                    refuse(name, error)
+        return ranked(found)
+
+    def has(self, mark: FolderMark) -> bool:
+        """Check for a snapshot of the same log and codec that goes as far as this mark. Raises ``OSError``."""
+        place = self.place(mark.identity.topic_id, mark.identity.partition)
+        marks = [manifest.mark for _, manifest in self.manifests(place)]
+        return any(one.identity == mark.identity and one.offset >= mark.offset for one in marks)
 
     def pieces(self, manifest: Manifest, progress: Callable[[int, int], None]) -> Iterator[bytes]:
         """Yield the blocks of a snapshot, each of which is what it should be. Raises ``SnapshotRefused``, ``OSError``
@@ -132,9 +159,12 @@ class SnapshotStore:
         Raises ``OSError`` for a store that does not answer, or a disk that fails; and ``Stopped``.
         """
         place = self.place(identity.topic_id, identity.partition)
-        for _, _, name in self.names(place):
-            if name in refused:
-                continue
+
+        def refuse(name: str, error: Exception) -> None:
+            refused.add(name)
+            _log.warning("the snapshot %s/%s is not used: %s", place, name, error)
+
+        for name, manifest in self.manifests(place, refuse, without=refused):
             folder = find()
             try:
                 now_ms = self._wall_ms()
@@ -144,17 +174,15 @@ class SnapshotStore:
                 except Damaged as error:
                     if not set_aside(folder, str(error)):
                         return ""
-                manifest = self.manifest(place, name)
                 reason = reason_to_distrust(manifest.mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
                 if reason:
                     raise SnapshotRefused(reason)
                 _check_room(folder.path, manifest.mark.size)
-                refused.add(name)  # if the log shows that it is not its beginning, it is not tried again
                 self._write(folder, manifest, progress)
+                refused.add(name)  # if the log shows that it is not its beginning, it is not tried again
                 return name
             except (SnapshotRefused, Damaged) as error:
-                refused.add(name)
-                _log.warning("the snapshot %s/%s is not used: %s", place, name, error)
+                refuse(name, error)
             finally:
                 folder.close()
         return ""
@@ -206,7 +234,10 @@ class SnapshotStore:
         self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))
         self._known[f"{place}/{name}"] = manifest
         self.at("collect")
-        self._collect(place)
+        try:
+            self._collect(place)
+        except OSError as error:  # the snapshot is there all the same
+            _log.warning("%s: old snapshots and blocks stay there until the next one is made: %s", place, error)
         return SavedSnapshot(name, size, uploaded)
 
     def _put(self, path: str, data: bytes) -> None:
@@ -217,12 +248,7 @@ class SnapshotStore:
 
     def _blocks_of_newest(self, place: str) -> set[Block]:
         """Return the blocks that may be used again: those of the newest snapshot, which is the last one to go."""
-        for _, _, name in self.names(place):
-            try:
-                return set(self.manifest(place, name).blocks)
-            except (SnapshotRefused, FileNotFoundError):
-                continue
-        return set()
+        return next((set(manifest.blocks) for _, manifest in self.manifests(place)), set())
 
     def _blocks_there(self, place: str) -> set[Block]:
         return {Block(blob.name, blob.size) for blob in self._blobs.list(f"{place}/blocks")}
@@ -230,24 +256,19 @@ class SnapshotStore:
     def _collect(self, place: str) -> None:
         """Remove old snapshots, and what no snapshot names. Those that cannot be read stay, and all blocks with them:
         what they name is not known."""
-        readable: list[ManifestName] = []
-        is_known = True
-        for name in self.names(place):
-            try:
-                self.manifest(place, name.name)
-                readable.append(name)
-            except FileNotFoundError:
-                continue  # another maker has just removed it
-            except SnapshotRefused as error:
-                is_known = False
-                path = f"{place}/{name.name}"
-                _log.warning("%s stays there, with all blocks, until it is removed by hand: %s", path, error)
+        unreadable: list[str] = []
+
+        def refuse(name: str, error: SnapshotRefused) -> None:
+            unreadable.append(name)
+            _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
+
+        readable = self.manifests(place, refuse)
         old = superfluous(readable, self._keep)
         for name in old:
-            self._blobs.delete(f"{place}/{name.name}")
-            del self._known[f"{place}/{name.name}"]
-        kept = [self.manifest(place, name.name) for name in readable if name not in old]
-        if is_known:
+            self._blobs.delete(f"{place}/{name}")
+            del self._known[f"{place}/{name}"]
+        kept = [manifest for name, manifest in readable if name not in old]
+        if not unreadable:
             there = [(blob.name, blob.written_at) for blob in self._blobs.list(f"{place}/blocks")]
             for block in garbage(there, kept, self._wall_ms() / 1000):
                 self.at("remove")

@@ -1,10 +1,11 @@
-"""Making and using snapshots in time: two threads beside that of the folders, so that nothing waits for a store.
+"""Making and using snapshots in time: two threads beside that of the folders, so that no folder waits for a store.
 
 * A snapshot of a partition is due when the newest one at the store is older than ``snapshot_seconds``. An owner waits
   for a quarter of that longer: where there is a standby, it has made one then.
 * A partition without a folder that can be used gets the newest snapshot into its folder first. That is opened as any
   other: log, codec, age and checksum decide, and the changelog is read from its mark.
-* A store that fails or hangs costs a warning. No commit and no start depends on it.
+* A store that fails or hangs costs a warning. No commit waits for it. A start without a folder does, for the time-out
+  of a call that hangs; those that follow within a minute do not.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import anyio
 
 from streams.core.checkpoints import MARGIN_MS, LogIdentity, reason_to_distrust
 from streams.core.manifests import BLOCK_BYTES
-from streams.disk.blobs import check_address
+from streams.disk.blobs import open_blobs
 from streams.errors import Stopped, StoreError, StreamsError
+from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.entries import Damaged
 from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, read_mark
 from streams.runtime.keeping.snapshots import SnapshotStore, open_snapshots, read_secret
@@ -41,6 +43,8 @@ PATIENCE: Final = 1.25
 """Of an owner, for a standby to make the snapshot."""
 RETRY_SECONDS: Final = 60.0
 """After a failure, at the least."""
+_TRIES: Final = 3
+"""To read a data file that is rewritten meanwhile. Each may upload all of it."""
 _WRONG: Final = (OSError, StoreError, Damaged)
 
 
@@ -59,16 +63,18 @@ class Snapshotting:
     """The snapshots of one member. On the loop, but for what is called ``_..._on_thread``."""
 
     def __init__(self, keeper: StateKeeper, thread: Callable[[], Blocking]) -> None:
-        """Raises ``ConfigError`` for an address or a secret that cannot be used."""
+        """Raises ``ConfigError`` for an address or a secret that cannot be used, and without the store's package."""
         self._keeper, self._config = keeper, keeper.config.state
-        check_address(self._config.snapshots)
+        open_blobs(self._config.snapshots)
         read_secret(self._config.snapshot_secret_file)
         self._saving, self._restoring = thread(), thread()
         self._is_over = self._is_compared = False
         self._next: dict[int, float] = {}  # when to look whether a snapshot of a partition is due
         self._failing: set[int] = set()
         self._refused: defaultdict[int, set[str]] = defaultdict(set)
+        self._skip_until = 0.0  # the store has just failed: others do not wait for it, too
         self._wanted: deque[WantedFolder] = deque()
+        self._lacking: Inlet[WantedFolder] = Inlet(self._queue)
         self._news = Signal()
 
     async def run(self, host: KeeperHost) -> None:
@@ -87,6 +93,26 @@ class Snapshotting:
     def fetch(self, wanted: WantedFolder) -> None:
         """Fill the folder of a partition, if it is empty and there is a snapshot; then call ``load`` on the keeper's
         thread, whatever has happened."""
+        self._keeper.post(self._look_on_thread, wanted)
+
+    def _look_on_thread(self, wanted: WantedFolder) -> None:
+        """Load a folder that is there, which waits for no store. On the keeper's thread."""
+        keeper = self._keeper
+        try:
+            known, tombstones_ms = keeper.known_changelog()
+            self._compare_ages(tombstones_ms)
+            identity = LogIdentity(
+                known.cluster, keeper.config.changelog, known.topic_id, wanted.partition, wanted.codec
+            )
+            is_there = has_folder(keeper.parent, identity, now_ms=keeper.wall_ms(), tombstones_ms=tombstones_ms)
+        except (StreamsError, OSError):
+            is_there = True  # opening the folder meets the same
+        if is_there or wanted.is_discarded():
+            wanted.load()
+        else:
+            self._lacking.put(wanted)
+
+    def _queue(self, wanted: WantedFolder) -> None:
         if self._is_over:
             self._keeper.post(wanted.load)
             return
@@ -98,7 +124,7 @@ class Snapshotting:
             while self._wanted:
                 wanted = self._wanted.popleft()
                 try:
-                    if not wanted.is_discarded():
+                    if not wanted.is_discarded() and self._keeper.now() >= self._skip_until:
                         await self._restore(wanted)
                 finally:
                     self._keeper.post(wanted.load)
@@ -110,7 +136,6 @@ class Snapshotting:
             known, tombstones_ms = await self._keeper.changelog()
         except StreamsError:
             return  # opening the folder meets the same, and waits for the broker
-        self._compare_ages(tombstones_ms)
         identity = LogIdentity(
             known.cluster, self._keeper.config.changelog, known.topic_id, wanted.partition, wanted.codec
         )
@@ -119,7 +144,11 @@ class Snapshotting:
         except Stopped:
             pass
         except _WRONG as error:
-            _log.warning("%s: snapshots cannot be used: %s; the changelog is read", where, error)
+            scope = ""
+            if isinstance(error, OSError):
+                self._skip_until = self._keeper.now() + RETRY_SECONDS
+                scope = f", also of the partitions that start within {RETRY_SECONDS:g} s"
+            _log.warning("%s: snapshots cannot be used: %s; the changelog is read%s", where, error, scope)
         except Exception:
             _log.exception("%s: snapshots cannot be used; the changelog is read", where)
 
@@ -136,9 +165,7 @@ class Snapshotting:
         self._is_compared = True
 
     def _fill_on_thread(self, wanted: WantedFolder, identity: LogIdentity, tombstones_ms: int) -> None:
-        parent, wall_ms = self._keeper.parent, self._keeper.wall_ms
-        if has_folder(parent, identity, now_ms=wall_ms(), tombstones_ms=tombstones_ms):
-            return
+        parent = self._keeper.parent
         began = time.monotonic()
         store = self._open(is_over=lambda: self._is_over or wanted.is_discarded())
         name = store.fill(
@@ -160,8 +187,10 @@ class Snapshotting:
             now = self._keeper.now()
             due = [kept for kept in self._keeper.open_ones if self._next.get(kept.partition, now) <= now]
             for kept in sorted(due, key=lambda kept: self._next.get(kept.partition, 0.0)):
-                if kept in self._keeper.open_ones and kept.folder.mark is not None:
-                    await self._save(kept, PATIENCE if host.at_work(kept.partition) is kept else 1.0)
+                is_at_work = host.at_work(kept.partition) is kept
+                # A copy in the middle of its restore is an older state, and maybe that of another log.
+                if kept in self._keeper.open_ones and kept.folder.mark is not None and (is_at_work or kept.is_ready):
+                    await self._save(kept, PATIENCE if is_at_work else 1.0)
 
     async def _save(self, kept: KeptPartition, patience: float) -> None:
         partition, seconds = kept.partition, self._config.snapshot_seconds * patience
@@ -195,20 +224,22 @@ class Snapshotting:
         if youngest < seconds:
             kept.snapshot_at_ms = self._keeper.wall_ms() - int(youngest * 1000)
             return seconds - youngest
-        while True:
+        for tries_left in range(_TRIES - 1, -1, -1):
             data = kept.folder.data(BLOCK_BYTES)
-            if data is None or (names and names[0].offset == data[0].offset):
+            if data is None or store.has(data[0]):
                 return seconds / 4  # nothing is new; the mark of a partition at rest is renewed every hour
             try:
                 saved = store.save(*data)
-            except (Damaged, FileNotFoundError):
-                if kept.folder.mark is data[0]:
+            except Damaged:  # by the folder: the store raises OSError
+                mark = kept.folder.mark
+                if not tries_left or mark is None or mark.file == data[0].file:
                     raise
                 continue  # its file was rewritten meanwhile
             kept.snapshot_at_ms = self._keeper.wall_ms()
             where = f"{identity.topic}[{identity.partition}]"
             _log.info("%s: %s, %d bytes, of which %d are new", where, saved.name, saved.size, saved.uploaded)
             return seconds
+        raise AssertionError("unreachable")
 
     def _open(self, *, is_over: Callable[[], bool], pace: Callable[[int], None] = lambda size: None) -> SnapshotStore:
         config = self._keeper.config

@@ -133,6 +133,8 @@ class Replica(FollowedPartition):
         """See ``FollowedPartition.advance``; returns whether that is news for a take-over or a move."""
         before = self.position
         first = super().advance(position, end, more=more)
+        if self.kept is not None:
+            self.kept.is_ready = self.is_ready and self.witness is None
         reached = self.goal is not None and before < self.goal <= self.position
         return first or reached or self.marker is not None
 

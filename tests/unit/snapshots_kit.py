@@ -1,0 +1,52 @@
+"""What the tests of snapshots under a whole engine need: a bench whose sources have snapshots."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from streams.core.manifests import Manifest, decode_manifest
+from tests.unit.kept_engine_kit import STORES, Kept
+from tests.unit.runtime_kit import CHANGELOG, Bench
+
+
+class Backed(Kept):
+    """A bench whose sources have snapshots, too."""
+
+    def __init__(self, bench: Bench, folder: Path) -> None:
+        super().__init__(bench, folder / "state")
+        self.root = folder / "snapshots"
+        self.place = self.root / "group-g" / "topic-in" / "id" / "0"
+
+    def make(self, store: Any = STORES["table"], **settings: Any) -> None:
+        super().make(store, **{"snapshots": str(self.root), "snapshot_seconds": 0.05, **settings})
+
+    @property
+    def manifests(self) -> list[Path]:
+        """The newest first."""
+        return sorted(self.place.glob("manifest-*"), reverse=True)
+
+    def newest(self, secret: bytes = b"") -> Manifest:
+        return decode_manifest(self.manifests[0].read_bytes(), secret)
+
+    def put(self, data: bytes) -> None:
+        """Replace all snapshots by this one."""
+        for path in self.manifests:
+            path.unlink()
+        (self.place / "manifest-000000000000001-3-00").write_bytes(data)
+
+    async def until_saved(self) -> None:
+        """The newest snapshot has everything that is committed."""
+        end = len(self.bench.broker.logs[CHANGELOG, 0]) - 1
+        found = self.manifests
+        await self.bench.until(lambda: (found := self.manifests) and f"-{end}-" in found[0].name, f"saved: {found}")
+
+    async def with_a_snapshot(self, store: Any = STORES["table"], **settings: Any) -> None:
+        """Work, make a snapshot of all, end, and lose the machine."""
+        self.make(store, **settings)
+        await self.bench.over("a", "b", "a", "c", "b-")
+        await self.until_marked()
+        await self.until_saved()
+        await self.bench.stop()
+        shutil.rmtree(self.folder)
