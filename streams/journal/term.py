@@ -12,7 +12,7 @@ from typing import Final
 from anyio import CancelScope
 
 from streams.core.journal import BARRIER_TYPE, CHECKPOINT_TYPE, CheckpointRecord, Payload, control
-from streams.errors import AppendConflict, ConfigError, NotLeading, RecordRefused, RecordsRefused
+from streams.errors import AppendConflict, AppendUnsettled, ConfigError, NotLeading, RecordRefused, RecordsRefused
 from streams.journal.appending import Appending, PendingCheckpoint
 from streams.journal.entries import EntryTypes
 from streams.journal.writer import TermWriter
@@ -192,8 +192,9 @@ class JournalTerm:
                 self._under_way = False
                 self._idle.notify()
         except BaseException as error:
-            self.failure = None if isinstance(error, NotLeading) else error
-            self.end(self._writer.reason or str(error))
+            damage = error.__cause__ if isinstance(error, AppendUnsettled) and error.__cause__ else error
+            self.failure = None if isinstance(error, NotLeading) else damage
+            self.end(self._writer.reason or str(damage))
             on_failure(self.reason)
         finally:
             self._under_way = False
