@@ -1,0 +1,156 @@
+"""A member of a replicated service over a scripted journal: snapshots that fail, states that are half applied."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import pytest
+from anyio import CancelScope
+
+from streams.errors import JournalError, NotLeading
+from streams.journal import Replicated, SnapshotFolder
+from streams.journal.entries import EntryTypes, TermBegan
+from streams.journal.held_state import HeldState
+from streams.journal.journal import JournalTopic
+from streams.journal.term import JournalTerm
+from streams.runtime.bridge import Worker
+from tests.unit.test_journal_term import ScriptedWriter
+from tests.unit.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class ScriptedJournal:
+    """A journal in which each member leads at once, and which nobody else writes."""
+
+    name = "ledger"
+
+    def __init__(self) -> None:
+        self.types = EntryTypes([bytes])
+        self.writer = ScriptedWriter()
+
+    async def check(self) -> JournalTopic:
+        return JournalTopic("id", 0, 1_000, 1_000)
+
+    @asynccontextmanager
+    async def lead(self, **settings: Any) -> AsyncIterator[JournalTerm]:
+        writer: Any = self.writer
+        term = JournalTerm(self.name, writer, self.types, is_strict=settings["is_strict"])
+        worker = Worker("lead")
+        with CancelScope() as scope:
+            term.start(worker, lambda reason: scope.cancel())
+            try:
+                yield term
+            finally:
+                await term.close(0.1)
+                worker.abandon()
+        if scope.cancelled_caught:
+            raise NotLeading("it is over")
+
+    @asynccontextmanager
+    async def reader(self, **settings: Any) -> AsyncIterator[Self]:
+        self.position = settings["after"]
+        yield self
+
+    async def follow(self) -> AsyncIterator[TermBegan]:
+        yield TermBegan(self.writer.position - 1, self.writer.token, -1, "a process", "", 0)
+        await asyncio.Event().wait()
+
+
+class Pad:
+    """A list of words; ``broken`` cannot be added. Its saves wait for ``gate``, and raise ``fault``."""
+
+    gate = threading.Event()
+    saving = threading.Event()
+    fault: Exception | None = None
+    saved: list[bytes]
+
+    def __init__(self) -> None:
+        self.words: list[bytes] = []
+
+    def apply(self, event: bytes) -> None:
+        self.words.append(event)
+        if event == b"broken":
+            raise ValueError("a bug")
+
+    def save(self, file: BinaryIO) -> None:
+        self.saving.set()
+        self.gate.wait(PATIENCE)
+        if self.fault is not None:
+            raise self.fault
+        Pad.saved.append(b" ".join(self.words))
+        file.write(Pad.saved[-1])
+
+    @classmethod
+    def load(cls, file: BinaryIO) -> Self:
+        pad = cls()
+        pad.words = file.read().split()
+        return pad
+
+
+@pytest.fixture(autouse=True)
+def pad() -> Iterator[type[Pad]]:
+    Pad.fault, Pad.saved = None, []
+    Pad.gate.set()
+    Pad.saving.clear()
+    yield Pad
+    Pad.gate.set()  # a test that fails leaves no thread
+
+
+def member(folder: Path, every: int = 100_000) -> Replicated[Pad]:
+    journal: Any = ScriptedJournal()
+    return Replicated(journal, Pad, snapshots=SnapshotFolder(folder), checkpoint_every=every)
+
+
+def words(pad: Pad) -> list[bytes]:
+    return list(pad.words)
+
+
+async def test_a_save_that_fails_does_not_swallow_a_cancellation(tmp_path: Path) -> None:
+    journal: Any = ScriptedJournal()
+    held = HeldState(journal, Pad, SnapshotFolder(tmp_path))
+    await held.open()
+    Pad.gate.clear()
+    Pad.fault = JournalError("a full disk")
+    saving = asyncio.create_task(held.save(5))
+    await until(Pad.saving.is_set)
+    saving.cancel()
+    await asyncio.sleep(0.01)
+    assert not saving.done()  # the state must not change meanwhile
+    Pad.gate.set()
+    await asyncio.wait([saving])
+    assert saving.cancelled()
+    held.close()
+
+
+async def test_a_scope_that_is_cancelled_during_a_save_does_not_keep_the_loop_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal: Any = ScriptedJournal()
+    held = HeldState(journal, Pad, SnapshotFolder(tmp_path))
+    await held.open()
+    Pad.gate.clear()
+    waits, wait = [], asyncio.wait
+    monkeypatch.setattr(asyncio, "wait", lambda tasks: (waits.append(tasks), wait(tasks))[1])
+    with CancelScope() as scope:
+        asyncio.get_running_loop().call_later(0.01, scope.cancel)
+        threading.Timer(0.1, Pad.gate.set).start()
+        await held.save(5)
+        await asyncio.sleep(0)
+        raise AssertionError("it was not cancelled")
+    assert len(waits) <= 2
+    held.close()
+
+
+async def test_a_member_is_left_while_its_snapshot_fails(tmp_path: Path) -> None:
+    Pad.gate.clear()
+    Pad.fault = JournalError("a full disk")
+    async with asyncio.timeout(PATIENCE / 3), member(tmp_path, every=1) as one:
+        await until(lambda: one.is_leading, "it leads")
+        await until(Pad.saving.is_set, "a checkpoint is made")
+        threading.Timer(0.1, Pad.gate.set).start()
