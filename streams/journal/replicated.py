@@ -109,8 +109,7 @@ class Replicated(Generic[M]):
             appending = term.submit_payloads(payloads)
             self._note(appending)
         await appending
-        if term.position - self._held.covered >= self._every:
-            self._due.notify()
+        self._look_at_due(term)
         return reply
 
     async def read(self, query: Callable[[M], T], *, barrier: bool = True) -> T:
@@ -121,6 +120,7 @@ class Replicated(Generic[M]):
             term, state = self._leading()
             value = query(state)
             await term.barrier()  # behind everything that the state has
+            self._look_at_due(term)  # a barrier is an entry, too
             return value
         while self._held.state is None:
             self._check()
@@ -271,6 +271,10 @@ class Replicated(Generic[M]):
             where = f"; {self.leader} may lead" if self.leader and self.leader != self.address else ""
             raise NotLeading(f"{self.journal.name}: this member does not lead{where}; nothing is appended")
         return term, state
+
+    def _look_at_due(self, term: JournalTerm) -> None:
+        if term.position - self._held.covered >= self._every:
+            self._due.notify()
 
     def _note(self, appending: Appending) -> None:
         while len(self._unsettled) > 1 and self._unsettled[0].is_committed:

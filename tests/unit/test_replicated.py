@@ -154,3 +154,11 @@ async def test_a_member_is_left_while_its_snapshot_fails(tmp_path: Path) -> None
         await until(lambda: one.is_leading, "it leads")
         await until(Pad.saving.is_set, "a checkpoint is made")
         threading.Timer(0.1, Pad.gate.set).start()
+
+
+async def test_a_leader_that_only_reads_makes_checkpoints(tmp_path: Path) -> None:
+    async with member(tmp_path, every=30) as one:
+        await until(lambda: one.is_leading, "it leads")
+        for _ in range(20):
+            assert await one.read(words) == []
+        await until(lambda: bool(Pad.saved), "a checkpoint is made", PATIENCE / 3)
