@@ -57,7 +57,7 @@ class Replicated(Generic[M]):
         self._every = checkpoint_every
         self._term: JournalTerm | None = None
         self._unsettled: deque[Appending] = deque()  # decisions of the term, but for those that are committed
-        self._is_spoilt = False  # the state has something that the log has not
+        self._is_spoilt = False  # an event is half applied: nothing is read or saved until the state is built anew
         self._turn = asyncio.Lock()
         self._due = Signal()
         self._moved = Broadcast()
@@ -122,7 +122,7 @@ class Replicated(Generic[M]):
             await term.barrier()  # behind everything that the state has
             self._look_at_due(term)  # a barrier is an entry, too
             return value
-        while self._held.state is None:
+        while self._held.state is None or self._is_spoilt:
             self._check()
             await self._moved.wait(_PAUSE_SECONDS)
         self._check()
@@ -213,6 +213,8 @@ class Replicated(Generic[M]):
     async def _checkpoint(self, term: JournalTerm) -> None:
         """Save the state, and append the checkpoint; without the one there is not the other."""
         async with self._turn:
+            if self._is_spoilt:  # by a decision that had the turn before
+                return
             await term.barrier()  # all that the state has is committed
             try:
                 async with term.checkpoint() as pending:

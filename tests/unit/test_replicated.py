@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 import pytest
 from anyio import CancelScope
 
-from streams.errors import JournalError, NotLeading
+from streams.errors import JournalError, NotLeading, ReplicaFailed
 from streams.journal import Replicated, SnapshotFolder
 from streams.journal.entries import EntryTypes, TermBegan
 from streams.journal.held_state import HeldState
@@ -162,3 +162,25 @@ async def test_a_leader_that_only_reads_makes_checkpoints(tmp_path: Path) -> Non
         for _ in range(20):
             assert await one.read(words) == []
         await until(lambda: bool(Pad.saved), "a checkpoint is made", PATIENCE / 3)
+
+
+async def test_a_state_that_is_half_applied_is_neither_saved_nor_read(tmp_path: Path) -> None:
+    Pad.gate.clear()
+    one = member(tmp_path, every=1)
+    journal: Any = one.journal
+    journal.writer.gate.clear()
+    async with one:
+        await until(lambda: one.is_leading, "it leads, and begins a checkpoint")
+        reading = asyncio.create_task(one.read(words))
+        await asyncio.sleep(0.01)
+        journal.writer.gate.set()
+        await until(Pad.saving.is_set, "the checkpoint is made")
+        assert await reading == []  # so the next one is due
+        broken = asyncio.create_task(one.decide(lambda pad: ([b"fine", b"broken"], None)))
+        await asyncio.sleep(0.01)  # it has the turn after this checkpoint, and before the next one
+        Pad.gate.set()
+        with pytest.raises(ReplicaFailed, match=r"Pad\.apply failed on bytes"):
+            await broken
+        assert await one.read(words, barrier=False) == []  # built anew
+        await until(lambda: one.is_leading, "it leads again")
+    assert set(Pad.saved) == {b""}
