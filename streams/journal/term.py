@@ -26,6 +26,7 @@ _GROUP_ENTRIES: Final = 5_000
 _CLOSE_SECONDS: Final = 30.0
 
 _checkpoint: ContextVar[object] = ContextVar("checkpoint")
+"""The one in whose block this task is, or was made."""
 
 
 class JournalTerm:
@@ -106,7 +107,7 @@ class JournalTerm:
         pending = PendingCheckpoint(self.position if at is None else at)
         if at is None:
             self._checkpoint = pending
-        mark = _checkpoint.set(self if at is None else _checkpoint.get(None))
+        mark = _checkpoint.set(pending if at is None else _checkpoint.get(None))
         try:
             while at is None and self._under_way:
                 await self._idle.wait(0.05)
@@ -170,7 +171,7 @@ class JournalTerm:
             raise NotLeading(f"{self.name}: the term {self.token} is over: {self.reason}; nothing is appended")
 
     def _check_place(self) -> None:
-        if _checkpoint.get(None) is self:
+        if self._checkpoint is not None and _checkpoint.get(None) is self._checkpoint:  # a task may outlive the block
             raise ConfigError(f"{self.name}: neither append nor checkpoint within the block of a checkpoint")
 
     def _put(self, appending: Appending) -> Appending:

@@ -183,6 +183,25 @@ async def test_a_checkpoint_waits_for_what_is_under_way_and_holds_back_the_rest(
     assert pending.entry_position == 12
 
 
+async def test_a_task_that_is_made_within_a_checkpoint_may_append_when_it_is_over(desk: Desk) -> None:
+    go = asyncio.Event()
+
+    async def appends_later() -> int:
+        with pytest.raises(ConfigError, match="within the block of a checkpoint"):
+            await desk.term.append(b"no")
+        await go.wait()
+        async with desk.term.checkpoint():
+            pass
+        return await desk.term.append(b"later")
+
+    async with desk.term.checkpoint():
+        task = asyncio.create_task(appends_later())
+        await asyncio.sleep(0.01)
+    go.set()
+    assert await asyncio.wait_for(task, 10) == desk.term.position
+    assert desk.writer.commits[-1] == [b"later"]
+
+
 async def test_a_term_that_is_left_while_no_broker_answers_says_so(desk: Desk) -> None:
     desk.writer.gate.clear()
     under_way = desk.term.submit(b"x")
