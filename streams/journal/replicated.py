@@ -16,7 +16,7 @@ from typing import Final, Generic, Self, TypeVar
 from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, RecordRefused, ReplicaFailed
 from streams.journal.appending import Appending
 from streams.journal.entries import JournalCheckpoint, JournalEntry, JournalItem, TermBegan
-from streams.journal.held_state import HeldState, M
+from streams.journal.held_state import HeldState, M, until_done
 from streams.journal.journal import Journal
 from streams.journal.reader import JournalReader
 from streams.journal.snapshots import SnapshotFolder
@@ -183,7 +183,8 @@ class Replicated(Generic[M]):
         finally:
             for task in (leading, following):
                 task.cancel()
-            await asyncio.wait([leading, following])
+            if await until_done(leading, following):  # cancelled once more: nothing of the turn is left behind
+                raise asyncio.CancelledError
         for task in (following, leading):
             if not task.cancelled():
                 task.result()

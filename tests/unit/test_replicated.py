@@ -184,3 +184,17 @@ async def test_a_state_that_is_half_applied_is_neither_saved_nor_read(tmp_path: 
         assert await one.read(words, barrier=False) == []  # built anew
         await until(lambda: one.is_leading, "it leads again")
     assert set(Pad.saved) == {b""}
+
+
+async def test_a_member_that_is_cancelled_twice_leaves_no_task(tmp_path: Path) -> None:
+    Pad.gate.clear()
+    async with member(tmp_path, every=1) as one:
+        await until(Pad.saving.is_set, "a checkpoint is made")
+        assert one._task is not None
+        for _ in range(2):
+            one._task.cancel()
+            await asyncio.sleep(0.01)
+        assert not one._task.done()  # the checkpoint is under way
+        Pad.gate.set()
+        await asyncio.wait([one._task])
+        assert asyncio.all_tasks() == {asyncio.current_task()}
