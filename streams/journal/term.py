@@ -62,9 +62,10 @@ class JournalTerm:
     async def append(self, *events: object, expect: int | None = None) -> int:
         """Append events, all or none, and return the position behind them once all in-sync replicas have them.
 
-        ``expect``: only if nothing was appended behind this position, else ``AppendConflict``. ``NotLeading``: it is
-        not in the log, and never will be. ``RecordRefused``, ``EncodeError``, ``ConfigError``: the same, by the fault
-        of an event. Cancelled, it is withdrawn if it was not sent; else the log decides: ``submit`` lets you know.
+        ``expect``: only if nothing was appended behind this position, else ``AppendConflict``; a barrier that no append
+        shares, and a checkpoint, are entries, too: take ``position`` behind them. ``NotLeading``: it is not in the log,
+        and never will be. ``RecordRefused``, ``EncodeError``, ``ConfigError``: the same, by the fault of an event.
+        Cancelled, it is withdrawn if it was not sent; else the log decides: ``submit`` lets you know.
         """
         appending = self.submit(*events, expect=expect)
         try:
