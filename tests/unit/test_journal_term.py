@@ -17,6 +17,7 @@ from streams.journal.entries import EntryTypes
 from streams.journal.term import JournalTerm
 from streams.records import Output, RefusedRecord
 from streams.runtime.bridge import Worker
+from tests.unit.waiting import turns
 
 
 class ScriptedWriter:
@@ -196,7 +197,7 @@ async def test_a_task_that_is_made_within_a_checkpoint_may_append_when_it_is_ove
 
     async with desk.term.checkpoint():
         task = asyncio.create_task(appends_later())
-        await asyncio.sleep(0.01)
+        await turns()
     go.set()
     assert await asyncio.wait_for(task, 10) == desk.term.position
     assert desk.writer.commits[-1] == [b"later"]

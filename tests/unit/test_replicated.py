@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Self
 
 import pytest
 from anyio import CancelScope
+from anyio.lowlevel import checkpoint
 
 from streams.errors import JournalError, NotLeading, ReplicaFailed
 from streams.journal import Replicated, SnapshotFolder
@@ -20,7 +21,7 @@ from streams.journal.journal import JournalTopic
 from streams.journal.term import JournalTerm
 from streams.runtime.bridge import Worker
 from tests.unit.test_journal_term import ScriptedWriter
-from tests.unit.waiting import PATIENCE, until
+from tests.unit.waiting import PATIENCE, turns, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -120,7 +121,7 @@ async def test_a_save_that_fails_does_not_swallow_a_cancellation(tmp_path: Path)
     saving = asyncio.create_task(held.save(5))
     await until(Pad.saving.is_set)
     saving.cancel()
-    await asyncio.sleep(0.01)
+    await turns()
     assert not saving.done()  # the state must not change meanwhile
     Pad.gate.set()
     await asyncio.wait([saving])
@@ -141,7 +142,7 @@ async def test_a_scope_that_is_cancelled_during_a_save_does_not_keep_the_loop_bu
         asyncio.get_running_loop().call_later(0.01, scope.cancel)
         threading.Timer(0.1, Pad.gate.set).start()
         await held.save(5)
-        await asyncio.sleep(0)
+        await checkpoint()
         raise AssertionError("it was not cancelled")
     assert len(waits) <= 2
     held.close()
@@ -172,12 +173,12 @@ async def test_a_state_that_is_half_applied_is_neither_saved_nor_read(tmp_path: 
     async with one:
         await until(lambda: one.is_leading, "it leads, and begins a checkpoint")
         reading = asyncio.create_task(one.read(words))
-        await asyncio.sleep(0.01)
+        await turns()
         journal.writer.gate.set()
         await until(Pad.saving.is_set, "the checkpoint is made")
         assert await reading == []  # so the next one is due
         broken = asyncio.create_task(one.decide(lambda pad: ([b"fine", b"broken"], None)))
-        await asyncio.sleep(0.01)  # it has the turn after this checkpoint, and before the next one
+        await turns()  # it has the turn after this checkpoint, and before the next one
         Pad.gate.set()
         with pytest.raises(ReplicaFailed, match=r"Pad\.apply failed on bytes"):
             await broken
@@ -193,7 +194,7 @@ async def test_a_member_that_is_cancelled_twice_leaves_no_task(tmp_path: Path) -
         assert one._task is not None
         for _ in range(2):
             one._task.cancel()
-            await asyncio.sleep(0.01)
+            await turns()
         assert not one._task.done()  # the checkpoint is under way
         Pad.gate.set()
         await asyncio.wait([one._task])

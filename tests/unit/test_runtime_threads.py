@@ -51,7 +51,7 @@ async def test_what_a_call_raises_is_raised(worker: Worker) -> None:
 
 async def test_a_call_after_the_end_is_refused_and_one_before_it_is_answered(worker: Worker) -> None:
     before = asyncio.create_task(worker.call(lambda: 5))
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     worker.abandon()
     with pytest.raises(Stopped, match="test is closed: the call was not made"):
         await asyncio.wait_for(worker.call(lambda: 6), PATIENCE / 3)
