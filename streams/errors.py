@@ -140,8 +140,9 @@ class AppendConflict(StreamsError):
 
 
 class AppendUnsettled(StreamsError):
-    """An append to a journal was under way when its process gave up, and no broker has said what became of it. The
-    message names the term and the numbers of its entries, by which they are found in the log, if they are there."""
+    """An append to a journal was under way when its process gave up, and no broker has said what became of it; or the
+    log has lost entries, and does not say it (``__cause__`` is the ``OffsetError``). The message names the term and
+    the numbers of its entries, by which they are found in the log, if they are there."""
 
 
 class JournalError(StreamsError):

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
 
+from anyio import CancelScope
+
 from streams.errors import BrokerUnavailable, JournalError, ReplicaFailed
 from streams.journal.entries import JournalEntry
 from streams.journal.journal import Journal, JournalTopic
@@ -119,15 +121,23 @@ class HeldState(Generic[M]):
                 await asyncio.sleep(_PAUSE_SECONDS)
 
 
+async def until_done(*tasks: asyncio.Future[Any]) -> bool:
+    """Wait until all are done, also when this task is cancelled meanwhile; returns whether it was."""
+    is_cancelled = False
+    with CancelScope(shield=True):  # else a scope that is cancelled would do it again at each turn of the loop
+        while not all(task.done() for task in tasks):
+            try:
+                await asyncio.wait(tasks)
+            except asyncio.CancelledError:
+                is_cancelled = True
+    return is_cancelled
+
+
 async def _to_its_end(call: Coroutine[Any, Any, object]) -> None:
     """Wait for a call on another thread also when this task is cancelled: the state must not change meanwhile."""
     running = asyncio.ensure_future(call)
-    is_cancelled = False
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            is_cancelled = True
-    running.result()
-    if is_cancelled:
+    if await until_done(running):  # before the result: its error would swallow the cancellation, and the task go on
+        if (error := running.exception()) is not None:
+            _log.error("a snapshot fails while its member stops: %s", error)
         raise asyncio.CancelledError
+    running.result()

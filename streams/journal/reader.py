@@ -41,7 +41,7 @@ class JournalReader:
         self._worker = Worker(f"kes-{topic}-reader")
         self._consumer: LogConsumer | None = None
         self._admin: TopicAdmin | None = None
-        self._is_busy = False
+        self._is_busy = self._is_closed = False
         self._failure: Exception | None = None
 
     async def follow(self) -> AsyncIterator[JournalItem]:
@@ -76,7 +76,10 @@ class JournalReader:
         return await self._worker.call(self._end)
 
     async def close(self) -> None:
-        """Let go of everything. Repeating is harmless."""
+        """Let go of everything; reading raises ``Stopped`` then. Repeating is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         with CancelScope(shield=True):
             if self._polling is not None:
                 await asyncio.wait([self._polling])

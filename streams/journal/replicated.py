@@ -16,7 +16,7 @@ from typing import Final, Generic, Self, TypeVar
 from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, RecordRefused, ReplicaFailed
 from streams.journal.appending import Appending
 from streams.journal.entries import JournalCheckpoint, JournalEntry, JournalItem, TermBegan
-from streams.journal.held_state import HeldState, M
+from streams.journal.held_state import HeldState, M, until_done
 from streams.journal.journal import Journal
 from streams.journal.reader import JournalReader
 from streams.journal.snapshots import SnapshotFolder
@@ -57,7 +57,7 @@ class Replicated(Generic[M]):
         self._every = checkpoint_every
         self._term: JournalTerm | None = None
         self._unsettled: deque[Appending] = deque()  # decisions of the term, but for those that are committed
-        self._is_spoilt = False  # the state has something that the log has not
+        self._is_spoilt = False  # an event is half applied: nothing is read or saved until the state is built anew
         self._turn = asyncio.Lock()
         self._due = Signal()
         self._moved = Broadcast()
@@ -109,8 +109,7 @@ class Replicated(Generic[M]):
             appending = term.submit_payloads(payloads)
             self._note(appending)
         await appending
-        if term.position - self._held.covered >= self._every:
-            self._due.notify()
+        self._look_at_due(term)
         return reply
 
     async def read(self, query: Callable[[M], T], *, barrier: bool = True) -> T:
@@ -121,8 +120,9 @@ class Replicated(Generic[M]):
             term, state = self._leading()
             value = query(state)
             await term.barrier()  # behind everything that the state has
+            self._look_at_due(term)  # a barrier is an entry, too
             return value
-        while self._held.state is None:
+        while self._held.state is None or self._is_spoilt:
             self._check()
             await self._moved.wait(_PAUSE_SECONDS)
         self._check()
@@ -183,7 +183,8 @@ class Replicated(Generic[M]):
         finally:
             for task in (leading, following):
                 task.cancel()
-            await asyncio.wait([leading, following])
+            if await until_done(leading, following):  # cancelled once more: nothing of the turn is left behind
+                raise asyncio.CancelledError
         for task in (following, leading):
             if not task.cancelled():
                 task.result()
@@ -213,6 +214,8 @@ class Replicated(Generic[M]):
     async def _checkpoint(self, term: JournalTerm) -> None:
         """Save the state, and append the checkpoint; without the one there is not the other."""
         async with self._turn:
+            if self._is_spoilt:  # by a decision that had the turn before
+                return
             await term.barrier()  # all that the state has is committed
             try:
                 async with term.checkpoint() as pending:
@@ -271,6 +274,10 @@ class Replicated(Generic[M]):
             where = f"; {self.leader} may lead" if self.leader and self.leader != self.address else ""
             raise NotLeading(f"{self.journal.name}: this member does not lead{where}; nothing is appended")
         return term, state
+
+    def _look_at_due(self, term: JournalTerm) -> None:
+        if term.position - self._held.covered >= self._every:
+            self._due.notify()
 
     def _note(self, appending: Appending) -> None:
         while len(self._unsettled) > 1 and self._unsettled[0].is_committed:

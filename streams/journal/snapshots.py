@@ -60,8 +60,8 @@ class SnapshotFolder:
             raise ConfigError(f"{self.path} cannot hold snapshots: {error.strerror}") from None
 
     def save(self, journal: str, topic_id: str, position: int, write: Callable[[BinaryIO], None]) -> Path:
-        """Write a snapshot, read it back, and delete the oldest ones. Raises what ``write`` raises, ``JournalError``
-        (it cannot be written, or not be read again); older ones are left as they are then."""
+        """Write a snapshot, read it back, and delete the oldest ones before it. Raises what ``write`` raises, and
+        ``JournalError`` (it cannot be written, or not be read again); older ones are left as they are then."""
         buffer = io.BytesIO()
         write(buffer)
         state = buffer.getvalue()
@@ -78,7 +78,9 @@ class SnapshotFolder:
             read_snapshot(passing)
             passing.replace(final)
             self._sync()
-            for old in self.files()[self.keep :]:
+            # Those of higher positions are not counted: they may be damaged, and this one is known to be whole.
+            older = [path for path in self.files() if path.name < final.name]
+            for old in older[self.keep - 1 :]:
                 old.unlink()
         except OSError as error:
             passing.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Final
 from anyio import CancelScope
 
 from streams.core.journal import BARRIER_TYPE, CHECKPOINT_TYPE, CheckpointRecord, Payload, control
-from streams.errors import AppendConflict, ConfigError, NotLeading, RecordRefused, RecordsRefused
+from streams.errors import AppendConflict, AppendUnsettled, ConfigError, NotLeading, RecordRefused, RecordsRefused
 from streams.journal.appending import Appending, PendingCheckpoint
 from streams.journal.entries import EntryTypes
 from streams.journal.writer import TermWriter
@@ -26,6 +26,7 @@ _GROUP_ENTRIES: Final = 5_000
 _CLOSE_SECONDS: Final = 30.0
 
 _checkpoint: ContextVar[object] = ContextVar("checkpoint")
+"""The one in whose block this task is, or was made."""
 
 
 class JournalTerm:
@@ -61,9 +62,10 @@ class JournalTerm:
     async def append(self, *events: object, expect: int | None = None) -> int:
         """Append events, all or none, and return the position behind them once all in-sync replicas have them.
 
-        ``expect``: only if nothing was appended behind this position, else ``AppendConflict``. ``NotLeading``: it is
-        not in the log, and never will be. ``RecordRefused``, ``EncodeError``, ``ConfigError``: the same, by the fault
-        of an event. Cancelled, it is withdrawn if it was not sent; else the log decides: ``submit`` lets you know.
+        ``expect``: only if nothing was appended behind this position, else ``AppendConflict``; a barrier that no append
+        shares, and a checkpoint, are entries, too: take ``position`` behind them. ``NotLeading``: it is not in the log,
+        and never will be. ``RecordRefused``, ``EncodeError``, ``ConfigError``: the same, by the fault of an event.
+        Cancelled, it is withdrawn if it was not sent; else the log decides: ``submit`` lets you know.
         """
         appending = self.submit(*events, expect=expect)
         try:
@@ -106,7 +108,7 @@ class JournalTerm:
         pending = PendingCheckpoint(self.position if at is None else at)
         if at is None:
             self._checkpoint = pending
-        mark = _checkpoint.set(self if at is None else _checkpoint.get(None))
+        mark = _checkpoint.set(pending if at is None else _checkpoint.get(None))
         try:
             while at is None and self._under_way:
                 await self._idle.wait(0.05)
@@ -170,7 +172,7 @@ class JournalTerm:
             raise NotLeading(f"{self.name}: the term {self.token} is over: {self.reason}; nothing is appended")
 
     def _check_place(self) -> None:
-        if _checkpoint.get(None) is self:
+        if self._checkpoint is not None and _checkpoint.get(None) is self._checkpoint:  # a task may outlive the block
             raise ConfigError(f"{self.name}: neither append nor checkpoint within the block of a checkpoint")
 
     def _put(self, appending: Appending) -> Appending:
@@ -192,8 +194,9 @@ class JournalTerm:
                 self._under_way = False
                 self._idle.notify()
         except BaseException as error:
-            self.failure = None if isinstance(error, NotLeading) else error
-            self.end(self._writer.reason or str(error))
+            damage = error.__cause__ if isinstance(error, AppendUnsettled) and error.__cause__ else error
+            self.failure = None if isinstance(error, NotLeading) else damage
+            self.end(self._writer.reason or str(damage))
             on_failure(self.reason)
         finally:
             self._under_way = False

@@ -36,7 +36,16 @@ from streams.core.journal import (
     output_of,
     settled,
 )
-from streams.errors import AppendUnsettled, BrokerUnavailable, JournalError, NotLeading, RecordsRefused
+from streams.errors import (
+    AppendUnsettled,
+    BrokerUnavailable,
+    ConfigError,
+    JournalError,
+    NotLeading,
+    OffsetError,
+    RecordsRefused,
+    TopicError,
+)
 from streams.errors import TransactionFailed as Failed
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.tenure import Tenure
@@ -86,7 +95,8 @@ class TermWriter:
         """Append entries in one transaction, and return their offsets. ``origins``: see ``RefusedRecord.output``.
 
         Raises ``NotLeading`` and ``RecordsRefused``: nothing of them is in the log, or ever will be.
-        ``AppendUnsettled`` only after ``give_up``. What the log itself raises (``JournalError``) ends the term.
+        ``AppendUnsettled`` only after ``give_up``, or where the log has lost entries (``OffsetError``, its cause). What
+        the log itself raises (``JournalError``) ends the term.
         """
         first = self._number + 1
         outputs = [
@@ -127,20 +137,26 @@ class TermWriter:
             raise NotLeading(f"{self._claim.topic}: the term {self.token} is over: {self.reason}; nothing is appended")
 
     def _settle(self, first: int, count: int) -> SettledAppend:
-        """Find out what became of a transaction."""
+        """Find out what became of a transaction. An error of a setting or of the topic may pass (a right that is given
+        back), and to raise it would say that nothing is in the log."""
         failures, until = 0, time.monotonic() + self._patience
         while True:
             try:
                 if (answer := self._look(first, count, is_last=time.monotonic() > until)) is not None:
                     return answer
-            except (Failed, BrokerUnavailable) as error:
+            except OffsetError as error:
+                raise self._unsettled(first, count, f"the log does not say it: {error}") from error
+            except (Failed, BrokerUnavailable, ConfigError, TopicError) as error:
                 _log.warning("%s: term %d: not settled yet: %s", self._claim.where, self.token, error)
             failures += 1
             if self._given_up.wait(backoff_seconds(failures, _FIRST_PAUSE, _LONGEST_PAUSE)):
-                raise AppendUnsettled(
-                    f"{self._claim.topic}: no broker has said what became of the entries {first} to "
-                    f"{first + count - 1} of term {self.token}: they are in the log with these numbers, or not at all"
-                )
+                raise self._unsettled(first, count, "no broker has said it")
+
+    def _unsettled(self, first: int, count: int, why: str) -> AppendUnsettled:
+        return AppendUnsettled(
+            f"{self._claim.topic}: it is not known what became of the entries {first} to {first + count - 1} of term "
+            f"{self.token}: they are in the log with these numbers, or not at all; {why}"
+        )
 
     def _look(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
         """Take the claim, if that is ours to do, and read the tail; ``None``: nothing can be said yet."""

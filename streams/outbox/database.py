@@ -163,7 +163,8 @@ class OutboxSession(Protocol):
         ...
 
     def drop_parked(self, number: int) -> int:
-        """Delete a parked row; returns how many there were."""
+        """Delete a parked row; returns how many there were. It goes by the id alone: after a failover of the database
+        that uses an id again, look at the row first (``parked_records``)."""
         ...
 
     def apply(self, shards: int) -> str:

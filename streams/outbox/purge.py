@@ -10,10 +10,12 @@ first, since a batch takes the place of an older one (O6). Each step may be repe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple, get_args
 
 from streams.clients.settings import ClientSettings
-from streams.core.outbox import RING, SentBatch
+from streams.core.outbox import RING, Ring, SentBatch
 from streams.errors import ConfigError, OffsetError, OutboxError, TransactionFailed
 from streams.outbox.config import RelayConfig
 from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, open_session
@@ -39,7 +41,8 @@ def purge(config: RelayConfig, after_restore: AfterRestore = "no") -> list[Purge
 
     ``after_restore``, with relays and writers stopped: ``"send"`` has the rows that are left sent, of which some may be
     in Kafka already; ``"drop"`` first deletes what the database had at the time of the ring's last batch, up to its
-    highest id (only after the database was set back: rows of transactions that were late are lost with it). Raises
+    highest id (only after the database was set back: rows of transactions that were late are lost with it). Where it
+    must refuse one shard, it drops nothing of the others. Raises
     ``OffsetError`` (something was set back), ``OutboxError``, ``TopicError``, ``BrokerUnavailable``, ``ConfigError``.
     """
     if after_restore not in _CHOICES:
@@ -47,6 +50,10 @@ def purge(config: RelayConfig, after_restore: AfterRestore = "no") -> list[Purge
     try:
         with open_session(config.database, config.table) as session:
             about = session.about()
+            if after_restore == "drop":
+                for shard in range(about.shards):
+                    with _claimed(config, session, about, shard, after_restore):
+                        pass
             return [_purged(config, session, about, shard, after_restore) for shard in range(about.shards)]
     except DatabaseLost as error:
         raise OutboxError(f"the database does not answer: {error}") from None
@@ -56,9 +63,24 @@ def purge(config: RelayConfig, after_restore: AfterRestore = "no") -> list[Purge
         ) from error
 
 
-def _purged(
+class _ShardStand(NamedTuple):
+    """A shard whose claim was taken. ``noted``: the serial in the database. ``is_other``: the outbox belongs to another
+    topic. ``is_set_back``: the database has rows that were sent, and that the ring does not name."""
+
+    claim: Claim
+    positions: ShardPositions
+    topic_id: str
+    ring: Ring
+    noted: int
+    is_other: bool
+    is_set_back: bool
+
+
+@contextmanager
+def _claimed(
     config: RelayConfig, session: OutboxSession, about: OutboxAbout, shard: int, after_restore: AfterRestore
-) -> PurgedShard:
+) -> Iterator[_ShardStand]:
+    """Claim a shard, and compare ring and database. Raises ``OffsetError``: they do not fit what is to be done."""
     settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-outbox")
     with Claim(settings, f"{config.name}.outbox.{shard}", positions_name(config.name), shard) as claim:
         positions = ShardPositions(claim, about.identity)
@@ -70,22 +92,30 @@ def _purged(
         noted = session.noted_serial(shard)
         if after_restore == "no":
             ring.check_against(noted, claim.where)
+        # A batch that is missing, and that the database has not noted, may have rows that come back.
+        is_set_back = ring.serial - noted > RING or any(gap > noted for gap in ring.missing(ring.serial))
+        if after_restore == "drop" and (is_other or noted > ring.serial or (is_set_back and not ring.rows)):
+            raise OffsetError(
+                f"{claim.where} ends with batch {ring.serial}, and the database has noted batch {noted}: the topic "
+                "was set back, or names no row, and so does not tell which rows may be dropped; use "
+                "--after-restore send"
+            )
+        yield _ShardStand(claim, positions, topic_id, ring, noted, is_other, is_set_back)
+
+
+def _purged(
+    config: RelayConfig, session: OutboxSession, about: OutboxAbout, shard: int, after_restore: AfterRestore
+) -> PurgedShard:
+    with _claimed(config, session, about, shard, after_restore) as found:
+        ring, positions = found.ring, found.positions
         dropped = 0
-        if after_restore == "drop":
-            is_set_back = ring.serial - noted > RING
-            if is_other or noted > ring.serial or (is_set_back and not ring.rows):
-                raise OffsetError(
-                    f"{claim.where} ends with batch {ring.serial}, and the database has noted batch {noted}: the topic "
-                    "was set back, or names no row, and so does not tell which rows may be dropped; use "
-                    "--after-restore send"
-                )
-            if is_set_back:  # else the ring names all that may come back
-                dropped = session.drop_through(shard, max(row.id for row in ring.rows), positions.newest_ms)
+        if after_restore == "drop" and found.is_set_back:  # else the ring names all that may come back
+            dropped = session.drop_through(shard, max(row.id for row in ring.rows), positions.newest_ms)
         deleted = session.delete(shard, ring.rows, ring.serial)
-        serial = max(noted, ring.serial)
+        serial = max(found.noted, ring.serial)
         if after_restore != "no":
             if gaps := ring.missing(serial):
-                claim.append([positions.record(SentBatch(gap, ())) for gap in gaps])
-            if is_other and shard == about.shards - 1:  # the last: until then relays refuse the topic
-                session.adopt(topic_id, anew=True)
+                found.claim.append([positions.record(SentBatch(gap, ())) for gap in gaps])
+            if found.is_other and shard == about.shards - 1:  # the last: until then relays refuse the topic
+                session.adopt(found.topic_id, anew=True)
         return PurgedShard(shard, serial, deleted, dropped)

@@ -35,14 +35,17 @@ class Worker:
     """A thread of its own that runs one blocking call at a time for the event loop. Calls queue up in order."""
 
     def __init__(self, name: str) -> None:
+        self._name, self._is_abandoned = name, False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Run ``function(*args)`` on the thread. Raises what it raises.
+        """Run ``function(*args)`` on the thread. Raises what it raises; ``Stopped`` after ``abandon``.
 
         Cancelling the caller does not stop the call; later calls of this worker wait for it.
         """
+        if self._is_abandoned:  # nothing would ever run it
+            raise Stopped(f"{self._name} is closed: the call was not made")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((function, args, future, loop))
@@ -53,7 +56,8 @@ class Worker:
         self._jobs.put((function, args, None, asyncio.get_running_loop()))
 
     def abandon(self) -> None:
-        """Let the thread end by itself, now or when the call that it is in comes back. Never blocks."""
+        """Let the thread end by itself, when the calls that were made have come back. Never blocks."""
+        self._is_abandoned = True
         self._jobs.put(None)
 
     def _work(self) -> None:

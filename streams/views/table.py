@@ -31,7 +31,9 @@ class ViewChange(msgspec.Struct, Generic[K, V], frozen=True):
 
 
 class _Observer(Protocol):
-    """Sees every write before it is made, under the table's lock."""
+    """Sees every write before it is made, under the table's lock, until it has ``ended``."""
+
+    ended: bool
 
     def note(self, partition: int, key: bytes, old: bytes | None, new: bytes | None) -> None: ...
     def finish(self, why: str) -> None: ...
@@ -80,7 +82,9 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         super().close(why)
 
     def _observe(self, observer: _Observer) -> None:
-        self._observers = (*self._observers, weakref.ref(observer))
+        """Add one, and forget those that are gone: a write would do so, too, but a quiet view has none."""
+        going = (one for one in self._observers if (known := one()) is not None and not known.ended)
+        self._observers = (*going, weakref.ref(observer))
 
     def _check_going(self) -> None:
         if self._over:
@@ -122,7 +126,7 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
         value_codec: Codec[V],
     ) -> None:
         self.positions = positions
-        self._is_over = False
+        self.ended = False
         self._frozen: dict[int, Frozen] = {
             number: FrozenInOrder(engine) if isinstance(engine, SharedOrderedEngine) else Frozen(engine)
             for number, engine in live.engines
@@ -155,8 +159,8 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
 
     def finish(self, why: str) -> None:
         """Close it; reads raise ``StoreError(why)``. For the table."""
-        if not self._is_over:
-            self._is_over, self._frozen = True, {}
+        if not self.ended:
+            self.ended, self._frozen = True, {}
             self._close(why)
 
     def note(self, partition: int, key: bytes, old: bytes | None, new: bytes | None) -> None:

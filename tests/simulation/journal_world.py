@@ -17,7 +17,7 @@ import pytest
 
 from streams.clients.admin import Watermarks
 from streams.core.journal import LogOrder, Payload, SettledAppend
-from streams.errors import BrokerUnavailable, JournalError, NotLeading, TransactionFailed
+from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, TopicError, TransactionFailed
 from streams.journal import writer as module
 from streams.journal.writer import TermWriter
 from streams.records import IncomingRecord, Output
@@ -27,6 +27,8 @@ APPENDS, FAULTS = 18, 9
 MOST_STEPS = 6_000
 PATIENCE = 60
 """Steps of the world, as all its seconds."""
+FAILURES: Final = [BrokerUnavailable, BrokerUnavailable, ConfigError, TopicError]
+"""Of a request; a right that is taken away for a while is among them."""
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 
 
@@ -50,7 +52,7 @@ class SimulatedClaim:
     def _step(self) -> None:
         self._process.step()
         if self._world.luck():
-            raise BrokerUnavailable("nothing answers")
+            raise self._world.rng.choice(FAILURES)("nothing answers")
 
     def take(self) -> Watermarks:
         world = self._world
@@ -177,7 +179,7 @@ class LeaderLoop:
                 self._world.tokens.append(term.begin())
                 if self._process.is_confirmed():
                     return term
-            except (TransactionFailed, BrokerUnavailable):
+            except (TransactionFailed, *FAILURES):  # a new process begins again, too
                 pass
             while not self._process.wait(0) and not self._process.is_confirmed():
                 pass

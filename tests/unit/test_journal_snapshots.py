@@ -25,7 +25,7 @@ def test_the_newest_are_kept_and_the_newest_whole_one_is_loaded(
 ) -> None:
     folder = SnapshotFolder(tmp_path / "new" / "folder", keep=2)
     assert folder.newest("ledger", "id", 0, 100) is None
-    for position in (5, 90, 10, 30):
+    for position in (5, 10, 30, 90):
         save(folder, position, b"%d" % position)
     assert [read_snapshot(path).state for path in folder.files()] == [b"90", b"30"]
     found = folder.newest("ledger", "id", 0, 100)
@@ -40,6 +40,19 @@ def test_the_newest_are_kept_and_the_newest_whole_one_is_loaded(
             assert found.state == b"30"
     assert caplog.text.count("is damaged") == 4
     assert folder.newest("ledger", "id", 31, 100) is None  # the log does not go on behind it
+
+
+def test_a_snapshot_is_kept_when_a_damaged_one_of_a_higher_position_is_there(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path, keep=1)
+    save(folder, 90).write_bytes(b"damaged")
+    for position in (20, 30):
+        written = save(folder, position)
+        assert written.exists()
+    found = folder.newest("ledger", "id", 0, 100)
+    assert found is not None
+    assert found.head.position == 30
+    save(folder, 95)
+    assert [read_snapshot(path).head.position for path in folder.files()] == [95]
 
 
 def test_a_snapshot_that_does_not_fit_the_log_is_an_error(tmp_path: Path) -> None:

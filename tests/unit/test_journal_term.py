@@ -17,6 +17,7 @@ from streams.journal.entries import EntryTypes
 from streams.journal.term import JournalTerm
 from streams.records import Output, RefusedRecord
 from streams.runtime.bridge import Worker
+from tests.unit.waiting import turns
 
 
 class ScriptedWriter:
@@ -181,6 +182,25 @@ async def test_a_checkpoint_waits_for_what_is_under_way_and_holds_back_the_rest(
     await asyncio.gather(queued, later)
     assert desk.writer.commits[1:] == [[b'{"covers":10,"name":"x"}'], [b"queued", b"later"]]
     assert pending.entry_position == 12
+
+
+async def test_a_task_that_is_made_within_a_checkpoint_may_append_when_it_is_over(desk: Desk) -> None:
+    go = asyncio.Event()
+
+    async def appends_later() -> int:
+        with pytest.raises(ConfigError, match="within the block of a checkpoint"):
+            await desk.term.append(b"no")
+        await go.wait()
+        async with desk.term.checkpoint():
+            pass
+        return await desk.term.append(b"later")
+
+    async with desk.term.checkpoint():
+        task = asyncio.create_task(appends_later())
+        await turns()
+    go.set()
+    assert await asyncio.wait_for(task, 10) == desk.term.position
+    assert desk.writer.commits[-1] == [b"later"]
 
 
 async def test_a_term_that_is_left_while_no_broker_answers_says_so(desk: Desk) -> None:

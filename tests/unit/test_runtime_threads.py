@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from streams.errors import StreamsError
+from streams.errors import Stopped, StreamsError
 from streams.metrics import CallAbandoned, Measurement
 from streams.runtime.bridge import Inlet, Worker
 from streams.runtime.signal import Broadcast, Signal
@@ -47,6 +47,15 @@ async def test_what_a_call_raises_is_raised(worker: Worker) -> None:
         await worker.call(lambda: 1 // 0)
     worker.post(lambda: 1 // 0)  # only logged
     assert await worker.call(lambda: 1) == 1
+
+
+async def test_a_call_after_the_end_is_refused_and_one_before_it_is_answered(worker: Worker) -> None:
+    before = asyncio.create_task(worker.call(lambda: 5))
+    await anyio.lowlevel.checkpoint()
+    worker.abandon()
+    with pytest.raises(Stopped, match="test is closed: the call was not made"):
+        await asyncio.wait_for(worker.call(lambda: 6), PATIENCE / 3)
+    assert await before == 5
 
 
 async def test_cancelling_ends_the_waiting_and_not_the_call(worker: Worker) -> None:

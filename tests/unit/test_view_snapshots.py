@@ -88,6 +88,21 @@ async def test_a_snapshot_stays_as_it_was(topic: MemoryTopic, ordered: bool) -> 
             read()
 
 
+async def test_a_view_without_writes_forgets_snapshots_that_were_closed_or_let_go(topic: MemoryTopic) -> None:
+    async with view_of(topic) as view:
+        await view.ready(PATIENCE)
+        closed = []
+        for _ in range(20):
+            with view.snapshot() as frozen:
+                closed.append(frozen)
+            view.snapshot()  # let go
+        with view.snapshot() as first, view.snapshot() as second:
+            observers = [reference() for reference in view._table._observers]
+            assert first in observers
+            assert second in observers
+            assert len(observers) <= 3
+
+
 async def test_snapshots_are_of_one_moment_also_beside_the_writer(topic: MemoryTopic) -> None:
     """A total is moved between accounts, record by record: a snapshot is off by the one record that is half way."""
     accounts, stop = 20, threading.Event()

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from anyio.lowlevel import checkpoint
+
 PATIENCE = 30.0
 """Seconds until a condition that does not come true fails its test; on two busy cores a start takes some."""
 
@@ -32,3 +34,9 @@ def stays(condition: Callable[[], bool], seconds: float, what: str) -> None:
     while time.monotonic() < end:
         assert condition(), what
         time.sleep(0.002)
+
+
+async def turns(count: int = 10) -> None:
+    """Let other tasks go on, for some turns of the loop."""
+    for _ in range(count):
+        await checkpoint()

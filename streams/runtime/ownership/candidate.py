@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _CLOSE_SECONDS: Final = 5.0
+_QUESTION_SECONDS: Final = 3.0
+"""For the answer to a question, at most: leaving the group waits for it."""
 _LOOKS: Final = 4
 """Questions to the group in the time of a session."""
 
@@ -53,6 +55,7 @@ class Candidate:
     def __init__(self, name: str, session_seconds: float) -> None:
         self.name = name
         self._session = session_seconds
+        self._patience = min(session_seconds, _QUESTION_SECONDS)
         self._changed = Signal()
         self._tenure: Tenure | None = None
         self._failure: Exception | None = None
@@ -138,7 +141,7 @@ class Candidate:
                 term = await self.claims.call(begin, self._claim, tenure)
                 # The answer of the append may be late, because this process was frozen: another one may lead by now.
                 asked = self._loop.time()
-                if await self._questions.call(tenure.is_confirmed, self._session):
+                if await self._questions.call(tenure.is_confirmed, self._patience):
                     return term, tenure, asked
             except RecordsRefused as refused:
                 raise TopicError(str(refused)) from None
@@ -148,7 +151,7 @@ class Candidate:
             failures += 1
             while not tenure.is_over:
                 await asyncio.sleep(backoff_seconds(failures, _FIRST_PAUSE, _LONGEST_PAUSE))
-                if await self._questions.call(tenure.is_confirmed, self._session):
+                if await self._questions.call(tenure.is_confirmed, self._patience):
                     break
 
     async def _elected(self) -> Tenure:
@@ -180,7 +183,7 @@ class Candidate:
         while True:
             await asyncio.sleep(self._session / _LOOKS)
             asked = self._loop.time()
-            if await self._questions.call(tenure.is_confirmed, self._session):
+            if await self._questions.call(tenure.is_confirmed, self._patience):
                 return asked
 
     def end_term(self, reason: str) -> None:

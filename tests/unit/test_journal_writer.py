@@ -1,0 +1,99 @@
+"""The writer of a journal over a scripted claim: answers of appends whose settlement meets other errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from streams.clients.admin import Watermarks
+from streams.core.journal import Payload
+from streams.errors import AppendUnsettled, ConfigError, OffsetError, StreamsError, TopicError, TransactionFailed
+from streams.journal import writer as module
+from streams.journal.entries import EntryTypes
+from streams.journal.term import JournalTerm
+from streams.journal.writer import TermWriter
+from streams.records import IncomingRecord, Output
+from streams.runtime.bridge import Worker
+
+
+class CommittingClaim:
+    """A claim whose appends are committed, and of which all but the first raise; then each ``take`` raises an error of
+    ``errors``, as long as there are some."""
+
+    where, topic = "ledger[0]", "ledger"
+
+    def __init__(self, *errors: StreamsError) -> None:
+        self.errors = list(errors)
+        self.log: list[IncomingRecord] = []
+        self.on_error: Callable[[], object] = lambda: None
+
+    def take(self) -> Watermarks:
+        if self.log and self.errors:
+            self.on_error()
+            raise self.errors.pop(0)
+        return Watermarks(0, len(self.log), len(self.log))
+
+    look = take
+
+    def read(self, start: int, end: int) -> list[IncomingRecord]:
+        return self.log[start:end]
+
+    def append(self, outputs: Sequence[Output]) -> int:
+        is_first = not self.log
+        for output in outputs:
+            self.log.append(IncomingRecord(self.topic, 0, len(self.log), None, output.value, output.headers))
+        if not is_first:
+            raise TransactionFailed("commit_transaction", "_TIMED_OUT", "unknown")
+        return len(self.log)
+
+
+class Leading:
+    """A tenure that goes on."""
+
+    is_over, reason = False, ""
+
+    def is_confirmed(self) -> bool:
+        return True
+
+
+def begun(claim: Any) -> TermWriter:
+    tenure: Any = Leading()
+    writer = TermWriter(claim, tenure)
+    writer.begin()
+    return writer
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "backoff_seconds", lambda *_: 0.0)
+
+
+def test_errors_that_pass_while_an_append_is_settled_are_not_its_answer() -> None:
+    claim = CommittingClaim(ConfigError("no right"), TopicError("no topic"), ConfigError("no right"))
+    assert begun(claim).commit([Payload([], b"a"), Payload([], b"b")]) == (1, 2)
+    assert not claim.errors
+    assert [record.value for record in claim.log[1:]] == [b"a", b"b"]
+
+
+def test_an_append_that_is_given_up_while_such_an_error_stays_is_unsettled() -> None:
+    claim = CommittingClaim(*(ConfigError("no right") for _ in range(9)))
+    writer = begun(claim)
+    claim.on_error = lambda: writer.give_up() if len(claim.errors) == 5 else None
+    with pytest.raises(AppendUnsettled, match=r"the entries 1 to 1 of term 0: .*; no broker has said it"):
+        writer.commit([Payload([], b"a")])
+
+
+async def test_a_log_that_has_lost_entries_leaves_the_append_unsettled_and_ends_the_term() -> None:
+    lost = OffsetError("ledger[0] ends at 1")
+    term = JournalTerm("ledger", begun(CommittingClaim(lost)), EntryTypes([bytes]))
+    worker, ends = Worker("term"), list[str]()
+    term.start(worker, ends.append)
+    with pytest.raises(AppendUnsettled, match=r"the log does not say it: ledger\[0\] ends at 1"):
+        await asyncio.wait_for(term.append(b"a"), 10)
+    await term.close(0.1)
+    worker.abandon()
+    assert term.failure is lost
+    assert ends == ["ledger[0] ends at 1"]

@@ -1,0 +1,114 @@
+"""What `kes outbox purge --after-restore drop` deletes, by rings with holes and shards that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import pytest
+
+from streams import RelayConfig
+from streams.clients.admin import Watermarks
+from streams.core.outbox import RowId, SentBatch, encode_batch, record_key
+from streams.errors import OffsetError
+from streams.outbox import purge as module
+from streams.outbox.database import OutboxAbout
+from streams.outbox.purge import PurgedShard, purge
+from streams.records import IncomingRecord, Output
+
+CONFIG = RelayConfig(name="orders", database="sqlite:nowhere", bootstrap_servers="nowhere:1")
+
+
+class RestoredOutbox:
+    """The tables after a restore, and the rings of its shards. ``serials``: the batches in each ring, with a row of
+    that id. ``noted``: by the database, for each shard. ``calls``: what was done to tables and rings."""
+
+    def __init__(self, serials: list[Sequence[int]], noted: list[int]) -> None:
+        self.serials, self.noted = serials, noted
+        self.calls: list[tuple[object, ...]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def about(self) -> OutboxAbout:
+        return OutboxAbout("outbox", 1, len(self.serials), "id", 0)
+
+    def noted_serial(self, shard: int) -> int:
+        return self.noted[shard]
+
+    def drop_through(self, shard: int, highest: int, newest_ms: int) -> int:
+        self.calls.append(("drop", shard, highest))
+        return 2
+
+    def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> int:
+        self.calls.append(("delete", shard, len(rows)))
+        return 0
+
+    def claim(self, settings: object, transactional_id: str, topic: str, shard: int) -> RingClaim:
+        return RingClaim(self, shard)
+
+
+class RingClaim:
+    """The claim of one shard of a ``RestoredOutbox``."""
+
+    topic = "orders.outbox"
+
+    def __init__(self, outbox: RestoredOutbox, shard: int) -> None:
+        self._outbox, self.partition, self.where = outbox, shard, f"orders.outbox[{shard}]"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def identity(self) -> tuple[str, int]:
+        return "id", len(self._outbox.serials)
+
+    def take(self) -> Watermarks:
+        return Watermarks(0, 1_000, 1_000)
+
+    def read(self, start: int, end: int) -> list[IncomingRecord]:
+        batches = (SentBatch(serial, (RowId(serial, 5),)) for serial in self._outbox.serials[self.partition])
+        return [
+            IncomingRecord(self.topic, self.partition, at, record_key(one.serial), encode_batch("outbox", one), [])
+            for at, one in enumerate(batches)
+        ]
+
+    def append(self, outputs: Sequence[Output]) -> int:
+        self._outbox.calls.append(("fill", self.partition, len(outputs)))
+        return 1_001
+
+
+def restored(monkeypatch: pytest.MonkeyPatch, serials: list[Sequence[int]], noted: list[int]) -> RestoredOutbox:
+    outbox = RestoredOutbox(serials, noted)
+    session: Any = lambda database, table: outbox  # noqa: E731
+    monkeypatch.setattr(module, "open_session", session)
+    monkeypatch.setattr(module, "Claim", outbox.claim)
+    return outbox
+
+
+@pytest.mark.parametrize(
+    ("serials", "noted", "dropped"),
+    [
+        (range(1, 11), 5, 0),  # the ring names all that may come back
+        ([*range(1, 7), *range(9, 11)], 5, 2),  # batches 7 and 8 are missing, and the database has not noted them
+        ([*range(1, 4), *range(5, 11)], 5, 0),  # what is missing was noted, and so deleted
+        (range(37, 101), 5, 2),  # set back by more than the ring
+    ],
+    ids=["whole", "hole", "noted hole", "far"],
+)
+def test_rows_are_dropped_where_the_ring_does_not_name_all_that_may_come_back(
+    monkeypatch: pytest.MonkeyPatch, serials: Sequence[int], noted: int, dropped: int
+) -> None:
+    outbox = restored(monkeypatch, [serials], [noted])
+    assert purge(CONFIG, "drop") == [PurgedShard(0, serials[-1], 0, dropped)]
+    assert (("drop", 0, serials[-1]) in outbox.calls) == bool(dropped)
+
+
+def test_nothing_is_dropped_where_one_shard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    outbox = restored(monkeypatch, [range(37, 101), range(1, 3)], [5, 9])
+    with pytest.raises(OffsetError, match=r"orders\.outbox\[1\] ends with batch 2, and the database has noted batch 9"):
+        purge(CONFIG, "drop")
+    assert outbox.calls == []
