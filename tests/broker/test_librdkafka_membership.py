@@ -12,11 +12,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from streams.clients.group_wire import Metadata, parse_metadata
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.group import Assigned, Lost, Revoked
-from tests.broker.gate import gate, nightly
+from tests.broker.gate import gate
 from tests.broker.membership_kit import PARTITIONS, STEADY_MS, Desk, Transactor, set_broker_session, settled, until
 from tests.unit.waiting import stays
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(240)]
 
 EVICTION_MS = 5000
 """How long who is to be evicted may stay away: more than a busy machine stands still for."""
@@ -95,7 +95,6 @@ class Bare:
 # ---------------------------------------------------------------------------------------------------- facts
 
 
-@pytest.mark.nightly
 def test_what_is_not_taken_is_not_fetched_and_is_ours_all_the_same(desk: Desk) -> None:
     producer = Producer({"bootstrap.servers": desk.servers, "log_level": 0})
     for number in range(PARTITIONS):
@@ -194,7 +193,6 @@ def test_open_transactions_of_the_departed_are_ended_and_nobody_elses(desk: Desk
     assert len(offsets) == PARTITIONS
 
 
-@pytest.mark.nightly
 def test_nobody_is_fenced_by_a_list_that_does_not_have_ourselves(desk: Desk) -> None:
     seat = desk.seat("a")
     seat.owning(PARTITIONS)
@@ -231,7 +229,7 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
 
 
 @classic
-@pytest.mark.parametrize("strategies", [("range",), nightly(("roundrobin",)), nightly(("roundrobin", "range"))])
+@pytest.mark.parametrize("strategies", [("range",), ("roundrobin",), ("roundrobin", "range")])
 def test_librdkafkas_other_strategies(desk: Desk, strategies: tuple[str, ...]) -> None:
     first = desk.seat("a", strategies=strategies)
     first.owning(PARTITIONS)
@@ -242,7 +240,6 @@ def test_librdkafkas_other_strategies(desk: Desk, strategies: tuple[str, ...]) -
 
 
 @classic
-@pytest.mark.nightly
 def test_a_running_group_migrates_from_one_strategy_to_another(desk: Desk) -> None:
     """Members that know both, one by one; then members that know the new one only."""
     rounds = [("range",), ("roundrobin", "range"), ("roundrobin",)]
@@ -257,7 +254,6 @@ def test_a_running_group_migrates_from_one_strategy_to_another(desk: Desk) -> No
 
 
 @broker_side
-@pytest.mark.nightly
 def test_the_brokers_range(desk: Desk) -> None:
     members = [desk.seat(name, strategies=("range",)) for name in "ab"]
     settled(*members)
@@ -287,7 +283,6 @@ def test_a_running_group_migrates_between_librdkafka_and_the_broker(desk: Desk, 
 
 @classic
 @pytest.mark.parametrize(("there", "comes"), [("streams", "librdkafka"), ("streams", "broker")])
-@pytest.mark.nightly
 def test_members_that_do_not_understand_each_other(desk: Desk, there: str, comes: str) -> None:
     first = desk.seat("a", kind=there)
     first.owning(PARTITIONS)
