@@ -71,7 +71,7 @@ def check_address(address: str) -> None:
 
 
 def shown(address: str) -> str:
-    """Return an address without its options, which may be nobody's to read."""
+    """Return an address without its options, which may be secrets."""
     return address.partition("?")[0]
 
 
