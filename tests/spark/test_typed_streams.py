@@ -19,6 +19,7 @@ from tests.spark.typed_events import Deposited, Packed, Withdrawn
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
 
 
+@pytest.mark.slow  # the workers of the session start within it
 def test_a_typed_stream_decodes_by_the_codec_where_workers_can_import_the_class(
     spark: SparkSession, make_topic: Callable[..., str], servers: str, tmp_path: Path
 ) -> None:
