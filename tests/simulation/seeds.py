@@ -1,0 +1,44 @@
+"""Worlds from seeds: all of them are right, and without a rule one of them is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import pytest
+
+
+class Simulate(Protocol):
+    """Runs one world; raises ``AssertionError`` for what is wrong in it. ``without``: rules that are taken out."""
+
+    def __call__(self, seed: int, monkeypatch: pytest.MonkeyPatch, without: Iterable[str] = (), /) -> None: ...
+
+
+@contextmanager
+def silent(name: str) -> Iterator[None]:
+    """Switch a logger off: each lost answer would be a line."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    yield
+    logger.disabled = before
+
+
+def assert_right(simulate: Simulate, seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the worlds of these seeds; the failure names the seed."""
+    for seed in seeds:
+        try:
+            simulate(seed, monkeypatch)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def assert_missed(simulate: Simulate, rule: str, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a world goes wrong without the rule, and is right with it."""
+    for seed in range(tries):
+        try:
+            simulate(seed, monkeypatch, [rule])
+        except AssertionError:
+            return simulate(seed, monkeypatch)
+    raise AssertionError(f"{tries} worlds do not miss {rule}")
