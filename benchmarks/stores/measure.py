@@ -1,4 +1,4 @@
-"""What state on disk costs, beside memory, rocksdict by hand and copying files."""
+"""The price of state on disk, beside memory, rocksdict by hand and copying files."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Replicated(Generic[M]):
         self._every = checkpoint_every
         self._term: JournalTerm | None = None
         self._unsettled: deque[Appending] = deque()  # decisions of the term, but for those that are committed
-        self._is_spoilt = False  # an event is half applied: nothing is read or saved until the state is built anew
+        self._is_spoilt = False  # an event is half applied: nothing is read or saved until the state is rebuilt
         self._turn = asyncio.Lock()
         self._due = Signal()
         self._moved = Broadcast()
@@ -87,7 +87,7 @@ class Replicated(Generic[M]):
         The function must not change the state, nor take long: one decision is made at a time, on the loop. Raises
         ``NotLeading`` (nothing of it is in the log; the message has the leader's address), what the function raises,
         ``EncodeError``, ``RecordRefused`` (too large), ``ReplicaFailed`` (``apply`` raised: nothing is appended, and
-        the state is built anew).
+        the state is rebuilt).
         """
         async with self._turn:
             term, state = self._leading()
@@ -227,7 +227,7 @@ class Replicated(Generic[M]):
     async def _return(self) -> None:
         """Go on as a follower, once a term has ended and every append of it is settled."""
         if self._is_spoilt or not all(one.is_committed for one in self._unsettled):
-            _log.info("%s: the state ran ahead of the log, and is built anew", self.journal.name)
+            _log.info("%s: the state ran ahead of the log, and is rebuilt", self.journal.name)
             await self._held.load()
         elif self._unsettled:
             self._held.position = self._held.applied = await self._unsettled[-1]

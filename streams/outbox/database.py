@@ -99,8 +99,8 @@ class OutboxSession(Protocol):
         """Show in ``status`` that this session works on a shard. It keeps no other one out."""
         ...
 
-    def adopt(self, topic_id: str, anew: bool = False) -> str:
-        """Note the positions topic that the outbox belongs to, if none is noted yet or ``anew``; return the one that
+    def adopt(self, topic_id: str, replace: bool = False) -> str:
+        """Note the positions topic that the outbox belongs to, if none is noted yet or ``replace``; return the one that
         is."""
         ...
 

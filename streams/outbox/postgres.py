@@ -187,12 +187,12 @@ class PostgresSession:
         other one out."""
         self._one("SELECT pg_try_advisory_lock_shared(%s, %s)", place, OWNER_LOCKS + shard)
 
-    def adopt(self, topic_id: str, anew: bool = False) -> str:
-        """Note the positions topic that the outbox belongs to, if none is noted yet or ``anew``; return the one that
+    def adopt(self, topic_id: str, replace: bool = False) -> str:
+        """Note the positions topic that the outbox belongs to, if none is noted yet or ``replace``; return the one that
         is."""
         with database_errors():
             text = f"UPDATE {self._table}_about SET topic_id = %s WHERE topic_id = '' OR %s"
-            self._connection.execute(text.encode(), [topic_id, anew])
+            self._connection.execute(text.encode(), [topic_id, replace])
         return str(self._one(f"SELECT topic_id FROM {self._table}_about")[0])
 
     def noted_serial(self, shard: int) -> int:

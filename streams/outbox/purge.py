@@ -117,5 +117,5 @@ def _purged(
             if gaps := ring.missing(serial):
                 found.claim.append([positions.record(SentBatch(gap, ())) for gap in gaps])
             if found.is_other and shard == about.shards - 1:  # the last: until then relays refuse the topic
-                session.adopt(found.topic_id, anew=True)
+                session.adopt(found.topic_id, replace=True)
         return PurgedShard(shard, serial, deleted, dropped)

@@ -172,9 +172,9 @@ class SqliteSession:
     def show_owner(self, place: int, shard: int) -> None:
         """Nothing shows who works on a file."""
 
-    def adopt(self, topic_id: str, anew: bool = False) -> str:
+    def adopt(self, topic_id: str, replace: bool = False) -> str:
         with self._transaction() as db:
-            db.execute(f"UPDATE {self._table}_about SET topic_id = ? WHERE topic_id = '' OR ?", [topic_id, anew])
+            db.execute(f"UPDATE {self._table}_about SET topic_id = ? WHERE topic_id = '' OR ?", [topic_id, replace])
         return str(self._row(f"SELECT topic_id FROM {self._table}_about")[0])
 
     def noted_serial(self, shard: int) -> int:

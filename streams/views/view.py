@@ -71,7 +71,7 @@ class View(ViewReads[K, V], Generic[K, V]):
             prices.get("apples")
 
     ``with prices as blocking:`` is the same without an event loop, see ``BlockingView``. The block begins to read, and
-    follows until its end; then the view may be entered again, and reads everything anew.
+    follows until its end; then the view may be entered again, and reads everything again.
 
     Only what is committed comes in. Until everything is here that was committed when the block began, reads raise
     ``NotCaughtUp``; after the block, and after a failure, ``StoreError``. Reads may be made on any thread; the waiting

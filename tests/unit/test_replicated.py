@@ -182,7 +182,7 @@ async def test_a_state_that_is_half_applied_is_neither_saved_nor_read(tmp_path: 
         Pad.gate.set()
         with pytest.raises(ReplicaFailed, match=r"Pad\.apply failed on bytes"):
             await broken
-        assert await one.read(words, barrier=False) == []  # built anew
+        assert await one.read(words, barrier=False) == []  # rebuilt
         await until(lambda: one.is_leading, "it leads again")
     assert set(Pad.saved) == {b""}
 
