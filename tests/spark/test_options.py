@@ -12,8 +12,9 @@ import pytest
 from confluent_kafka import Consumer
 
 from streams.clients.producing.forwarding import settings_of
+from streams.config import EventSourceConfig
 from streams.errors import ConfigError
-from streams.spark.kafka import client
+from streams.spark.kafka import client, settings_of_source
 from streams.spark.options import TokenCallback, addressed, agreed, checked, kafka_settings
 from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
 from streams.spark.writing.sink import target_of
@@ -301,6 +302,22 @@ def test_a_callback_for_tokens_goes_with_the_settings(make: Any) -> None:
     token, expires = callback("")
     assert token.count(".") == 2
     assert expires > time.time()
+    assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
+
+
+def test_the_settings_of_a_source_keep_their_functions() -> None:
+    """A function as text would be called for a token, and fail as a login."""
+    callback = TokenCallback(ALICE)
+    given = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "oauth_cb": callback}
+    config = EventSourceConfig(
+        group_id="g",
+        topic="t",
+        num_partitions=1,
+        bootstrap_servers="b:1",
+        client_settings={**given, "socket.timeout.ms": 9000},
+    )
+    kafka = settings_of_source(config)
+    assert kafka == {**given, "socket.timeout.ms": "9000", "bootstrap.servers": "b:1"}
     assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
 
 

@@ -39,6 +39,7 @@ from streams.records import TopicPartition as Partition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.replay import Program, refuse_several_inputs
+from streams.spark.kafka import settings_of_source
 from streams.spark.replaying.replay_task import loaded
 from streams.spark.replaying.replays import State
 from streams.spark.typed.tables import is_reserved
@@ -99,11 +100,10 @@ def _bootstrap(
     keys, digest = _summary(stores)
     offsets = _offsets(config, positions, ranges)
     request = _Request(config.group_id, config.num_partitions + keys, _digest(offsets, digest))
-    kafka = {name: str(value) for name, value in config.client_settings.items()}
     target = WriteTarget(
         identity=f"kes.spark.bootstrap/{config.group_id}/{config.changelog}",
         marker_topic=config.changelog,
-        kafka={**kafka, "bootstrap.servers": config.bootstrap_servers},
+        kafka=settings_of_source(config),
     )
     found = request.written(look(target, request))
     written = False
