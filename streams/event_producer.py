@@ -22,7 +22,7 @@ import msgspec
 
 from streams import settings_sources
 from streams.clients.producing.blocking import Transactions
-from streams.clients.sending import SendQueue
+from streams.clients.sending import SENDS_PER_SERVE, SendQueue
 from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, RecordRefused
 from streams.events import to_record
@@ -196,12 +196,13 @@ class BlockingEventProducer:
         self._queue.close(is_loud=error is None)
 
     def _put(self, record: Record, settle: Callable[[Delivery], None] | None = None) -> None:
-        while not self._queue.take(record, settle):
+        queue = self._queue
+        while not queue.take(record, settle):
             with self._serving:
-                self._queue.serve(_BLOCKING_SECONDS)
-        if self._queue.is_due and self._serving.acquire(blocking=False):
+                queue.serve(_BLOCKING_SECONDS)
+        if queue.sends >= SENDS_PER_SERVE and self._serving.acquire(blocking=False):
             try:
-                self._queue.serve(0)
+                queue.serve(0)
             finally:
                 self._serving.release()
 
@@ -299,7 +300,8 @@ class AsyncEventProducer:
         while not self._queue.take(record, settle):
             self._look()
             await self._progress.wait()
-        self._look()
+        if self._timer is None:
+            self._look()
 
     def _look(self) -> None:
         if self._timer is None:
@@ -338,12 +340,12 @@ class TransactionRecords:
 
 
 def _record(topic: str | Record, event: object, options: RecordOptions, tracer: Tracer | None) -> Record:
-    if isinstance(topic, Record):
-        if event is not None or options:
-            raise TypeError("a Record is complete: send it without further arguments")
-        record = topic
-    else:
+    if isinstance(topic, str):
         record = to_record(topic, event, **options)
+    elif event is not None or options:
+        raise TypeError("a Record is complete: send it without further arguments")
+    else:
+        record = topic
     if tracer is not None and (carrier := tracer.current()):
         record = msgspec.structs.replace(record, headers=stamped(record.headers, carrier))
     return record

@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 
 MAX_FAILURES: Final = 1_000
 """Failures that ``NotDelivered`` lists; it counts the others."""
-_SENDS_PER_SERVE: Final = 64
+SENDS_PER_SERVE: Final = 64
+"""Records after which it is time for another ``serve``."""
 _PURGE_SECONDS: Final = 0.1
 
 
@@ -33,7 +34,8 @@ class SendQueue:
         self._timeout_ms = max(int(delivery_seconds * 1000), 1)
         self._failures: list[Delivery] = []
         self._more_failures = 0
-        self._sends = 0
+        self.sends = 0
+        """The records since the last ``serve``."""
         self._producer: PlainProducer | None = self._connect()
         self._alone: PlainProducer | None = None
 
@@ -42,17 +44,12 @@ class SendQueue:
         """The number of records that are not acknowledged, and have not failed."""
         return sum(producer.unreported for producer in (self._producer, self._alone) if producer is not None)
 
-    @property
-    def is_due(self) -> bool:
-        """The records since the last ``serve`` are so many that it is time for another one."""
-        return self._sends >= _SENDS_PER_SERVE
-
     def take(self, record: Record, settle: Callable[[Delivery], None] | None = None) -> bool:
         """Queue a record; ``False``: there is no room, call ``serve``. Raises ``RecordRefused``.
 
         ``serve`` calls ``settle`` with its outcome. Without one, ``raise_failures`` raises what failed.
         """
-        producer = self.open()
+        producer = self._producer or self.open()
         try:
             taken = producer.produce_reported(record, Sent(self, producer, record, settle))
         except BrokerUnavailable:
@@ -61,12 +58,12 @@ class SendQueue:
             raise
         if not taken and not producer.unreported:
             raise RecordRefused(f"{record.topic}: a record larger than queue.buffering.max.kbytes")
-        self._sends += 1
+        self.sends += 1
         return taken
 
     def serve(self, seconds: float) -> None:
         """Wait for acknowledgements for so long, and take those that there are."""
-        self._sends = 0
+        self.sends = 0
         producer = self.open()
         if self._alone is not None:
             self._alone.poll(0)
