@@ -249,7 +249,11 @@ class AsyncEventProducer:
     async def send_soon(self, topic: str | Record, event: object = None, /, **options: Unpack[RecordOptions]) -> None:
         """Send an event without waiting for it, unless ``max_queued_records`` are on their way. ``flush``, or the end
         of the block, raises what became of it. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
-        await self._put(_record(topic, event, options, self._tracer))
+        record = _record(topic, event, options, self._tracer)
+        if not self._queue.take(record):  # a coroutine less where there is room
+            await self._put(record)
+        elif self._timer is None:
+            self._look()
 
     async def flush(self) -> None:
         """Wait for all records on their way. Raises ``NotDelivered`` with those of ``send_soon`` that failed."""

@@ -38,6 +38,7 @@ class SendQueue:
         """The records since the last ``serve``."""
         self._producer: PlainProducer | None = self._connect()
         self._alone: PlainProducer | None = None
+        self._shared: Sent | None = None
 
     @property
     def unreported(self) -> int:
@@ -50,8 +51,15 @@ class SendQueue:
         ``serve`` calls ``settle`` with its outcome. Without one, ``raise_failures`` raises what failed.
         """
         producer = self._producer or self.open()
+        if settle is not None or record.partition is not None or record.timestamp_ms is not None:
+            sent = Sent(self, producer, record, settle)
+        else:  # nothing of it is kept, so its memory is free at once, and still in the processor's cache
+            shared = self._shared
+            if shared is None or shared.record.headers is not record.headers or shared.producer is not producer:
+                shared = self._shared = Sent(self, producer, record, None, is_shared=True)
+            sent = shared
         try:
-            taken = producer.produce_reported(record, Sent(self, producer, record, settle))
+            taken = producer.produce_reported(record, sent)
         except BrokerUnavailable:
             if producer.is_broken:
                 return False  # ``serve`` makes another one
@@ -134,15 +142,21 @@ class SendQueue:
 
 class Sent(msgspec.Struct, gc=False):
     """A record on its way: the function that the client calls with the outcome. Not a closure, and out of the garbage
-    collector's sight: a hundred thousand of them are on their way, and it would look at each."""
+    collector's sight: a hundred thousand of them are on their way, and it would look at each. ``is_shared``: by all
+    records with the headers of ``record``, of which only failures matter; the client knows the rest of them."""
 
     queue: SendQueue
     producer: PlainProducer
     record: Record
     settle: Callable[[Delivery], None] | None
+    is_shared: bool = False
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         if error is None and self.settle is None:
             return
+        sent = self
+        if self.is_shared:
+            record = Record(message.topic() or "", message.value(), message.key(), self.record.headers)
+            sent = Sent(self.queue, self.producer, record, None)
         partition, offset = message.partition(), message.offset()
-        self.queue.reported(self, error, -1 if partition is None else partition, -1 if offset is None else offset)
+        self.queue.reported(sent, error, -1 if partition is None else partition, -1 if offset is None else offset)
