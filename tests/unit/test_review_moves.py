@@ -114,13 +114,14 @@ def test_state_on_disk_that_is_damaged_at_the_last_transaction_of_a_partition(
     wait_settled, damaged = TransactionPool.wait_settled, list[int]()
 
     async def damage(pool: TransactionPool, partition: int) -> None:
-        for member in driver._world.running():
-            worker = None if member.engine is None else member.engine.workers.get(partition)
-            is_last = worker is not None and member.engine.pool is pool and worker.state is ends
-            if is_last and not damaged and pool.last_with(partition):
-                damaged.append(partition)
-                worker.kept = Kept(partition)
-                member.engine.begin_anew(worker.kept)
+        engines = [member.engine for member in driver._world.running() if member.engine is not None]
+        (engine,) = [engine for engine in engines if engine.pool is pool]
+        worker = engine.workers.get(partition)
+        if worker is not None and worker.state is ends and not damaged and pool.last_with(partition):
+            damaged.append(partition)
+            kept: Any = Kept(partition)
+            worker.kept = kept
+            engine.begin_anew(kept)
         await wait_settled(pool, partition)
 
     monkeypatch.setattr(TransactionPool, "wait_settled", damage)
