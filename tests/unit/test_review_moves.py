@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
+import anyio
 import pytest
 
 from streams import Change, EventContext, EventSource
@@ -102,7 +102,8 @@ def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(monkeypatch:
 
 
 async def tell_slowly(ctx: EventContext[Any], event: Added) -> None:
-    await asyncio.sleep(0.005)
+    with anyio.move_on_after(0.005):
+        await anyio.sleep_forever()
     tell(ctx, event)
 
 
