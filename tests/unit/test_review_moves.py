@@ -128,7 +128,7 @@ def test_state_on_disk_that_is_damaged_at_the_last_transaction_of_a_partition(
     monkeypatch.setattr(TransactionPool, "wait_settled", damage)
     leaving = 0.0 if ends is PartitionState.DRAINING else 30.0
     with driven(tell_slowly, partitions=2, leave_timeout_seconds=leaving) as driver:
-        names = [f"{number}" for number in range(150)]
+        names = [f"{number}" for number in range(300)]  # so many that the receiver has work at once
         for partition in range(2):
             send(driver, *names, partition=partition, wait=False)
         driver.join()
