@@ -313,10 +313,12 @@ class AsyncEventProducer:
 
     def _serve(self) -> None:
         self._timer = None
-        self._queue.serve(0)
-        if self._queue.unreported:
-            self._look()
-        self._progress.notify()
+        try:
+            self._queue.serve(0)
+        finally:  # also after an error of a callback in the settings (stats_cb): senders wait for the next look
+            if self._queue.unreported:
+                self._look()
+            self._progress.notify()
 
 
 class TransactionRecords:

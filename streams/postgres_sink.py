@@ -28,7 +28,7 @@ import psycopg
 from streams.async_batcher import AsyncBatcher
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
-from streams.errors import ConfigError, TopicError, TopicReplaced
+from streams.errors import ConfigError, RegistrationError, TopicError, TopicReplaced
 from streams.event_source import EventSource
 from streams.job_settings import BatcherConfig
 from streams.outcomes import ErrorPolicy
@@ -61,6 +61,13 @@ _MOVE_FENCE: Final = "UPDATE kes_inbox SET next_offset = %s WHERE (sink, topic, 
 # PostgreSQL 17 and newer, also while the server waits for the rest of a pipeline, as `executemany` sends it.
 _SESSION: Final = "SET idle_in_transaction_session_timeout = '10s'"
 _SESSION_17: Final = "SET transaction_timeout = '60s'"
+# The last ones: by these timeouts, for a worker that was frozen; and a server that is read-only after a failover.
+_PASSING: Final = (
+    psycopg.OperationalError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.TransactionTimeout,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
 
 
 class SinkItem(NamedTuple, Generic[E]):
@@ -79,9 +86,10 @@ class PostgresSink:
     (``AsyncOutbox``): then these records are in Kafka once, too. It must neither commit nor write elsewhere.
 
     What the server may do better in a moment (``psycopg.OperationalError``: no connection, deadlock, serialization
-    failure) is done again for ``retry_seconds``. Any other exception is the error of the events of that partition in
-    the batch, and goes to their error policy. Make it before the source starts; its effects are there a moment before
-    the events are committed. Raises ``ConfigError``.
+    failure; a session that was ended while its worker was frozen; a read-only server) is done again for
+    ``retry_seconds``. Any other exception is the error of the events of that partition in the batch, and goes to their
+    error policy. So do events of timers: they have no offset, and so no fence. Make it before the source starts; its
+    effects are there a moment before the events are committed. Raises ``ConfigError``.
     """
 
     def __init__(
@@ -112,8 +120,15 @@ class PostgresSink:
         """Write the events of this class by the decorated function, ``async def handler(db, items)``. Raises
         ``RegistrationError``."""
 
+        name = self.name
+
         def register(handler: Handler[E]) -> Handler[E]:
             def plan(record: IncomingRecord, event: E) -> BatchItem[SinkItem[E]]:
+                if record.offset < 0:
+                    raise RegistrationError(
+                        f"sink {name}: a timer's event has no offset, which the fence needs; forward it to a topic, "
+                        "and have the sink write that"
+                    )
                 # The partition is the key: a fence knows one number, so one batch at a time, in order.
                 return BatchItem(record.partition, SinkItem(record, event), user_data=handler)
 
@@ -138,7 +153,7 @@ class PostgresSink:
             try:
                 async with self._connection() as db, db.transaction():
                     await self._write_partition(db, items)
-            except psycopg.OperationalError as error:
+            except _PASSING as error:
                 if time.monotonic() >= until:
                     return error
                 failures += 1

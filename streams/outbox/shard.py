@@ -202,8 +202,13 @@ class ShardLoop:
         serial: int,
     ) -> None:
         batch = SentBatch(serial, tuple(row.row for row in rows))
+        reason = f"a foreign record in {claim.topic}, which has the positions, would stop all relays of the outbox"
+        outputs = [row.output for row in rows]
+        strays = [RefusedRecord(one.topic, "REFUSED", reason, True, one) for one in outputs if one.topic == claim.topic]
         try:
-            claim.append([*(row.output for row in rows), positions.record(batch)])  # O2; O4: a failure leaves this loop
+            if strays:
+                raise RecordsRefused("produce", strays)
+            claim.append([*outputs, positions.record(batch)])  # O2; O4: a failure leaves this loop
         except RecordsRefused as refused:
             if self._park(session, rows, refused.refused) or len(rows) > 1:
                 self._limit, self._failures = len(rows), 0  # no outage; without a culprit, fewer rows find it

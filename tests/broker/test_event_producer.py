@@ -257,6 +257,21 @@ def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch, options: di
         EventProducer(**{"bootstrap_servers": "127.0.0.1:1", **options})
 
 
+@pytest.mark.asyncio
+async def test_a_callback_of_the_settings_that_fails_leaves_no_sender_waiting() -> None:
+    failures = [ValueError("wrong")] * 3
+
+    def statistics(_: str) -> None:
+        if failures:
+            raise failures.pop()
+
+    settings = {"stats_cb": statistics, "statistics.interval.ms": 20}
+    async with EventProducer("127.0.0.1:1", client_settings=settings, delivery_timeout_seconds=0.5) as producer:
+        with pytest.raises(BrokerUnavailable, match="not acknowledged"):
+            await asyncio.wait_for(producer.send(Record("t", b"v")), 30)
+    assert not failures
+
+
 def test_a_transaction_needs_a_name(settings: ClientSettings) -> None:
     with (
         EventProducer(settings.bootstrap_servers) as producer,

@@ -106,6 +106,10 @@ class ScriptedBroker:
         """The names of the requests of these kinds, in order."""
         return [name for _, name, _ in self.requests if name in apis]
 
+    def lead_by(self, number: int) -> None:
+        """Make this broker the leader of the first partition."""
+        self._living.sort(key=lambda living: living != number)
+
     def kill(self, number: int) -> None:
         """End a broker: the others lead its partitions, and metadata do not list it any more."""
         self._living.remove(number)

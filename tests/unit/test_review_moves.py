@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from streams import Change, EventContext, EventSource
 from streams.clients.group_coordinator import GroupCoordinator
 from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
+from streams.core.partition import PartitionState
 from streams.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
+from streams.runtime.transactions.pool import TransactionPool
 from streams.testing.simulation.clients import SimTakeOver
 from tests.unit.handlers_kit import driven, send, totals
 from tests.unit.runtime_kit import CHANGELOG, OUT, Bench, Named
@@ -96,6 +99,58 @@ def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(monkeypatch:
         driver.restart()
         send(driver, "c")
         assert (len(asked) >= 2, totals(driver)) == (True, [("a", 1), ("b", 1), ("c", 1)])
+
+
+async def tell_slowly(ctx: EventContext[Any], event: Added) -> None:
+    with anyio.move_on_after(0.005):
+        await anyio.sleep_forever()
+    tell(ctx, event)
+
+
+@pytest.mark.parametrize("ends", [PartitionState.RELEASING, PartitionState.DRAINING], ids=["moved", "given up"])
+def test_state_on_disk_that_is_damaged_at_the_last_transaction_of_a_partition(
+    monkeypatch: pytest.MonkeyPatch, ends: PartitionState
+) -> None:
+    """The partition was restored, and worked on beside the receiver of its marker; or its transaction lost its way."""
+    wait_settled, damaged = TransactionPool.wait_settled, list[int]()
+
+    async def damage(pool: TransactionPool, partition: int) -> None:
+        engines = [member.engine for member in driver._world.running() if member.engine is not None]
+        (engine,) = [engine for engine in engines if engine.pool is pool]
+        worker = engine.workers.get(partition)
+        if worker is not None and worker.state is ends and not damaged and pool.last_with(partition):
+            damaged.append(partition)
+            kept: Any = Kept(partition)
+            worker.kept = kept
+            engine.begin_anew(kept)
+        await wait_settled(pool, partition)
+
+    monkeypatch.setattr(TransactionPool, "wait_settled", damage)
+    leaving = 0.0 if ends is PartitionState.DRAINING else 30.0
+    with driven(tell_slowly, partitions=2, leave_timeout_seconds=leaving) as driver:
+        names = [f"{number}" for number in range(300)]  # so many that the receiver has work at once
+        for partition in range(2):
+            send(driver, *names, partition=partition, wait=False)
+        driver.join()
+        if leaving == 0:
+            send(driver, *names, wait=False)
+            driver.advance(0.1)
+            driver.leave(driver.owner(0))
+        driver.settle()
+        driver.check()
+        assert damaged
+
+
+class Kept:
+    """The way to a disk that has failed."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.is_ready = False
+
+    def committed(self, *part: object) -> None: ...
+
+    def close(self) -> None: ...
 
 
 async def test_who_was_lost_joins_under_another_id() -> None:

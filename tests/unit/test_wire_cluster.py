@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,21 @@ async def test_a_leader_that_dies_between_transactions_is_replaced_within_the_ne
             while all(connection.lost is None for connection in slot._connections.values()):
                 await asyncio.sleep(0)
         await transact(slot)
+
+
+@pytest.mark.parametrize("code", [3, 5, 6, 9, 56, 74, 75])
+async def test_what_the_former_leader_does_not_take_goes_to_the_new_one(code: int) -> None:
+    async with ScriptedBroker(brokers=2) as broker, opened(broker) as slot:
+        broker.answer("Produce", *[lambda answer: moved(broker, answer, code)] * 2)  # for good: 56, a disk that failed
+        await flush(slot, output(1, 0))
+        assert [number for number, name, _ in broker.requests if name == "Produce"] == [0, 1]
+
+
+def moved(broker: ScriptedBroker, answer: Any, code: int) -> None:
+    """Refuse a batch if its partition was at broker 0, and have it led by broker 1 from now on."""
+    if broker.requests[-1][0] == 0:
+        broker.lead_by(1)
+        answer.responses[0].partition_responses[0].error_code = code
 
 
 async def test_reopening_looks_for_the_leaders_of_all_topics_in_use() -> None:

@@ -377,6 +377,8 @@ async def test_records_that_the_client_refuses() -> None:
             (bad, "MSG_SIZE_TOO_LARGE"),
             (output(1, 4), "4 partitions"),
             (output(1, -2), "partitions count from 0"),
+            (output(1, topic="t\ud800"), "its name must be text"),
+            (msgspec.structs.replace(good, topic=5), "its name must be text"),
             (msgspec.structs.replace(good, timestamp_ms=1 << 63), "must be a whole number"),
             (msgspec.structs.replace(good, partition=1.0), "must be a whole number"),
             (msgspec.structs.replace(good, value=5), "value must be bytes"),

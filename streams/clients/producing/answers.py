@@ -56,8 +56,9 @@ _RIGHTS: Final = dict.fromkeys((29, 30, 53), _M.BLOCKED)
 
 PRODUCE: Final[Mapping[int, Meaning]] = {
     # Certainly not in the log. 51: the markers of the slot's last transaction are not written yet.
-    **dict.fromkeys((14, 15, 16, 19, 51, 56), _M.AGAIN),
-    **dict.fromkeys((3, 5, 6, 9, 74, 75), _M.AGAIN_LEADER),
+    **dict.fromkeys((14, 15, 16, 19, 51), _M.AGAIN),
+    # 56: a broker whose disk failed answers so for good, also when the partition has another leader.
+    **dict.fromkeys((3, 5, 6, 9, 56, 74, 75), _M.AGAIN_LEADER),
     KafkaError.DUPLICATE_SEQUENCE_NUMBER: _M.DONE,
     **{int(code): _M.REFUSED for code in REFUSED if code > 0},
     **{int(code): _M.BLOCKED for code in BLOCKED if code > 3 and code != KafkaError.UNKNOWN_TOPIC_ID},

@@ -132,6 +132,8 @@ class EncodedRecords:
     def refusal(self, output: Output) -> RecordRefused | None:
         """Return why a record is not taken, and never would be; ``None``: it would, or its topic is not known yet."""
         topic, key, value = output.topic, output.key, output.value
+        if not _is_text(topic):
+            return RecordRefused(f"the client cannot send a record for topic {topic!r}: its name must be text in UTF-8")
         fields: tuple[tuple[str, object], ...] = (("key", key), ("value", value))
         for field, content in fields:
             if content is not None and not isinstance(content, bytes):
@@ -248,6 +250,13 @@ class EncodedRecords:
                 self._headers.clear()
             encoded = self._headers[known] = encode_headers(headers)
         return encoded
+
+
+def _is_text(name: object) -> bool:
+    try:
+        return isinstance(name, str) and name.encode() is not None
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 def encode_headers(headers: Sequence[tuple[str, bytes | str | None]]) -> bytes:

@@ -161,7 +161,8 @@ class Handover:
         member, partition = self._member, worker.partition
         self._handed_over[partition] = order
         # Only a store of bytes by key may receive the last records again; a cancelled event may have left its traces.
-        if position is not None and worker.is_journalled and not worker.scope.cancel_called:
+        is_whole = worker.store is not None and worker.is_journalled and not worker.scope.cancel_called
+        if position is not None and is_whole:
             timers = worker.timers.contents()
             self._replicas.adopt(
                 partition, worker.take_store(), worker.offset_record, timers, position, worker.take_kept()

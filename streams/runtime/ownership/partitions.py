@@ -337,8 +337,10 @@ class Partitions:
         worker = self.workers.get(kept.partition)
         if worker is None or worker.kept is not kept:
             self._replicas.begin_anew(kept)
+        elif worker.finished.is_set():  # its last transaction is under way, maybe with the marker that hands it over
+            worker.drop_store()
         elif worker.state is _S.DRAINING:
-            self._void(worker)
+            worker.scope.cancel()
         else:
             self._begin_restart(worker, worker.failures, settle=True)
 
