@@ -99,12 +99,7 @@ def _bootstrap(
     keys, digest = _summary(stores)
     offsets = _offsets(config, positions, ranges)
     request = _Request(config.group_id, config.num_partitions + keys, _digest(offsets, digest))
-    kafka = {name: str(value) for name, value in config.client_settings.items()}
-    target = WriteTarget(
-        identity=f"kes.spark.bootstrap/{config.group_id}/{config.changelog}",
-        marker_topic=config.changelog,
-        kafka={**kafka, "bootstrap.servers": config.bootstrap_servers},
-    )
+    target = _target(config)
     found = request.written(look(target, request))
     written = False
     if found is None:
@@ -132,6 +127,17 @@ def _bootstrap(
         )
         settle(target, request)
     return Bootstrapped(offsets=offsets, keys=keys, written=written, committed_at_ms=found.at_ms)
+
+
+def _target(config: EventSourceConfig) -> WriteTarget:
+    """Return where the state is written, by the settings of the source; one that is a function stays one."""
+    given = config.client_settings.items()
+    kafka = {name: value if callable(value) else str(value) for name, value in given}
+    return WriteTarget(
+        identity=f"kes.spark.bootstrap/{config.group_id}/{config.changelog}",
+        marker_topic=config.changelog,
+        kafka={**kafka, "bootstrap.servers": config.bootstrap_servers},
+    )
 
 
 def _offsets(config: EventSourceConfig, positions: DataFrame, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:
