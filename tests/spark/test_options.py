@@ -152,6 +152,8 @@ WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
         ),
         ({"kafka.linger.ms": "5"}, r"option kafka\.linger\.ms does nothing when writing: tasks make the batches"),
         ({"kafka.batch.size": "0"}, r"option kafka\.batch\.size must be at least 1"),
+        ({"kafka.transaction.timeout.ms": "3000000000"}, r"timeout\.ms must be at least 1 and at most 2147483647"),
+        ({"runId": "../.."}, r"option runId must be 1 to 64 letters, digits, '_' or '-', not '\.\./\.\.'"),
         ({"kafka.message.max.bytes": "1 MB"}, r"option kafka\.message\.max\.bytes must be a number"),
         ({"kafka.compression.type": "brotli"}, r"compression\.type must be none, gzip, snappy, lz4 or zstd"),
         ({"kafka.ssl.keystore.location": "x"}, r"cannot be used for writing: .*ssl\.keystore\.location"),
