@@ -108,7 +108,7 @@ def _event_name() -> Column:
 def _version() -> Column:
     there = f.exists("headers", lambda header: header["key"] == VERSION_HEADER)
     digits = _header(VERSION_HEADER).cast("string")
-    number = f.when(digits.rlike("^[0-9]{1,9}$"), digits.try_cast("int"))
+    number = f.when(digits.rlike(r"^[0-9]{1,9}\z"), digits.try_cast("int"))
     return f.when(f.coalesce(there, f.lit(False)), number).otherwise(f.lit(1))
 
 

@@ -15,7 +15,6 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.permissions import Right, denied
 from streams.clients.settings import RESERVED, ClientSettings
 from streams.clients.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
-from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
 from streams.spark.options import KafkaSettings, TokenCallback
 
@@ -99,12 +98,6 @@ def settings_of(kafka: KafkaSettings, group: str = "") -> ClientSettings:
     """Return the settings of the toolkit's own clients."""
     overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
     return ClientSettings(kafka["bootstrap.servers"], overrides, client_id="kes-spark", group_id=group)
-
-
-def settings_of_source(config: EventSourceConfig) -> KafkaSettings:
-    """Return the settings that an event source has for its brokers: text, and functions (``oauth_cb``) as they are."""
-    given = {name: value if callable(value) else str(value) for name, value in config.client_settings.items()}
-    return {**given, "bootstrap.servers": config.bootstrap_servers}
 
 
 def no_such_topic(topic: str, kafka: KafkaSettings) -> TopicError:

@@ -196,7 +196,7 @@ def number(name: str, text: str, *, minimum: float) -> float:
     return number
 
 
-def whole(name: str, text: str, *, minimum: int) -> int:
+def whole(name: str, text: str, *, minimum: int, maximum: int = LARGEST) -> int:
     """Raises ``ConfigError`` that names the option."""
     try:
         found = int(text)  # a float would round what has more than 15 digits
@@ -205,8 +205,8 @@ def whole(name: str, text: str, *, minimum: int) -> int:
         if about != int(about):
             raise ConfigError(f"option {name} must be a whole number, not {text}") from None
         found = int(about)
-    if not minimum <= found <= LARGEST:
-        raise ConfigError(f"option {name} must be at least {minimum} and at most {LARGEST}, not {text}")
+    if not minimum <= found <= maximum:
+        raise ConfigError(f"option {name} must be at least {minimum} and at most {maximum}, not {text}")
     return found
 
 

@@ -12,9 +12,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from streams.clients.producing.forwarding import settings_of
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError
-from streams.spark.kafka import client, settings_of_source
+from streams.spark.kafka import client
 from streams.spark.options import TokenCallback, addressed, agreed, checked, kafka_settings
 from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
 from streams.spark.writing.sink import target_of
@@ -153,6 +152,8 @@ WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
         ),
         ({"kafka.linger.ms": "5"}, r"option kafka\.linger\.ms does nothing when writing: tasks make the batches"),
         ({"kafka.batch.size": "0"}, r"option kafka\.batch\.size must be at least 1"),
+        ({"kafka.transaction.timeout.ms": "3000000000"}, r"timeout\.ms must be at least 1 and at most 2147483647"),
+        ({"runId": "../.."}, r"option runId must be 1 to 64 letters, digits, '_' or '-', not '\.\./\.\.'"),
         ({"kafka.message.max.bytes": "1 MB"}, r"option kafka\.message\.max\.bytes must be a number"),
         ({"kafka.compression.type": "brotli"}, r"compression\.type must be none, gzip, snappy, lz4 or zstd"),
         ({"kafka.ssl.keystore.location": "x"}, r"cannot be used for writing: .*ssl\.keystore\.location"),
@@ -302,22 +303,6 @@ def test_a_callback_for_tokens_goes_with_the_settings(make: Any) -> None:
     token, expires = callback("")
     assert token.count(".") == 2
     assert expires > time.time()
-    assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
-
-
-def test_the_settings_of_a_source_keep_their_functions() -> None:
-    """A function as text would be called for a token, and fail as a login."""
-    callback = TokenCallback(ALICE)
-    given = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "oauth_cb": callback}
-    config = EventSourceConfig(
-        group_id="g",
-        topic="t",
-        num_partitions=1,
-        bootstrap_servers="b:1",
-        client_settings={**given, "socket.timeout.ms": 9000},
-    )
-    kafka = settings_of_source(config)
-    assert kafka == {**given, "socket.timeout.ms": "9000", "bootstrap.servers": "b:1"}
     assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
 
 

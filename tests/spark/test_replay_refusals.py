@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Consumer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -20,8 +22,11 @@ from streams import (
     EventSourceConfig,
     Table,
 )
+from streams.clients.producing.forwarding import settings_of
 from streams.errors import ConfigError, EventFailure, StreamsError
-from streams.spark.replaying import replay_task
+from streams.spark.kafka import client
+from streams.spark.replaying import bootstrapping, replay_task
+from tests.spark import tokens
 from tests.spark.replay_kit import encoded
 from tests.spark.replay_sources import PARTITIONS, Failing, Moved, bank, named
 
@@ -177,6 +182,15 @@ def test_secrets_do_not_travel() -> None:
     assert there.program is not None
     assert "hunter2" not in repr(msgspec.structs.asdict(there.program.config))
     assert program.config.bootstrap_servers == ""
+
+
+def test_a_bootstrap_signs_in_by_the_token_function_of_its_source() -> None:
+    sasl = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "OAUTHBEARER", "oauth_cb": tokens.alice}
+    config = bank(client_settings={**sasl, "compression.level": 3}, bootstrap_servers="127.0.0.1:9").config
+    kafka = bootstrapping._target(config).kafka
+    with contextlib.closing(client(Consumer, kafka, {"group.id": "g"})):
+        assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
+    assert kafka["compression.level"] == "3"
 
 
 def test_handlers_in_a_closure_travel(spark: SparkSession) -> None:

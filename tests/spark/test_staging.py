@@ -127,6 +127,36 @@ def test_a_folder_that_goes_while_a_task_comes(tmp_path: Path, monkeypatch: pyte
     assert (values(message), times) == ([b"a", b"b", b"c"], 3)
 
 
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_a_folder_on_the_way_that_goes_while_a_task_makes_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """Each of them is empty when it is made, and another sink that is done removes the empty ones above its own."""
+    times, make = 0, os.mkdir
+
+    def tidied(path: str, mode: int = 0o777) -> None:
+        nonlocal times
+        make(path, mode)
+        if Path(path).name == gone and times < 3:
+            times += 1
+            os.rmdir(path)
+
+    monkeypatch.setattr(os, "mkdir", tidied)
+    message = stage(iter(ROWS), threshold=0, folder=below(tmp_path))
+    assert (values(message), times) == ([b"a", b"b", b"c"], 3)
+
+
+@pytest.mark.parametrize("address", ["s3://key:se/cret@bucket/x", "s3://key:se cret@bucket/x?region=cret"])
+def test_an_address_that_is_none_is_told_without_its_secret(address: str) -> None:
+    """As with a key of AWS, most of which have a "/"."""
+    folder = below(address)
+    with pytest.raises(
+        StagingError, match=r"store of s3://bucket/x/a/b \(option stagingDir\): .*'s3://bucket/x'"
+    ) as told:
+        stage(iter(ROWS), threshold=0, folder=folder)
+    assert "cret" not in f"{told.value}{folder!r}"
+
+
 def test_somebody_elses_folder_in_the_temporary_folder_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ RECORDS: list[tuple[tuple[bytes | None, Headers | None], str | None]] = [
     ),
     ((b"{}", headers(b"Deposited", b"4")), "version 4 is newer than 3, the newest known here: update this program"),
     ((b"{}", headers(b"Deposited", b"x")), "the version header is no number"),
+    ((b"{}", headers(b"Deposited", b"3\n")), "the version header is no number"),
     ((b"{}", headers(b"Deposited", b"0")), "versions start at 1"),
     ((b"{}", headers(b"opened.v2")), "version 1 is older than 2, and the class has no upcaster for it"),
 ]

@@ -39,7 +39,6 @@ from streams.records import TopicPartition as Partition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.replay import Program, refuse_several_inputs
-from streams.spark.kafka import settings_of_source
 from streams.spark.replaying.replay_task import loaded
 from streams.spark.replaying.replays import State
 from streams.spark.typed.tables import is_reserved
@@ -100,11 +99,7 @@ def _bootstrap(
     keys, digest = _summary(stores)
     offsets = _offsets(config, positions, ranges)
     request = _Request(config.group_id, config.num_partitions + keys, _digest(offsets, digest))
-    target = WriteTarget(
-        identity=f"kes.spark.bootstrap/{config.group_id}/{config.changelog}",
-        marker_topic=config.changelog,
-        kafka=settings_of_source(config),
-    )
+    target = _target(config)
     found = request.written(look(target, request))
     written = False
     if found is None:
@@ -132,6 +127,17 @@ def _bootstrap(
         )
         settle(target, request)
     return Bootstrapped(offsets=offsets, keys=keys, written=written, committed_at_ms=found.at_ms)
+
+
+def _target(config: EventSourceConfig) -> WriteTarget:
+    """Return where the state is written, by the settings of the source; one that is a function stays one."""
+    given = config.client_settings.items()
+    kafka = {name: value if callable(value) else str(value) for name, value in given}
+    return WriteTarget(
+        identity=f"kes.spark.bootstrap/{config.group_id}/{config.changelog}",
+        marker_topic=config.changelog,
+        kafka={**kafka, "bootstrap.servers": config.bootstrap_servers},
+    )
 
 
 def _offsets(config: EventSourceConfig, positions: DataFrame, ranges: Mapping[int, tuple[int, int]]) -> dict[int, int]:

@@ -45,15 +45,16 @@ _READ: Final = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-_PLAIN_DECIMAL = r"^-?\d+(\.\d{1,9})?$"
-_BASE64 = r"^[A-Za-z0-9+/]*={0,2}$"
-_UUID: Final = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
+# "\z", not "$", which in Java is also before a line break at the end.
+_PLAIN_DECIMAL = r"^-?\d+(\.\d{1,9})?\z"
+_BASE64 = r"^[A-Za-z0-9+/]*={0,2}\z"
+_UUID: Final = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\z"
 _NUMBER = re.compile(r"[-\[{0-9]|true$|false$")
 _DECIMAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-_DATE = r"^(?!0000)\d{4}-\d\d-\d\d$"
-_LOCAL = r"^(?!0000)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?$"
-_ZONED = r"^(?!0000)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)$"
-_TIME = _ZONED.removesuffix("$") + "?$"
+_DATE = r"^(?!0000)\d{4}-\d\d-\d\d\z"
+_LOCAL = r"^(?!0000)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?\z"
+_ZONED = r"^(?!0000)\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:?\d\d)\z"
+_TIME = _ZONED.removesuffix("\\z") + "?\\z"
 _LONE_SURROGATE = (
     r"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -300,7 +301,7 @@ def _decoded(value: Column, shape: Shape, source: _Source | None) -> Column:
         case Scalar(kind="decimal"):
             return f.trim(value).try_cast(DECIMAL)
         case Scalar(kind="datetime"):
-            has_zone = value.endswith("Z") | value.rlike(r"[+-]\d\d:?\d\d$|z$")
+            has_zone = value.endswith("Z") | value.rlike(r"([+-]\d\d:?\d\d|z)\z")
             zoned = f.regexp_replace(f.upper(value), r"([+-]\d\d)(\d\d)$", "$1:$2")
             exact = f.when(value.endswith("Z"), value).when(has_zone, zoned).otherwise(f.concat(value, f.lit("Z")))
             return exact.try_cast("timestamp")

@@ -50,11 +50,11 @@ class StagingFolder:
         name = f"{uuid.uuid4().hex}.batches"
         for attempt in range(_ATTEMPTS):
             with self._clear("cannot stage rows under"):
-                if isinstance(store, fs.LocalFileSystem):
-                    self._make_folders(folder)
                 try:
+                    if isinstance(store, fs.LocalFileSystem):
+                        self._make_folders(folder)
                     target = store.open_output_stream(f"{folder}/{name}", buffer_size=1 << 20)
-                except FileNotFoundError:  # another run has just tidied up the empty folder
+                except FileNotFoundError:  # another run has just tidied up an empty folder on the way
                     if attempt == _ATTEMPTS - 1:
                         raise
                     continue
@@ -101,7 +101,8 @@ class StagingFolder:
         try:
             yield
         except _WRONG as error:
-            raise StagingError(f"{doing} {self} (option stagingDir): {reason(error)}") from None
+            why = reason(error).replace(self.root, shown(self.root))  # it repeats an address that is none
+            raise StagingError(f"{doing} {self} (option stagingDir): {why}") from None
 
     def _make_folders(self, folder: str) -> None:
         """Make the folders, for whom the root is for: its mode is theirs."""
@@ -143,8 +144,8 @@ def checked_folder(text: str | None) -> str | None:
 
 
 def shown(root: str) -> str:
-    """An address without what may be secret: user, password, settings."""
-    return re.sub(r"(?<=://)[^/@]*@", "", root).partition("?")[0].rstrip("/")
+    """An address without what may be secret: user, password (also one whose "/" is not written as %2F), settings."""
+    return re.sub(r"(?<=://).*@", "", root).partition("?")[0].rstrip("/")
 
 
 def reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -26,6 +27,8 @@ _OF_SPARK: Final = (
     "_asyncProgressTrackingOverrideSinkSupportCheck",
 )
 """Spark's own, which arrive in the same map as a streaming sink's."""
+_LARGEST_SETTING: Final = 2**31 - 1
+"""Of Kafka's 32-bit settings."""
 _OF_A_PRODUCER: Final = {
     "batch.num.messages", "linger.ms", "max.in.flight", "max.in.flight.requests.per.connection", "message.timeout.ms",
     "queue.buffering.backpressure.threshold", "queue.buffering.max.kbytes", "queue.buffering.max.messages",
@@ -76,7 +79,10 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         "name this write (for example 'flights-2013-01'). A second run with the same name writes nothing, which is "
         "what makes a repeated or half-failed run exactly once; without a name it would write everything again",
     )
-    return WriteOptions(**_common(plain, "writeId"), write_id=write_id, run_id=plain.get("runid"))
+    run_id = plain.get("runid")
+    if run_id is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id):  # it names a folder, which is removed
+        raise ConfigError(f"option runId must be 1 to 64 letters, digits, '_' or '-', not {run_id!r}")
+    return WriteOptions(**_common(plain, "writeId"), write_id=write_id, run_id=run_id)
 
 
 def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
@@ -140,7 +146,7 @@ def _kafka(plain: Mapping[str, str]) -> KafkaSettings:
         )
     for name in ("batch.size", "message.max.bytes", "transaction.timeout.ms"):
         if name in found:
-            found[name] = str(whole(f"kafka.{name}", found[name], minimum=1))
+            found[name] = str(whole(f"kafka.{name}", found[name], minimum=1, maximum=_LARGEST_SETTING))
     compression(found)
     if any(name.startswith(("security.", "sasl.", "ssl.")) for name in found):
         try:
