@@ -85,15 +85,15 @@ def _row(path: Path, number: int, kind: _Kind, dry_run: bool) -> dict[str, Any]:
             mark = read_mark(path)
             if mark is None:
                 raise StoreError("it has no mark: there is nothing in it yet")
-            is_database = (path / mark.file).is_dir()
-            row |= {"from": mark.file.removeprefix("data-") if is_database else _FILES, "offset": mark.offset}
+            engine = mark.file.removeprefix("data-") if (path / mark.file).is_dir() else ""
+            row |= {"from": engine or _FILES, "offset": mark.offset}
             _refuse_others(mark, number, kind)
             if mark.identity.codec == kind.layout:
                 result = "is as it should be"
             elif dry_run:
                 result = "would be converted"
             else:
-                row["bytes"] = _convert(path, mark, kind, row["from"] if is_database else "")
+                row["bytes"] = _convert(path, mark, kind, engine)
                 result = "converted"
         finally:
             lock.close()
@@ -118,7 +118,8 @@ def _refuse_others(mark: FolderMark, number: int, kind: _Kind) -> None:
 
 
 def _convert(path: Path, mark: FolderMark, kind: _Kind, engine: str) -> int:
-    """Write a folder's state anew, beside the old one, which counts until the mark is replaced; return its bytes."""
+    """Write a folder's state anew, beside the old one, which counts until the mark is replaced; return its bytes.
+    ``engine``: the name of that it has; empty for files."""
     before, after = _folder(path, _engine_of(engine, kind), kind), _folder(path, kind.engine, kind)
     before.mark = mark
     try:

@@ -32,7 +32,7 @@ from streams.config import EventSourceConfig
 from streams.errors import DecodeError, OffsetError, StoreError
 from streams.event_source import EventSource
 from streams.records import IncomingRecord, Output, TopicPartition
-from streams.runtime.changelog import TIMER_PREFIX, OffsetRecord, decode_timer
+from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer
 from streams.runtime.ownership.replicas import make_store
 from streams.stores.journalled import JournalledBytes
 from streams.stores.several import Stores
@@ -124,7 +124,7 @@ def migrate(
                     upgraded[key] = new
         return upgraded
 
-    _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json)
+    _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True)
     store.revoked()
 
 
@@ -180,13 +180,17 @@ def _write(
     dry_run: bool,
     yes: bool,
     json: bool,
+    only_begun: bool = False,
 ) -> None:
-    """Write what ``changes`` makes of the state of each partition, after it was shown."""
+    """Write what ``changes`` makes of the state of each partition, after it was shown. ``only_begun``: leave out those
+    in which nothing was handled yet."""
     config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config)).resolved()
     limit = source.program().message_limit
     with GroupChecks(config, seconds=timeout) as checks:
         checks.refuse_if_alive()
         committed = checks.committed(numbers)
+        if only_begun:
+            numbers = sorted(checks.last_records(config.changelog, numbers, OFFSET_KEY))
         before = {number: position_of(config, checks, number, committed[number]) for number in numbers}
         states = state_of(source, "changelog", servers, timeout, numbers)
         wanted = {number: changes(number, states[number].entries) for number in numbers}
