@@ -154,8 +154,10 @@ def _check(store: Any, file: Path, number: int, key: bytes, value: bytes) -> Non
             raise DecodeError("the key is the toolkit's own")
         elif not (isinstance(store, Stores) and store.is_carried(key)):
             store.decode_key(key)
-            decode_entry = getattr(store, "decode_entry", None)
-            store.decode_value(value) if decode_entry is None else decode_entry(key, value)
+            if isinstance(store, Stores):
+                store.decode_entry(key, value)
+            else:
+                store.decode_value(value)
     except (DecodeError, OffsetError) as error:
         raise StoreError(f"{file}: partition {number}, key {_shown(store, key)}: {error}") from error
 

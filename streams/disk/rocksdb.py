@@ -44,7 +44,7 @@ def _rocksdict() -> Any:
 class RocksDB:
     """State in RocksDB databases. A ``DiskEngine``. Raises ``ConfigError`` if the extra is missing."""
 
-    name: Final = "rocksdb1"
+    name: str = "rocksdb1"
 
     def __init__(self) -> None:
         _rocksdict()

@@ -48,7 +48,7 @@ _FULL: Final = {
 class SQLite:
     """State in SQLite databases (standard library). A ``DiskEngine``."""
 
-    name: Final = "sqlite1"
+    name: str = "sqlite1"
 
     def open(self, folder: str, /, *, memory_bytes: int, partitions: int) -> DiskDatabase:
         """See ``DiskEngine``. Reads the whole database once."""

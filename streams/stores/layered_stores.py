@@ -9,7 +9,6 @@ structure without any of that takes no memory but its part of the cache.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
@@ -25,8 +24,8 @@ from streams.stores.several import Stores, StoresT
 
 _log = logging.getLogger(__name__)
 
-_LOGGED_SECONDS: Final = 1.0
-"""Building what is derived is worth a line in the log above it."""
+_LOGGED: Final = 100_000
+"""Entries from which something is derived are worth a line in the log, if they are so many."""
 
 End = bytes | None
 Span = tuple[End, End]
@@ -134,14 +133,13 @@ class LayeredStores(LayeredBytes, Stores):
         super().attach(database, damaged)
         for key, value in self._layers.range(_OWN, after_prefix(_OWN)):
             self._own_engine.note(key, value)
-        began, entries = time.monotonic(), 0
+        entries = 0
         for engine in self._derived.values():
             for key, value in engine.items():
                 engine.entered(key, value)
                 entries += 1
-        seconds = time.monotonic() - began
-        if seconds >= _LOGGED_SECONDS:
-            _log.info("%s: indexes of %d entries were built, %.1f s", self.partition, entries, seconds)
+        if entries >= _LOGGED:
+            _log.info("%s: the indexes of %d entries are built", self.partition, entries)
         self._note_carried()
 
     def _note_carried(self) -> None:
