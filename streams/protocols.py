@@ -98,6 +98,11 @@ PAGE_BYTES: Final = 4 << 20
 """Keys and values of one page of a scan, but for the last one of them."""
 
 
+def more_may_follow(page: Sequence[tuple[bytes, bytes]], limit: int) -> bool:
+    """Check whether a page of a ``DiskDatabase`` may have ended by its bounds, and not because that was all."""
+    return len(page) >= limit or sum([len(key) + len(value) for key, value in page]) >= PAGE_BYTES
+
+
 class DiskDatabase(Protocol):
     """The state of one partition on disk: keys and values, and a mark that says how far they go.
 

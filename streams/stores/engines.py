@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
-
-from streams.protocols import PAGE_BYTES
 
 
 @runtime_checkable
@@ -56,11 +54,6 @@ class OrderedKeyValueEngine(KeyValueEngine, Protocol):
         ``reverse`` starts from the high end. Nothing if ``low`` is above ``high``.
         """
         ...
-
-
-def more_may_follow(page: Sequence[tuple[bytes, bytes]], limit: int) -> bool:
-    """Check whether a page of a ``DiskDatabase`` may have ended by its bounds, and not because that was all."""
-    return len(page) >= limit or sum([len(key) + len(value) for key, value in page]) >= PAGE_BYTES
 
 
 def after_prefix(prefix: bytes) -> bytes | None:

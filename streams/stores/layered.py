@@ -17,9 +17,8 @@ from sortedcontainers import SortedSet
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DiskDamaged
-from streams.protocols import PAGE_BYTES, DiskDatabase
+from streams.protocols import PAGE_BYTES, DiskDatabase, more_may_follow
 from streams.records import UNREAD, Change
-from streams.stores.engines import more_may_follow
 
 FIRST_PAGE: Final = 16
 LARGEST_PAGE: Final = 512

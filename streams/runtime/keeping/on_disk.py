@@ -21,14 +21,13 @@ import msgspec
 from streams.config import EventSourceConfig
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
-from streams.protocols import DiskDatabase, DiskEngine, DiskStore
+from streams.protocols import DiskDatabase, DiskEngine, DiskStore, more_may_follow
 from streams.records import Change
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.keeping.entries import HEAD, Damaged, HalfLoaded, Point, decode_pieces, encode
 from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark, set_aside
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.keeping.snapshotting import WantedFolder
-from streams.stores.engines import more_may_follow
 
 PAGE = 512
 """Rows that are read at a time, unless they are large."""
