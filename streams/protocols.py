@@ -10,7 +10,7 @@ while a store is restored or revoked stops the event source, because the state c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from streams.records import Change, TopicPartition
 
@@ -94,6 +94,15 @@ class ObservingStore(JournalledStore, Protocol):
         ...
 
 
+PAGE_BYTES: Final = 4 << 20
+"""Keys and values of one page of a scan, but for the last one of them."""
+
+
+def more_may_follow(page: Sequence[tuple[bytes, bytes]], limit: int) -> bool:
+    """Check whether a page of a ``DiskDatabase`` may have ended by its bounds, and not because that was all."""
+    return len(page) >= limit or sum([len(key) + len(value) for key, value in page]) >= PAGE_BYTES
+
+
 class DiskDatabase(Protocol):
     """The state of one partition on disk: keys and values, and a mark that says how far they go.
 
@@ -107,9 +116,12 @@ class DiskDatabase(Protocol):
         """Return the value of a key, as the last ``write`` that has returned left it."""
         ...
 
-    def scan(self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int, size: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
         """Return up to ``limit`` keys and values from ``low`` up to and without ``high`` (``None``: no end there), in
-        order, or from the high end. Fewer than ``limit`` are all that there are."""
+        order, or from the high end; none any more once they have ``size`` bytes together. Fewer than ``limit``, of
+        fewer bytes, are all that there are."""
         ...
 
     def mark(self) -> bytes | None:

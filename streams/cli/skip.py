@@ -55,7 +55,7 @@ class Skipped(Exception):
     """The error in the letter of a record that an operator passed, although it can be read."""
 
 
-class _Position(NamedTuple):
+class Position(NamedTuple):
     """The next offset of a partition. ``record``: the offset record that says so; ``None``: it begins at the start of
     its log."""
 
@@ -93,10 +93,10 @@ def skip(
     with admin_of(config.bootstrap_servers, config, timeout) as admin:
         if admin.identity(config.changelog, timeout) is None:
             raise OffsetError(f"{config.changelog} does not exist: the source has not run yet, so it stands nowhere")
-    with GroupChecks(config, seconds=timeout) as checks, _slot_of(config, timeout) as slot:
+    with GroupChecks(config, seconds=timeout) as checks, slot_of(config, "kes-skip", timeout) as slot:
         checks.refuse_if_alive()
         committed = checks.committed([place.partition])[place.partition]
-        position = _position(config, checks, place.partition, committed)
+        position = position_of(config, checks, place.partition, committed)
         passed = _next(config, checks, place, position, timeout)
         content = Decoder(found).content(passed)
         if not yes:
@@ -110,11 +110,11 @@ def skip(
             outputs.append(letter.within(found.program().message_limit))
         carried = msgspec.UNSET if position.record is None else position.record.inputs
         moved = OffsetRecord(place.offset + 1, _WRITER, 0, 0, checks.source_id(), checks.changelog_id(), carried)
-        outputs.append(_offset_record(config, place.partition, moved))
+        outputs.append(offset_record(config, place.partition, moved))
         try:
             with transaction(slot, "Run it again: it passes the record, or says that it is handled already"):
                 checks.hold(slot, {place.partition: place.offset + 1})
-                if _position(config, checks, place.partition, committed) != position:
+                if position_of(config, checks, place.partition, committed) != position:
                     raise OffsetError(f"a member of group {config.group_id} has handled records meanwhile; look again")
                 slot.send(outputs)
         except TransactionFailed as error:
@@ -132,7 +132,7 @@ def skip(
     emit(data, json, lambda: Text(f"{config.topic}[{place.partition}] goes on behind {place.offset}"))
 
 
-def _position(config: EventSourceConfig, checks: GroupChecks, partition: int, committed: int | None) -> _Position:
+def position_of(config: EventSourceConfig, checks: GroupChecks, partition: int, committed: int | None) -> Position:
     """Return where the next start of the source goes on, by the rules of a take-over. Raises ``OffsetError`` where that
     start is refused."""
     where = f"{config.topic}[{partition}]"
@@ -146,7 +146,7 @@ def _position(config: EventSourceConfig, checks: GroupChecks, partition: int, co
             )
         if config.auto_offset_reset != "earliest":
             raise OffsetError(f"{where}: no record was handled yet, and a start does not begin with the first one")
-        return _Position(low, None)
+        return Position(low, None)
     record = decode_offset(found)
     if any(known not in ("", now) for known, now in zip(record.ids, (source_id, checks.changelog_id()), strict=True)):
         raise TopicReplaced(
@@ -160,11 +160,11 @@ def _position(config: EventSourceConfig, checks: GroupChecks, partition: int, co
         )
     if not low <= record.offset <= high:
         raise OffsetError(f"{where}: the state goes on at {record.offset}, and the log has {low} to {high} only")
-    return _Position(record.offset, record)
+    return Position(record.offset, record)
 
 
 def _next(
-    config: EventSourceConfig, checks: GroupChecks, place: Place, position: _Position, timeout: float
+    config: EventSourceConfig, checks: GroupChecks, place: Place, position: Position, timeout: float
 ) -> IncomingRecord:
     """Return the first committed record at the position. Raises ``OffsetError`` if it is another one than ``place``."""
     where = f"{config.topic}[{place.partition}]"
@@ -192,11 +192,11 @@ def _next(
 
 
 @contextmanager
-def _slot_of(config: EventSourceConfig, timeout: float) -> Iterator[BlockingSlot]:
-    """Take the transactional id of this command. What an earlier run left open is ended: its pending offset would be
+def slot_of(config: EventSourceConfig, command: str, timeout: float) -> Iterator[BlockingSlot]:
+    """Take the transactional id of a command. What an earlier run left open is ended: its pending offset would be
     waited for."""
-    settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-skip")
-    name = f"{config.changelog}.kes-skip"
+    settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id=command)
+    name = f"{config.changelog}.{command}"
     slot = BlockingSlot(
         settings, name, group_id=config.group_id, transaction_seconds=_TRANSACTION_SECONDS, seconds=timeout
     )
@@ -212,7 +212,8 @@ def _reader_of(config: EventSourceConfig) -> PartitionReader:
     return PartitionReader(ClientSettings(servers, overrides, client_id="kes-skip"))
 
 
-def _offset_record(config: EventSourceConfig, partition: int, record: OffsetRecord) -> Output:
+def offset_record(config: EventSourceConfig, partition: int, record: OffsetRecord) -> Output:
+    """Return an offset record as it goes into the changelog."""
     return Output(config.changelog, msgspec.json.encode(record), OFFSET_KEY, None, partition, 0, partition, -1)
 
 

@@ -13,9 +13,11 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit
 from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened, shown_time
+from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
 from streams.cli.state_sources import opened
+from streams.cli.state_writing import import_, migrate
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError
 from streams.event_source import EventSource
@@ -144,7 +146,8 @@ def scan(
         complain(f"{len(shown):,} of {len(found):,} keys are shown: --limit shows more, --prefix chooses")
 
 
-for command in (export, diff, verify, snapshot, restore, drop):
+app.command("import")(import_)
+for command in (export, diff, verify, snapshot, restore, convert, migrate, drop):
     app.command()(command)
 
 

@@ -39,24 +39,26 @@ from streams.runtime.keeping.folder import (
 )
 from streams.runtime.keeping.on_disk import finder_for, layout_of, read_database
 from streams.runtime.keeping.snapshots import SnapshotStore
+from streams.runtime.keeping.snapshotting import WritingPace
 from streams.runtime.ownership.replicas import make_store
 
 _TRIES: Final = 10
+_NUMBERS: Final = ("offset", "bytes", "written", "put", "deleted")
 _WRONG: Final = (Damaged, DiskDamaged, SnapshotRefused, StoreError, OSError)
 
-_Partition = Annotated[
+Partition = Annotated[
     list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
 ]
-_Folder = Annotated[str, typer.Option("--folder", metavar="DIR", help="Else StateConfig.folder.")]
+Folder = Annotated[str, typer.Option("--folder", metavar="DIR", help="Else StateConfig.folder.")]
 _Address = Annotated[str, typer.Option("--snapshots", metavar="ADDRESS", help="Else StateConfig.snapshots.")]
 
 
 def verify(
     source: SourceName,
-    folder: _Folder = "",
+    folder: Folder = "",
     snapshots: _Address = "",
     what: Annotated[str, typer.Option("--what", help="folder or snapshots.")] = "folder",
-    partition: _Partition = None,
+    partition: Partition = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
@@ -74,7 +76,7 @@ def verify(
         rows = _verified_folders(found, folder or folder_of(found), partition)
     else:
         rows = _verified_snapshots(found, snapshots, bootstrap_servers, timeout, partition)
-    emit(rows, json, lambda: _table(rows, "partition", "name", "offset", "bytes", "problem"))
+    emit(rows, json, lambda: rows_table(rows, "partition", "name", "offset", "bytes", "problem"))
     if not rows:
         complain("there is nothing to verify")
     if not rows or any(row["problem"] and not row["skipped"] for row in rows):
@@ -161,28 +163,25 @@ def _verified_snapshots(
 
 def snapshot(
     source: SourceName,
-    folder: _Folder = "",
+    folder: Folder = "",
     snapshots: _Address = "",
-    partition: _Partition = None,
+    partition: Partition = None,
     json: Json = False,
 ) -> None:
     """Make a snapshot of each folder as of its last checkpoint. No broker is needed, and a process may be using it.
+    Not more than StateConfig.snapshot_bytes_per_second are written.
 
     Tables on an engine are left to the source.
 
     Exit codes: 0 made; 1 a folder or the store cannot be used; 2 wrong usage.
     """
     found = named_source(source)
-    store = snapshots_at(found, snapshots, _wall_ms)
+    store = snapshots_at(found, snapshots, _wall_ms, WritingPace(found.config.state.snapshot_bytes_per_second))
     where = folder or folder_of(found)
     parent = place_of(where, found.config.group_id, found.config.topic)
     rows: list[dict[str, Any]] = []
     for number in partitions_on_disk(found, where, partition):
-        path = max(
-            (path for _, path in _folders(parent, [number]) if _offset(path) >= 0),
-            key=_offset,
-            default=parent / str(number),
-        )
+        path = farthest(parent, number)
         try:
             saved, offset = _save(store, path)
         except _WRONG as error:
@@ -190,7 +189,7 @@ def snapshot(
         rows.append(
             {"partition": number, "name": saved.name, "offset": offset, "bytes": saved.size, "written": saved.uploaded}
         )
-    emit(rows, json, lambda: _table(rows, "partition", "name", "offset", "bytes", "written"))
+    emit(rows, json, lambda: rows_table(rows, "partition", "name", "offset", "bytes", "written"))
 
 
 def _save(store: SnapshotStore, path: Path) -> tuple[Any, int]:
@@ -205,16 +204,15 @@ def _save(store: SnapshotStore, path: Path) -> tuple[Any, int]:
         data, report = folder.data(BLOCK_BYTES), late_lines("bytes")
         assert data is not None
         try:
-            return store.save(mark, _reported(data[1], report, str(path), mark.size)), mark.offset
+            return store.save(mark, reported(data[1], report, str(path), mark.size)), mark.offset
         except Damaged:
             if not tries_left or read_mark(path) == mark:
                 raise  # else its file was rewritten meanwhile
     raise AssertionError("unreachable")
 
 
-def _reported(
-    pieces: Iterator[bytes], report: Callable[[str, int, int], None], name: str, size: int
-) -> Iterator[bytes]:
+def reported(pieces: Iterator[bytes], report: Callable[[str, int, int], None], name: str, size: int) -> Iterator[bytes]:
+    """Report the progress of writing these pieces. ``size``: of all; 0: not known."""
     done = 0
     for piece in pieces:
         yield piece
@@ -224,9 +222,9 @@ def _reported(
 
 def restore(
     source: SourceName,
-    folder: _Folder = "",
+    folder: Folder = "",
     snapshots: _Address = "",
-    partition: _Partition = None,
+    partition: Partition = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
@@ -252,8 +250,6 @@ def restore(
             if any(_offset(path) >= 0 for _, path in _folders(parent, [number])):
                 raise StoreError("there is a folder already: kes state drop removes it")
             manifest = newest(store, store.place(topic_id, number))
-            if manifest is None:
-                raise StoreError("there is no snapshot")
             identity = LogIdentity(manifest.mark.identity.cluster, config.changelog, topic_id, number, codec)
             name = store.fill(
                 partial(find, parent, number),
@@ -266,15 +262,15 @@ def restore(
         except (*_WRONG, StreamsError) as error:
             problem = str(error)
         rows.append({"partition": number, "name": name, "problem": problem})
-    emit(rows, json, lambda: _table(rows, "partition", "name", "problem"))
+    emit(rows, json, lambda: rows_table(rows, "partition", "name", "problem"))
     if any(row["problem"] for row in rows):
         raise typer.Exit(1)
 
 
 def drop(
     source: SourceName,
-    folder: _Folder = "",
-    partition: _Partition = None,
+    folder: Folder = "",
+    partition: Partition = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
@@ -292,7 +288,7 @@ def drop(
     if not yes:
         typer.confirm(f"remove {', '.join(path.name for path in paths)} in {parent}?", abort=True)
     rows = [{"name": path.name, "problem": _remove(path)} for path in paths]
-    emit(rows, json, lambda: _table(rows, "name", "problem"))
+    emit(rows, json, lambda: rows_table(rows, "name", "problem"))
     if any(row["problem"] for row in rows):
         raise typer.Exit(1)
 
@@ -333,6 +329,12 @@ def _folders(parent: Path, wanted: list[int] | None, *, aside: bool = False) -> 
     return sorted(found)
 
 
+def farthest(parent: Path, number: int) -> Path:
+    """Return the folder of a partition whose mark goes farthest."""
+    found = (path for _, path in _folders(parent, [number]) if _offset(path) >= 0)
+    return max(found, key=_offset, default=parent / str(number))
+
+
 def _offset(path: Path) -> int:
     try:
         mark = read_mark(path)
@@ -341,11 +343,12 @@ def _offset(path: Path) -> int:
     return -1 if mark is None else mark.offset
 
 
-def _table(rows: list[dict[str, Any]], *names: str) -> Table:
+def rows_table(rows: list[dict[str, Any]], *names: str) -> Table:
+    """Return rows as a table of these columns."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in names:
         table.add_column(
-            name, no_wrap=name != "problem", justify="right" if name in ("offset", "bytes", "written") else "left"
+            name, no_wrap=name not in ("problem", "result"), justify="right" if name in _NUMBERS else "left"
         )
     for row in rows:
         texts = [

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from streams.cli.cluster import admin_of, brokers
+from streams.cli.console import complain
 from streams.cli.folders import Receive, partitions_on_disk, read_partitions
 from streams.cli.scans import OffsetProgress, late_lines
 from streams.clients.reader import PartitionReader
@@ -110,7 +111,7 @@ def state_of(
     if kind == "snapshots":
         return _from_snapshots(source, place, servers, timeout, wanted)
     if kind not in ("changelog", "folder"):
-        return _from_export(Path(side), wanted)
+        return from_export(Path(side), wanted)
     folder = (place or folder_of(source)) if kind == "folder" else ""
     found: dict[int, StateAt] = {}
 
@@ -140,8 +141,14 @@ def topic_id_of(source: EventSource[Any], servers: str, timeout: float) -> tuple
     return found[0].translate(str.maketrans("+/", "-_")), found[1]  # as Kafka's tools print it, and marks have it
 
 
-def snapshots_at(source: EventSource[Any], address: str, wall_ms: Callable[[], int]) -> SnapshotStore:
-    """Open the snapshots at an address, or those of the settings. Raises ``ConfigError`` and ``StoreError``."""
+def snapshots_at(
+    source: EventSource[Any],
+    address: str,
+    wall_ms: Callable[[], int],
+    pace: Callable[[int], None] = lambda size: None,
+) -> SnapshotStore:
+    """Open the snapshots at an address, or those of the settings; see ``open_snapshots``. Raises ``ConfigError`` and
+    ``StoreError``."""
     config, state = source.config, source.config.state
     if not (address or state.snapshots):
         raise StoreError("the source has no StateConfig.snapshots: name an address")
@@ -151,12 +158,23 @@ def snapshots_at(source: EventSource[Any], address: str, wall_ms: Callable[[], i
         snapshots_kept=state.snapshots_kept,
         snapshot_secret_file=state.snapshot_secret_file,
     )
-    return open_snapshots(state, config.group_id, config.topic, wall_ms=wall_ms)
+    return open_snapshots(state, config.group_id, config.topic, wall_ms=wall_ms, pace=pace)
 
 
-def newest(store: SnapshotStore, place: str) -> Manifest | None:
-    """Return the newest snapshot that can be read; ``None``: there is none. Raises ``OSError``."""
-    return next((manifest for _, manifest in store.manifests(place)), None)
+def newest(store: SnapshotStore, place: str) -> Manifest:
+    """Return the newest snapshot that can be read, and say why others cannot. Raises ``StoreError`` if there is none,
+    and ``OSError``."""
+    refused: list[str] = []
+
+    def refuse(name: str, error: SnapshotRefused) -> None:
+        refused.append(f"{place}/{name} is not used: {error}")
+
+    found = store.manifests(place, refuse)
+    for text in refused:
+        complain(text)
+    if not found:
+        raise StoreError(f"{place}: there is no snapshot" + (" that can be read" if refused else ""))
+    return found[0][1]
 
 
 def _from_snapshots(
@@ -170,8 +188,6 @@ def _from_snapshots(
         report = late_lines("bytes")
         try:
             manifest = newest(store, place)
-            if manifest is None:
-                raise StoreError(f"{place}: there is no snapshot")
             entries: dict[bytes, bytes] = {}
             pieces = store.pieces(manifest, partial(report, f"reading {place}"))
             for changes in decode_pieces(pieces, "its data"):
@@ -186,7 +202,8 @@ def _from_snapshots(
     return found
 
 
-def _from_export(path: Path, wanted: list[int] | None) -> dict[int, StateAt]:
+def from_export(path: Path, wanted: list[int] | None) -> dict[int, StateAt]:
+    """Return what is in a file of ``kes state export``. Raises ``StoreError`` for a file that is not one."""
     found: dict[int, StateAt] = {}
     line_number = 0
     try:

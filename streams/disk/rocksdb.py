@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streams.errors import ConfigError, DiskDamaged, StoreError
-from streams.protocols import DiskDatabase
+from streams.protocols import PAGE_BYTES, DiskDatabase
 
 BATCH: Final = 250
 """Changes that are written without a pause: they are written with the interpreter held."""
@@ -44,7 +44,7 @@ def _rocksdict() -> Any:
 class RocksDB:
     """State in RocksDB databases. A ``DiskEngine``. Raises ``ConfigError`` if the extra is missing."""
 
-    name: Final = "rocksdb1"
+    name: str = "rocksdb1"
 
     def __init__(self) -> None:
         _rocksdict()
@@ -127,7 +127,9 @@ class RocksDatabase:
                 raise self._translated(error) from error
         return found
 
-    def scan(self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int, size: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
         first, end = _KEY + (low or b""), _END if high is None else _KEY + high
         found: list[tuple[bytes, bytes]] = []
         with self._lock:
@@ -141,11 +143,13 @@ class RocksDatabase:
                 else:
                     rows.seek(first)
                 advance = rows.prev if reverse else rows.next
-                while len(found) < limit and rows.valid():
+                while len(found) < limit and size > 0 and rows.valid():
                     key = rows.key()
                     if not first <= key < end:
                         break
-                    found.append((key[1:], rows.value()))
+                    value = rows.value()
+                    found.append((key[1:], value))
+                    size -= len(key) - 1 + len(value)
                     advance()
                 rows.status()  # raises if it is an error that has ended it
             except Exception as error:

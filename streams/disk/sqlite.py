@@ -21,12 +21,12 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from streams.errors import DiskDamaged, StoreError
-from streams.protocols import DiskDatabase
+from streams.protocols import PAGE_BYTES, DiskDatabase
 
 FILE: Final = "state.db"
 BATCH: Final = 250
@@ -48,7 +48,7 @@ _FULL: Final = {
 class SQLite:
     """State in SQLite databases (standard library). A ``DiskEngine``."""
 
-    name: Final = "sqlite1"
+    name: str = "sqlite1"
 
     def open(self, folder: str, /, *, memory_bytes: int, partitions: int) -> DiskDatabase:
         """See ``DiskEngine``. Reads the whole database once."""
@@ -140,24 +140,37 @@ class SQLiteDatabase:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get(self, key: bytes, /) -> bytes | None:
-        rows = self._read("SELECT value FROM state WHERE key = ?", (key,))
+        rows = self._read("SELECT value FROM state WHERE key = ?", (key,), sqlite3.Cursor.fetchall)
         return self._checked(key, rows[0][0])[0] if rows else None
 
-    def scan(self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int, size: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
         ends = [("key >= ?", low), ("key < ?", high)]
         where = " AND ".join(text for text, end in ends if end is not None)
         sql = f"SELECT key, value FROM state {'WHERE ' + where if where else ''} ORDER BY key"
         sql += f" {'DESC' if reverse else 'ASC'} LIMIT ?"
-        rows = self._read(sql, (*(end for _, end in ends if end is not None), limit))
-        return [(key, self._checked(key, stored)[0]) for key, stored in rows]
 
-    def _read(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a query to its end, so that it holds no old state of the database."""
+        def page(cursor: sqlite3.Cursor) -> list[tuple[bytes, bytes]]:
+            found, left = [], size
+            for key, stored in cursor:
+                value = self._checked(key, stored)[0]
+                found.append((key, value))
+                left -= len(key) + len(value)
+                if left <= 0:
+                    break
+            return found
+
+        return self._read(sql, (*(end for _, end in ends if end is not None), limit), page)
+
+    def _read(self, sql: str, values: tuple[Any, ...], take: Callable[[sqlite3.Cursor], list[Any]]) -> list[Any]:
+        """Run a query, take its rows, and end it, so that it holds no old state of the database."""
         with self._lock:
             if not self._is_open:
                 raise StoreError(f"{self.path} is closed: the partition is no longer here")
             try:
-                return self._reader.execute(sql, values).fetchall()
+                with contextlib.closing(self._reader.execute(sql, values)) as cursor:
+                    return take(cursor)
             except (sqlite3.Error, OverflowError) as error:  # a size that is absurd
                 raise DiskDamaged(f"{self.path}: {error}") from error
 

@@ -40,11 +40,19 @@ class DerivingEngine:
 
     def put(self, key: bytes, value: bytes, /) -> None:
         self._engine.put(key, value)
-        for derived in self._derived:
-            derived.entered(key, value)
+        self.entered(key, value)
 
     def delete(self, key: bytes, /) -> None:
         self._engine.delete(key)
+        self.left(key)
+
+    def entered(self, key: bytes, value: bytes) -> None:
+        """Derive from an entry that is in the engine."""
+        for derived in self._derived:
+            derived.entered(key, value)
+
+    def left(self, key: bytes) -> None:
+        """Derive nothing any more from an entry that has left the engine."""
         for derived in self._derived:
             derived.left(key)
 

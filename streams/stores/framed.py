@@ -98,8 +98,16 @@ class FramedCodec(Generic[V]):
 
     def encode(self, value: V, /) -> bytes:
         """Encode a value, framed if it needs to be. Raises ``EncodeError``."""
+        return self._framed(value, None if self._time_ms is None else self._time_ms())
+
+    def upgraded(self, data: bytes) -> bytes | None:
+        """Return a value in the present version, with its time; ``None``: it has that already. Raises ``DecodeError``
+        and ``EncodeError``."""
+        version, time_ms, _ = unframe(data)
+        return None if version == self._version else self._framed(self.decode(data), time_ms)
+
+    def _framed(self, value: V, time_ms: int | None) -> bytes:
         payload = self._codec.encode(value)
-        time_ms = None if self._time_ms is None else self._time_ms()
         if self._version == 1 and time_ms is None:
             if payload.startswith(FRAME):
                 raise EncodeError(f"values that begin with {FRAME!r} are reserved in a store of several tables")

@@ -17,7 +17,7 @@ from sortedcontainers import SortedSet
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DiskDamaged
-from streams.protocols import DiskDatabase
+from streams.protocols import PAGE_BYTES, DiskDatabase, more_may_follow
 from streams.records import UNREAD, Change
 
 FIRST_PAGE: Final = 16
@@ -36,7 +36,9 @@ class Nothing:
     def get(self, key: bytes, /) -> bytes | None:
         return None
 
-    def scan(self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int, size: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
         return []
 
     def count(self) -> int:
@@ -111,7 +113,7 @@ class LayeredEngine:
             high += b"\0"
         size = FIRST_PAGE
         while True:
-            times, (rows, keys) = self._times, self._page(low, high, reverse, size)
+            times, (rows, keys, is_last) = self._times, self._page(low, high, reverse, size)
             for key in keys:
                 change = self._overlay.get(key)
                 if change is not None:
@@ -120,7 +122,7 @@ class LayeredEngine:
                     value = rows.get(key) if times == self._times else self.get(key)
                 if value is not None and not key.startswith(RESERVED_KEY_PREFIX):
                     yield key, value
-            if len(keys) < size:
+            if is_last:
                 return
             if reverse:
                 high = keys[-1]
@@ -130,20 +132,26 @@ class LayeredEngine:
 
     def _page(
         self, low: bytes | None, high: bytes | None, reverse: bool, size: int
-    ) -> tuple[dict[bytes, bytes], list[bytes]]:
-        """Return rows of the disk, and the next keys of disk and overlay: ``size`` of them, or all that are left."""
+    ) -> tuple[dict[bytes, bytes], list[bytes], bool]:
+        """Return rows of the disk, and the next keys of disk and overlay: ``size`` of them, fewer if rows are large, or
+        all that are left; and whether these are all."""
         if low is not None and high is not None and low >= high:
-            return {}, []
+            return {}, [], True
         try:
-            rows = dict(self._disk.scan(low, high, reverse=reverse, limit=size))
+            page = self._disk.scan(low, high, reverse=reverse, limit=size)
         except DiskDamaged as error:
             self._damaged(str(error))
             raise
         if self._new_keys:
             self._order.update(self._new_keys)
             self._new_keys.clear()
+        rows = dict(page)
         newer = islice(self._order.irange(low, high, (True, False), reverse), size)
-        return rows, sorted(rows.keys() | set(newer), reverse=reverse)[:size]
+        keys = sorted(rows.keys() | set(newer), reverse=reverse)[:size]
+        if not more_may_follow(page, size):
+            return rows, keys, len(keys) < size
+        last = page[-1][0]  # behind it there may be rows that are not in the page
+        return rows, [key for key in keys if (key >= last if reverse else key <= last)], False
 
     def __len__(self) -> int:
         """Count by a scan of everything."""

@@ -13,11 +13,8 @@ from streams.protocols import Codec
 from streams.sak.numbers import is_number
 from streams.stores import table_access
 from streams.stores.derived import Derived, DerivingEngine, Ranking, start_of
-from streams.stores.engines import KeyValueEngine
 from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, unframe
 from streams.stores.indexes import Index, TableIndex, shown
-from streams.stores.memory import HashEngine
-from streams.stores.ordered import OrderedEngine
 from streams.stores.several import MOST_AT_ONCE, Declared, Stores, mark_of
 from streams.stores.table import Table
 
@@ -55,14 +52,14 @@ class NamedTable(Table[K, V], Generic[K, V]):
         self._expiry = None if plan.expires_ms is None else _Expiry(self, home, mark_of(name), plan.expires_ms)
         time_ms = None if plan.expires_ms is None else lambda: home.time_ms
         keys = PrefixedCodec(plan.keys, prefix)
-        values: FramedCodec[V] = FramedCodec(plan.values, plan.version, plan.upcast, time_ms)
+        self._values = values = FramedCodec[V](plan.values, plan.version, plan.upcast, time_ms)
         where, show = f"of {name!r} ({home.partition})", shown(keys.decode)
         self._indexes: dict[str, TableIndex[V]] = {
             each: TableIndex(index, f"the index {each!r} {where}", values.decode, show)
             for each, index in plan.indexes.items()
         }
         derived: list[Derived] = [*self._indexes.values(), *([] if self._expiry is None else [self._expiry.order])]
-        engine: KeyValueEngine = OrderedEngine() if plan.ordered else HashEngine()
+        engine = home.engine_of(prefix, ordered=plan.ordered)
         super().__init__(home.partition, DerivingEngine(engine, derived) if derived else engine, keys, values)
 
     @staticmethod
@@ -126,7 +123,7 @@ class NamedTable(Table[K, V], Generic[K, V]):
         return self._placed(found, found.range(low, high, reverse=reverse, include_high=include_high))
 
     def _index(self, name: str) -> TableIndex[V]:
-        len(self._engine)  # a revoked table refuses here
+        self._check_open()
         try:
             return self._indexes[name]
         except KeyError:
@@ -162,6 +159,10 @@ class NamedTable(Table[K, V], Generic[K, V]):
         """Delete entries whose time has passed, the oldest first."""
         if self._expiry is not None:
             self._expiry.sweep(time_ms)
+
+    def upgraded(self, value: bytes) -> bytes | None:
+        """Return a value in the present version; ``None``: it has that already. Raises ``DecodeError``."""
+        return self._values.upgraded(value)
 
     def _expire(self, key: bytes) -> None:
         self._delete(key)

@@ -12,10 +12,13 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
 
 from streams.codecs import int_codec
 from streams.errors import ConfigError, DecodeError, StoreError
+from streams.protocols import DiskEngine
 from streams.records import Change, TopicPartition
+from streams.stores.engines import KeyValueEngine
 from streams.stores.framed import OWN
 from streams.stores.journalled import JournalledBytes
 from streams.stores.memory import HashEngine
+from streams.stores.ordered import OrderedEngine
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,10 @@ class StorePart(Protocol):
 
     def sweep(self, time_ms: int) -> None:
         """Do what is due, within an event: ``MOST_AT_ONCE`` of it, or a little more."""
+        ...
+
+    def upgraded(self, value: bytes, /) -> bytes | None:
+        """Return a value in the present version; ``None``: it has that already, or there are none."""
         ...
 
     def decode_key(self, key: bytes, /) -> Any: ...
@@ -106,13 +113,13 @@ class Stores(JournalledBytes):
         cls.declared = {**cls.declared, **found}
 
     def __init__(self, partition: TopicPartition) -> None:
-        super().__init__(partition, HashEngine())  # for its own entries, and those of no structure
         self._ctx: Any = None
         self._event_ms: int | None = None
         self._unknown: set[bytes] = set()
         self._parts: dict[str, StorePart] = {}
         self._at: dict[bytes, StorePart] = {}  # by the prefixes of their keys
         self._bare: StorePart | None = None
+        super().__init__(partition, self.engine_of(None, ordered=False))
         for attribute, declared in self.declared.items():
             part = self.__dict__[attribute] = self._parts[declared.name] = declared.make(self)
             if declared.bare:
@@ -124,9 +131,12 @@ class Stores(JournalledBytes):
         self._useless_marks = [mark_of(name) for name, part in self._parts.items() if not part.is_timed]
 
     @classmethod
-    def factory(cls: type[StoresT]) -> Callable[[TopicPartition], StoresT]:
-        """Return a factory for ``EventSource(store=...)``. Raises ``ConfigError`` for a class without structures, or
-        with two of one name."""
+    def factory(cls: type[StoresT], *, engine: DiskEngine | None = None) -> Callable[[TopicPartition], StoresT]:
+        """Return a factory for ``EventSource(store=...)``.
+
+        ``engine`` (``SQLite()``, ``RocksDB()``) keeps the entries on disk, in one database of each partition; the
+        places of indexes, heaps, windows and expiry stay in memory. It needs ``StateConfig.folder``. Raises
+        ``ConfigError`` for a class without structures, or with two of one name."""
         names = [declared.name for declared in cls.declared.values()]
         if not names:
             raise ConfigError(f"{cls.__name__} names no structure: orders = NamedTable.of(str, Order), for example")
@@ -136,7 +146,16 @@ class Stores(JournalledBytes):
         bare = sorted(declared.name for declared in cls.declared.values() if declared.bare)
         if len(bare) > 1:
             raise ConfigError(f"{cls.__name__}: {' and '.join(bare)} have bare keys; one structure may")
+        if engine is not None:
+            from streams.stores.layered_stores import on_disk  # which derives from this class
+
+            return on_disk(cls, engine)
         return cls
+
+    def engine_of(self, prefix: bytes | None, *, ordered: bool) -> KeyValueEngine:
+        """Make the engine of the structure whose keys have this prefix; ``None``: of the store's own entries, and those
+        of no structure."""
+        return OrderedEngine() if ordered else HashEngine()
 
     @property
     def layout(self) -> str:
@@ -194,6 +213,10 @@ class Stores(JournalledBytes):
     def carried(self) -> Iterator[tuple[bytes, bytes]]:
         """Scan the entries that no structure here has a name for. They stay as they are."""
         return ((key, value) for key, value in super().dump() if not key.startswith(OWN + b"\x00"))
+
+    def is_carried(self, key: bytes) -> bool:
+        """Check that a key is of no structure here: its entry is kept as it is."""
+        return self._part_of(key) is None
 
     def _note_unknown(self, key: bytes) -> None:
         name = key[: key.find(0) + 1] if key.startswith(OWN) else b""
@@ -278,6 +301,12 @@ class Stores(JournalledBytes):
         self._put(key, value)
 
     # -- for tools -----------------------------------------------------------------------------------------------------
+
+    def upgraded(self, key: bytes, value: bytes) -> bytes | None:
+        """Return the value of a key in the changelog in the present version of its table; ``None``: it has that
+        already, or the table has none. Raises ``DecodeError``."""
+        part = self._part_of(key)
+        return None if part is None else part.upgraded(value)
 
     def decode_key(self, key: bytes) -> Any:
         """Decode a key in the changelog, for tools: (name, key). Raises ``DecodeError``."""

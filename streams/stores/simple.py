@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, cast
 
 from streams.codecs import codec_for, encoder_of, str_codec
 from streams.errors import StoreError
-from streams.protocols import Codec
+from streams.protocols import Codec, DiskEngine
 from streams.records import Change, TopicPartition
 from streams.stores.engines import OrderedKeyValueEngine, after_prefix
 from streams.stores.journalled import JournalledBytes
@@ -25,18 +25,32 @@ class SimpleStore(JournalledBytes, Generic[T]):
     threads as in ``Table``.
     """
 
-    def __init__(self, partition: TopicPartition, codec: Codec[T], key_of: Callable[[T], str]) -> None:
-        super().__init__(partition, OrderedEngine())
+    def __init__(
+        self,
+        partition: TopicPartition,
+        codec: Codec[T],
+        key_of: Callable[[T], str],
+        engine: OrderedKeyValueEngine | None = None,
+    ) -> None:
+        super().__init__(partition, OrderedEngine() if engine is None else engine)
         self._codec, self._encode = codec, encoder_of(codec)
         self._key_of = key_of
 
     @staticmethod
     def factory(
-        item: type[Item], *, key: Callable[[Item], str], codec: Codec[Item] | None = None
+        item: type[Item],
+        *,
+        key: Callable[[Item], str],
+        codec: Codec[Item] | None = None,
+        engine: DiskEngine | None = None,
     ) -> Callable[[TopicPartition], SimpleStore[Item]]:
-        """Return a factory of empty stores, one per partition. ``key`` takes the key from an item. Raises
-        ``ConfigError``."""
+        """Return a factory of empty stores, one per partition. ``key`` takes the key from an item; ``engine`` keeps the
+        state on disk, as in ``Table.factory``. Raises ``ConfigError``."""
         chosen: Codec[Item] = codec_for(item) if codec is None else codec
+        if engine is not None:
+            from streams.stores.disk_table import DiskSimpleStore, DiskStoreFactory  # which derives from this class
+
+            return DiskStoreFactory(engine, lambda partition: DiskSimpleStore(partition, engine, chosen, key))
         return lambda partition: SimpleStore(partition, chosen, key)
 
     def get(self, key: str) -> T | None:
@@ -68,11 +82,11 @@ class SimpleStore(JournalledBytes, Generic[T]):
         return self._delete(self._encode_key(key))
 
     def to_change(self, item: T) -> Change:
-        """The change that ``put(item)`` would make; nothing is kept."""
+        """Return the change that ``put(item)`` would make; nothing is kept."""
         if item is None:
             raise StoreError(f"None was put into the store of {self.partition}; delete(key) removes an item")
         key = self._encode_key(self._key_of(item))
-        return Change(key, self._encode(item), self._get(key))
+        return Change(key, self._encode(item), self._peek(key))
 
     def __contains__(self, key: str) -> bool:
         return self._get(self._encode_key(key)) is not None

@@ -65,9 +65,9 @@ class Table(TableFields, Generic[K, V]):
             raise ConfigError(f"Table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
 
         if engine is not None:
-            from streams.stores.disk_table import DiskTableFactory  # which derives from this class
+            from streams.stores.disk_table import DiskStoreFactory, DiskTable  # which derives from this class
 
-            return DiskTableFactory(engine, keys, values)
+            return DiskStoreFactory(engine, lambda partition: DiskTable(partition, engine, keys, values))
 
         def make(partition: TopicPartition) -> Table[Key, Value]:
             return Table(partition, OrderedEngine() if ordered else HashEngine(), keys, values)
@@ -167,6 +167,8 @@ class Table(TableFields, Generic[K, V]):
         engine = self._engine
         if not hasattr(engine, "range"):
             raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
+        if not getattr(self._key_codec, "order_preserving", False):  # on disk
+            raise StoreError(f"this table has no order: {type(self._key_codec).__name__} does not keep keys in order")
         return cast(OrderedKeyValueEngine, engine)
 
     def _decoded(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:

@@ -13,7 +13,6 @@ from streams.protocols import Codec
 from streams.stores.derived import DerivingEngine, Ranking, place_of, start_of
 from streams.stores.framed import PrefixedCodec
 from streams.stores.named_table import milliseconds
-from streams.stores.ordered import OrderedEngine
 from streams.stores.several import MOST_AT_ONCE, Declared, Stores, mark_of
 from streams.stores.table import Table
 
@@ -84,7 +83,7 @@ class Windows(Generic[K, V, E]):
         self._keys = plan.keys
         self._codec = PrefixedCodec(_parts, prefix)
         self._order = Ranking(self._rank)
-        engine = DerivingEngine(OrderedEngine(), [self._order])
+        engine = DerivingEngine(home.engine_of(prefix, ordered=True), [self._order])
         self._table: Table[tuple[bytes, int, int], V] = Table(home.partition, engine, self._codec, plan.values)
 
     @property
@@ -281,6 +280,10 @@ class Windows(Generic[K, V, E]):
         """Decode a key in the changelog: (key, start, end)."""
         found, start_ms, end_ms = self.table.decode_key(key)
         return self._keys.decode(found), start_ms, end_ms
+
+    def upgraded(self, value: bytes) -> bytes | None:
+        """Return ``None``: windows have no versions."""
+        return None
 
     def decode_value(self, value: bytes) -> V:
         """Decode a value in the changelog."""

@@ -151,8 +151,17 @@ class EngineSuite:
                 assert found == [(key, state[key]) for key in wanted], (low, high, limit, reverse)
             assert abs(database.count() - len(state)) <= len(state), "the estimate is far away"
 
+    def test_a_page_ends_with_its_bytes(self, tmp_path: Path) -> None:
+        rows = [(b"%d" % number, bytes(1_000)) for number in range(9)]
+        with self.opened(tmp_path / "db") as database:
+            database.write(list(rows), None)
+            for reverse in (False, True):
+                wanted = rows[::-1] if reverse else rows
+                for size, number in ((1, 1), (1_001, 1), (1_002, 2), (3_003, 3), (100_000, 9)):
+                    assert database.scan(None, None, reverse=reverse, limit=100, size=size) == wanted[:number]
+
     def test_reading_goes_on_while_it_is_written(self, tmp_path: Path) -> None:
-        """A reader sees whole values, never older ones than before."""
+        """Readers on two threads see whole values, in order, never older ones than before, and all keys."""
         keys = [b"key %d" % number for number in range(50)]
         failures: list[BaseException] = []
         with self.opened(tmp_path / "db") as database:
@@ -165,16 +174,29 @@ class EngineSuite:
                 except BaseException as error:
                     failures.append(error)
 
-            writer = threading.Thread(target=write)
+            def look(by_key: bool) -> None:
+                before = dict.fromkeys(keys, 0)
+                while writer.is_alive():
+                    found = [(key, database.get(key)) for key in keys] if by_key else []
+                    pages = list(scan_all(database, limit=7))
+                    assert [key for key, _ in pages] == sorted(keys)
+                    for key, value in [*found, *pages]:
+                        assert value is not None
+                        assert int(value) >= before[key], "an older value than before"
+                        before[key] = int(value)
+
+            def scan() -> None:  # as one that makes a snapshot
+                try:
+                    look(False)
+                except BaseException as error:
+                    failures.append(error)
+
+            writer, scanner = threading.Thread(target=write), threading.Thread(target=scan)
             writer.start()
-            before = dict.fromkeys(keys, 0)
-            while writer.is_alive():
-                found = [(key, database.get(key)) for key in keys]
-                for key, value in [*found, *database.scan(None, None, reverse=False, limit=100)]:
-                    assert value is not None
-                    assert int(value) >= before[key], "an older value than before"
-                    before[key] = int(value)
+            scanner.start()
+            look(True)
             writer.join()
+            scanner.join()
             assert not failures
             assert [database.get(key) for key in keys] == [b"59"] * len(keys)
 

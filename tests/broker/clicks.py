@@ -1,6 +1,7 @@
 """The program of ``test_structures_killed``: clicks in, minutes out, with a store of several structures.
 
-python clicks.py BOOTSTRAP GROUP INSTANCE        (environment: SITE_FOLDER, where state is kept)
+python clicks.py BOOTSTRAP GROUP INSTANCE        (environment: SITE_FOLDER, where state is kept; SITE_ENGINE, of
+                                                streams.disk: in databases)
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from streams import (
     TopicPartition,
     Window,
     Windows,
+    disk,
     event_type,
 )
 from streams.records import IncomingRecord
@@ -128,7 +130,7 @@ def fold(group: str) -> Callable[[State, IncomingRecord], Iterator[Sent]]:
 
 
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
-    folder = os.environ.get("SITE_FOLDER", "")
+    folder, engine = os.environ.get("SITE_FOLDER", ""), os.environ.get("SITE_ENGINE", "")
     source: EventSource[Any] = EventSource(
         EventSourceConfig(
             group_id=group,
@@ -141,7 +143,7 @@ def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
             transaction_timeout_seconds=5.0,
             state=StateConfig(folder=folder, checkpoint_seconds=0.2),
         ),
-        store=stores_of(group).factory(),
+        store=stores_of(group).factory(engine=getattr(disk, engine)() if engine else None),
     )
     source.register_event_type(Clicked, handle)
     return source

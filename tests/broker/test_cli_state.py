@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from streams import EventContext, EventSource, Record, SimpleStore, StateConfig, Table
+from streams.cli import state_writing
+from streams.stores import NamedTable, Stores
 from tests.broker.engine_kit import Lab, Running, producer_to
 from tests.unit.waiting import PATIENCE
 from tests.vocabulary import TOTALS, Added, Ring, Words, count, write
@@ -137,3 +139,85 @@ async def test_copies_of_state_are_compared_and_restored(lab: Lab, kes: Kes, tmp
         await running.until_committed(1)
     code, answer, _ = await run("get", "ada")
     assert answer["entries"][0]["value"] == 4
+
+
+class Plain(msgspec.Struct):
+    cents: int
+
+
+class Named(msgspec.Struct):
+    cents: int
+    name: str
+
+
+class Before(Stores):
+    people = NamedTable.of(str, Plain, expires=3_600)
+    count = NamedTable.of(str, int)
+
+
+class After(Stores):
+    people = NamedTable.of(str, Named, expires=3_600, version=2, upcast={1: lambda old: {**old, "name": "?"}})
+    count = NamedTable.of(str, int)
+
+
+async def test_state_is_imported_and_migrated(
+    lab: Lab, kes: Kes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release with a newer version of values migrates them, an export brings the state before it back; the folder of
+    the source reads both from the changelog. No member may be there."""
+    monkeypatch.setattr(state_writing, "_MOST_CHANGES", 2)  # several transactions
+    state = StateConfig(folder=str(tmp_path / "state"), checkpoint_seconds=0.1)
+
+    def release(store: type[Stores]) -> EventSource[Any]:
+        source: EventSource[Any] = EventSource(lab.config(state=state), store.factory())
+
+        def work(ctx: EventContext[Any], event: Added) -> None:
+            ctx.store.count.put(event.name, ctx.store.count.get(event.name, 0) + 1)
+            ctx.store.people.put(event.name, Plain(1) if store is Before else Named(1, event.name))
+
+        source.register_event_type(Added, work)
+        return source
+
+    async def run(store: type[Stores], *words: str) -> tuple[int, Any, str]:
+        return await asyncio.to_thread(kes, release(store), "state", *words)
+
+    out = str(tmp_path / "out")
+    await lab.create()
+    names = ["ada", "bob", "eve", "ada"]
+    async with Running(release(Before)) as running:
+        await lab.add(*names)
+        await running.until_committed(4)
+        code, _, err = await run(Before, "migrate", "--yes")
+        assert code == 1
+        assert "members" in err or "member" in err
+    assert (await run(Before, "export", out))[0] == 0
+    code, answer, _ = await run(After, "migrate", "--dry-run")
+    assert (code, [row["put"] for row in answer["partitions"]]) == (0, [3])
+    assert (await run(After, "migrate"))[0] == 2, "it cannot ask"
+    code, answer, err = await run(After, "migrate", "--yes")
+    assert (code, [row["put"] for row in answer["partitions"]]) == (0, [3]), err
+    code, answer, _ = await run(After, "migrate", "--yes")
+    assert (code, [row["put"] for row in answer["partitions"]]) == (0, [0])
+    async with Running(source := release(After)) as running:
+        await lab.add("zoe", "ada")
+        await running.until_committed(2)
+        store = running.source._engine.workers[0].store  # type: ignore[union-attr]
+        assert sorted(store.people.items()) == [
+            ("ada", Named(1, "ada")), ("bob", Named(1, "?")), ("eve", Named(1, "?")), ("zoe", Named(1, "zoe")),
+        ]  # fmt: skip
+    del source
+    assert (await run(After, "diff", "changelog", "folder"))[1]["differences"] == 0
+    code, answer, err = await run(Before, "import", out, "--yes", "-p", "0")
+    assert code == 0, err
+    assert [(row["put"], row["deleted"]) for row in answer["partitions"]] == [(4 + 1, 2)], "people, the time, one count"
+    assert (await run(Before, "diff", "changelog", out, "-p", "0"))[1]["differences"] == 0
+    Path(out).write_text("\n".join(Path(out).read_text().splitlines()[:1]))
+    code, _, err = await run(Before, "import", out, "--yes")
+    assert (code, "the file is cut" in err) == (1, True)
+    async with Running(release(Before)) as running:
+        await lab.add("bob")
+        await running.until_committed(1)
+        store = running.source._engine.workers[0].store  # type: ignore[union-attr]
+        assert sorted(store.count.items()) == [("ada", 2), ("bob", 2), ("eve", 1)]
+    assert (await run(Before, "diff", "changelog", "folder"))[1]["differences"] == 0
+    await lab.check_settled(lab.changelog)

@@ -19,6 +19,7 @@ from streams.testing.oracle import ReplayOracle
 from streams.topics import TopicSpec
 from tests.broker import clicks
 from tests.broker.battery_kit import BROKER_ENDS_SECONDS, Worker, let_pass, wait_until
+from tests.broker.gate import nightly
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -39,7 +40,10 @@ def made_of(seed: int) -> Iterator[tuple[int, int, clicks.Clicked]]:
         yield user % clicks.PARTITIONS, at_ms, clicks.Clicked(f"user-{user}", rng.randrange(1, 60))
 
 
-def test_killed_while_windows_close(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("engine", ["", nightly("SQLite"), nightly("RocksDB")], ids=["memory", "SQLite", "RocksDB"])
+def test_killed_while_windows_close(
+    kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path, seed: int, engine: str
+) -> None:
     """Two members with folders and standbys, one after the other killed under load: every minute and visit is reported
     once, and state and outputs are those of a plain run over the same records."""
     bootstrap, group = kafka_broker.bootstrap_servers, f"{topic_prefix}site"
@@ -54,7 +58,7 @@ def test_killed_while_windows_close(kafka_broker: BrokerAddress, topic_prefix: s
             return -1
 
     def start(name: str) -> ClicksWorker:
-        return ClicksWorker(bootstrap, group, name, tmp_path, SITE_FOLDER=str(tmp_path / name))
+        return ClicksWorker(bootstrap, group, name, tmp_path, SITE_FOLDER=str(tmp_path / name), SITE_ENGINE=engine)
 
     rng, members = random.Random(seed), {name: start(name) for name in ("one", "two")}
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})

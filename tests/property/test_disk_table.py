@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.codecs import codec_for
-from streams.protocols import DiskDatabase, DiskStore, JournalledStore, StateStore
+from streams.protocols import PAGE_BYTES, DiskDatabase, DiskStore, JournalledStore, StateStore
 from streams.records import Change, TopicPartition
 from streams.stores import layered
 from streams.stores.disk_table import DiskTable
@@ -46,10 +46,18 @@ class MemoryDatabase:
         self.reads += 1
         return self.rows.get(key)
 
-    def scan(self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int) -> list[tuple[bytes, bytes]]:
+    def scan(
+        self, low: bytes | None, high: bytes | None, /, *, reverse: bool, limit: int, size: int = PAGE_BYTES
+    ) -> list[tuple[bytes, bytes]]:
         self.reads += 1
         found = [(k, v) for k, v in self.rows.items() if (low is None or k >= low) and (high is None or k < high)]
-        return sorted(found, reverse=reverse)[:limit]
+        page: list[tuple[bytes, bytes]] = []
+        for key, value in sorted(found, reverse=reverse)[:limit]:
+            page.append((key, value))
+            size -= len(key) + len(value)
+            if size <= 0:
+                break
+        return page
 
     def mark(self) -> bytes | None:
         return None
@@ -176,6 +184,20 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(STEPS)
 def test_a_table_on_disk_is_a_dictionary(steps: list[Any]) -> None:
     Bench().run(steps)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_large_rows_come_in_small_pages(monkeypatch: pytest.MonkeyPatch, reverse: bool) -> None:
+    """And what is newer than the disk, behind the last row of such a page, is not taken for the next."""
+    monkeypatch.setattr(layered, "LARGEST_PAGE", 512)
+    monkeypatch.setattr(layered, "FIRST_PAGE", 100)
+    bench = Bench()
+    large = bytes(PAGE_BYTES // 3)
+    bench.disk.rows = {b"%02d" % number: large for number in range(0, 40, 2)}
+    bench.event([(b"%02d" % number, b"") for number in range(1, 40, 4)], False)
+    found = list(bench.table.range(reverse=reverse))
+    assert [key for key, _ in found] == sorted(bench.disk.rows.keys() | bench.wanted, reverse=reverse)
+    assert bench.disk.reads > 6, "three or so of them are a page"
 
 
 def test_what_the_engine_of_the_source_needs() -> None:

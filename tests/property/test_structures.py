@@ -11,9 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from streams.disk import SQLite
 from streams.errors import StoreError
+from streams.protocols import DiskStore
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.stores import Heap, Index, LateItem, NamedTable, Stores, Window, Windows
+from tests.property.test_disk_table import MemoryDatabase
 
 HERE = TopicPartition("t", 0)
 KEYS = st.sampled_from(["", "a", "ab", "b", "\x00", "a\x00", "ü"])
@@ -118,10 +121,15 @@ class Model:
 
 
 class StructuresMachine(RuleBasedStateMachine):
+    def make(self) -> Everything:
+        return Everything.factory()(HERE)
+
+    def committed(self, store: Everything, changes: list[Change]) -> None:
+        """Notes what a store on disk may write."""
+
     @initialize()
     def start(self) -> None:
-        make = Everything.factory()
-        self.store, self.standby = make(HERE), make(HERE)
+        self.store, self.standby = self.make(), self.make()
         self.model = Model()
         self.before = deepcopy(self.model)
         self.changelog: list[Change] = []
@@ -151,9 +159,12 @@ class StructuresMachine(RuleBasedStateMachine):
         assert self.journal is not None
         self.store.end()
         changes = list({change.key: change for change in self.journal}.values()) if last_one_wins else self.journal
-        self.changelog += [Change(change.key, change.value) for change in changes]
-        for change in changes:
-            self.standby.receive_change(Change(change.key, change.value))
+        received = [Change(change.key, change.value) for change in changes]
+        self.changelog += received
+        for change in received:
+            self.standby.receive_change(change)
+        self.committed(self.store, changes)
+        self.committed(self.standby, received)
         self.journal = None
 
     @precondition(lambda self: self.journal is not None)
@@ -168,10 +179,11 @@ class StructuresMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.journal is None)
     @rule(compacted=st.booleans())
     def restore(self, compacted: bool) -> None:
-        fresh = Everything(HERE)
+        fresh = self.make()
         kept = list({change.key: change for change in self.changelog}.values()) if compacted else self.changelog
         for change in kept:
             fresh.receive_change(change)
+        self.committed(fresh, kept)
         assert sorted(fresh.dump()) == sorted(self.store.dump())
         self.store.revoked()
         self.store = fresh
@@ -288,7 +300,56 @@ class TimeMachine(StructuresMachine):
         assert {(key, *window): value for key, window, value in store.visits.items()} == model.visits
 
 
+class OnDisk(StructuresMachine):
+    """The same structures in a database: what is committed is written, let go, and read from there again."""
+
+    def make(self) -> Everything:
+        return self.opened(MemoryDatabase())
+
+    def opened(self, database: MemoryDatabase) -> Everything:
+        store: Any = Everything.factory(engine=SQLite())(HERE)
+        assert isinstance(store, DiskStore)
+        store.attach(database, lambda why: None)
+        self.__dict__.setdefault("disks", {})[store] = database, []
+        return store
+
+    def committed(self, store: Everything, changes: list[Change]) -> None:
+        self.disks[store][1].append(list({change.key: change for change in changes}.values()))
+
+    @precondition(lambda self: self.journal is None)
+    @rule(standby=st.booleans(), number=st.integers(1, 9), is_let_go=st.booleans())
+    def write(self, standby: bool, number: int, is_let_go: bool) -> None:
+        store: Any = self.standby if standby else self.store
+        database, waiting = self.disks[store]
+        for _ in range(min(number, len(waiting))):
+            changes = waiting.pop(0)
+            database.write([(change.key, change.value) for change in changes], None)
+            store.written(changes)
+        if is_let_go:
+            store.relieve()
+
+    @precondition(lambda self: self.journal is None)
+    @rule()
+    def reopen(self) -> None:
+        self.write(False, len(self.disks[self.store][1]), False)
+        wanted = sorted(self.store.dump())
+        database, _ = self.disks.pop(self.store)
+        self.store.revoked()
+        self.store = self.opened(database)
+        assert sorted(self.store.dump()) == wanted == sorted(database.rows.items())
+
+
+class TablesOnDisk(OnDisk, TablesMachine): ...
+
+
+class TimeOnDisk(OnDisk, TimeMachine): ...
+
+
 TestTables = TablesMachine.TestCase
 TestTables.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestTime = TimeMachine.TestCase
 TestTime.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTablesOnDisk = TablesOnDisk.TestCase
+TestTablesOnDisk.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestTimeOnDisk = TimeOnDisk.TestCase
+TestTimeOnDisk.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -49,7 +49,7 @@ class Plan(Conditions, frozen=True, kw_only=True):
     kept: bool = False
     """State is kept in one folder on disk, by all members: they are processes of one machine."""
     on_disk: bool = False
-    """The store is a table on SQLite, in that folder."""
+    """The store is on SQLite, in that folder."""
     snapshots: bool = False
     """Each member has a machine of its own, which is lost with its disk in a crash; snapshots are in one place."""
     smooth: bool = False

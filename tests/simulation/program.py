@@ -231,7 +231,8 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         metrics_handler=process.measured,
     )
     kind = OnDisk if plan.on_disk else PlainStore if plan.patient else Journalled
-    source: EventSource[Any] = EventSource(config, Structured.factory() if plan.structures else kind)
+    structured = Structured.factory(engine=SQLite() if plan.on_disk else None)
+    source: EventSource[Any] = EventSource(config, structured if plan.structures else kind)
 
     def register(kind: str, handler: Callable[..., Any], **more: Any) -> None:
         source.register_event_type(KINDS[kind], handler, **more)

@@ -23,7 +23,9 @@ def test_exactly_once_with_structures() -> None:
     counts: Counter[str] = Counter()
     for number, profile in enumerate(KINDS):
         for seed in range(COUNT):
-            plan = msgspec.structs.replace(plan_of(seed, profile), structures=True, patient=False, kept=number % 2 == 0)
+            kept, on_disk = number % 2 == 0, number % 4 == 0  # in memory, in files, and in a database
+            plan = plan_of(seed, profile)
+            plan = msgspec.structs.replace(plan, structures=True, patient=False, kept=kept, on_disk=on_disk)
             world = simulate(seed, plan)
             assert not world.differences, explain(seed, world)
             counts += world.watch.counts

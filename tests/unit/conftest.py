@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from streams.runtime.keeping import folder as folder_module
 from tests.unit.cli_kit import Kes, kes_with
+from tests.unit.kept_engine_kit import Kept
 from tests.unit.runtime_kit import Bench
 
 
@@ -16,6 +19,18 @@ async def bench() -> AsyncIterator[Bench]:
     made = Bench()
     yield made
     await made.end()
+
+
+@pytest.fixture
+def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power is not lost here."""
+    monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
+
+
+@pytest.fixture
+def kept(bench: Bench, tmp_path: Path, unflushed: None) -> Kept:
+    """The bench, with sources that keep their state in a folder."""
+    return Kept(bench, tmp_path / "state")
 
 
 @pytest.fixture

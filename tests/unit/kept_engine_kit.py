@@ -13,6 +13,7 @@ from streams.disk import SQLite
 from streams.metrics import TakeOverDone
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
+from streams.stores import Index, NamedTable, Stores
 from tests.unit.runtime_kit import CHANGELOG, TOPIC, Bench, Named
 from tests.unit.waiting import until
 
@@ -44,6 +45,26 @@ class Plain:
         return {key.decode(): int(value) for key, value in self.values.items()}
 
 
+class Counts(Stores):
+    """The same table as a structure, with an index."""
+
+    counts = NamedTable.of(str, int, bare=True, index={"count": Index(int, lambda number: number)})
+
+    def get(self, name: str, default: int) -> int:
+        return self.counts.get(name, default)
+
+    def put(self, name: str, number: int) -> None:
+        self.counts.put(name, number)
+
+    def delete(self, name: str) -> None:
+        self.counts.delete(name)
+
+    def items(self) -> Any:
+        found = list(self.counts.items())
+        assert sorted(self.counts.by_range("count")) == sorted(found), "the index and its table"
+        return found
+
+
 def count(ctx: EventContext[Any], event: Named) -> None:
     """Count names; a name that ends with "-" deletes the one before it."""
     store = ctx.store
@@ -63,6 +84,8 @@ STORES: dict[str, Any] = {
     "SimpleStore": SimpleStore.factory(Named, key=lambda item: item.name),
     "own store": Plain,
     "table on SQLite": Table.factory(key=str, value=int, engine=SQLite()),
+    "SimpleStore on SQLite": SimpleStore.factory(Named, key=lambda item: item.name, engine=SQLite()),
+    "Stores on SQLite": Counts.factory(engine=SQLite()),
 }
 
 

@@ -18,6 +18,9 @@ import pytest
 
 from streams.cli import state_files, state_sources
 from streams.runtime.keeping import folder as folder_module
+from streams.runtime.keeping import snapshotting
+from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.on_disk import DatabaseFolder
 from tests.unit.cli_kit import Answer, Kes
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.runtime_kit import Bench
@@ -145,6 +148,30 @@ async def test_a_source_starts_on_folders_that_were_restored_on_a_new_machine(sh
     assert (shell.kept.contents(), shell.kept.restored[-1]) == ({"ada": 2, "eve": 1}, 1)
 
 
+async def test_snapshots_that_are_not_used_are_named(shell: Shell, tmp_path: Path) -> None:
+    await at_work(shell)
+    where = ("--snapshots", str(shell.store))
+    await shell.data("snapshot", *where)
+    (good,) = shell.store.rglob("manifest-*")
+    spoiled = good.with_name(f"manifest-{999999999999999}-{good.name.split('-', 2)[2]}")
+    spoiled.write_bytes(good.read_bytes()[:-1] + b"?")
+    answer = await shell("export", str(tmp_path / "out"), "--from", f"snapshots:{shell.store}")
+    assert f"{spoiled.name} is not used: its checksum is wrong" in answer.words
+    good.unlink()
+    answer = await shell("export", str(tmp_path / "more"), "--from", f"snapshots:{shell.store}", code=1)
+    assert "there is no snapshot that can be read" in answer.words
+
+
+async def test_a_snapshot_by_hand_keeps_to_the_budget(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.kept.make(snapshot_bytes_per_second=1_000)
+    await shell.kept.bench.over("ada")
+    await shell.kept.until_marked()
+    slept: list[float] = []
+    monkeypatch.setattr(snapshotting.time, "sleep", slept.append)
+    (row,) = await shell.data("snapshot", "--snapshots", str(shell.store))
+    assert sum(slept) >= 0.9 * row["written"] / 1_000 > 0
+
+
 async def test_a_store_that_fails_is_named(shell: Shell) -> None:
     await at_work(shell)
     shell.store.write_text("a file")
@@ -165,6 +192,82 @@ async def test_a_database_is_left_to_its_source(shell: Shell) -> None:
     await at_work(shell, STORES["table on SQLite"])
     answer = await shell("snapshot", "--snapshots", str(shell.store), code=1)
     assert "of which the source makes snapshots itself" in answer.words
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "engines"),
+    [
+        ("table", "table on SQLite", ("files", "sqlite1")),
+        ("table on SQLite", "table", ("sqlite1", "files")),
+        ("SimpleStore", "SimpleStore on SQLite", ("files", "sqlite1")),
+    ],
+)
+async def test_folders_are_converted(shell: Shell, first: str, second: str, engines: tuple[str, str]) -> None:
+    await at_work(shell, STORES[first])
+    before, mark = shell.kept.contents(), shell.kept.marked
+    (row,) = await shell.data("convert", code=1)
+    assert "a process has it locked: stop the source" in row["problem"]
+    await shell.kept.bench.stop()
+    shell.kept.make(STORES[second])
+    files = sorted(path.name for path in (shell.place / "0").iterdir())
+    (row,) = await shell.data("convert", "--dry-run")
+    assert (row["from"], row["to"], row["result"]) == (*engines, "would be converted")
+    assert sorted(path.name for path in (shell.place / "0").iterdir()) == files
+    (row,) = await shell.data("convert")
+    assert (row["offset"], row["result"], row["bytes"] > 0) == (mark, "converted", True)
+    (row,) = await shell.data("convert")
+    assert row["result"] == "is as it should be"
+    assert len(list((shell.place / "0").glob("data-*"))) == 1, "nothing is left of the old one"
+    shell.kept.make(STORES[second])
+    await shell.kept.bench.start()
+    assert (shell.kept.contents(), shell.kept.restored[-1]) == (before, 1), "nothing else is read from the changelog"
+
+
+@pytest.mark.parametrize("spoiled", ["", "data"])
+async def test_what_cannot_be_converted_stays_as_it_is(shell: Shell, spoiled: str) -> None:
+    await at_work(shell)
+    await shell.kept.bench.stop()
+    shell.kept.make(STORES["table on SQLite"] if spoiled else STORES["SimpleStore on SQLite"])
+    if spoiled:
+        shell.spoil()
+    before = sorted(path.name for path in (shell.place / "0").iterdir())
+    (row,) = await shell.data("convert", code=1)
+    assert ("another checksum than its mark" if spoiled else "its state is that of Table(") in row["problem"]
+    assert sorted(path.name for path in (shell.place / "0").iterdir()) == before
+    assert "another checksum" in (await shell("convert", code=1)).out or not spoiled
+
+
+@pytest.mark.parametrize(("first", "second"), [("table", "table on SQLite"), ("table on SQLite", "table")])
+@pytest.mark.parametrize("step", ["written", "marked"])
+async def test_a_conversion_that_is_killed_is_made_again(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, first: str, second: str, step: str
+) -> None:
+    """The folder is of the first kind still, or of the second one."""
+    await at_work(shell, STORES[first])
+    before = shell.kept.contents()
+    await shell.kept.bench.stop()
+
+    def killed(self: Any, *_: Any) -> None:
+        os.replace(self.path, shell.place / "killed")  # what is cleaned up behind it is not in the folder any more
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFolder, "commit" if step == "written" else "remove_strays", killed)
+        patch.setattr(DatabaseFolder, "commit" if step == "written" else "remove_strays", killed)
+        shell.kept.make(STORES[second])
+        await shell.data("convert", code=1)
+    os.replace(shell.place / "killed", shell.place / "0")
+    assert len(list((shell.place / "0").glob("data-*"))) == 2
+    for kind in (first, second):
+        shutil.copytree(shell.place / "0", shell.place / "copy")
+        shell.kept.make(STORES[kind])
+        await shell.kept.bench.start()
+        assert shell.kept.contents() == before, kind
+        await shell.kept.bench.stop()
+        shutil.rmtree(shell.place / "0")
+        os.replace(shell.place / "copy", shell.place / "0")
+    (row,) = await shell.data("convert")
+    assert row["result"] == "converted" if step == "written" else "is as it should be"
 
 
 async def test_folders_in_use_are_not_dropped(shell: Shell) -> None:

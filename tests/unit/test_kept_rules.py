@@ -35,15 +35,9 @@ from tests.unit.runtime_kit import CHANGELOG, Bench, Group, Slot
 Scenario = Callable[[Bench, Path], Any]
 
 
-@pytest.fixture
-def kept(bench: Bench, tmp_path: Path) -> Kept:
-    return Kept(bench, tmp_path / "state")
-
-
 @pytest.fixture(autouse=True)
-def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody loses power here but where that is said; files are rewritten when they are small."""
-    monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
+def rewritten(unflushed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are rewritten when they are small. Power is lost where that is said."""
     monkeypatch.setattr(folder_module, "LEAST_REWRITE", 600)
 
 

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from streams.cli.state import _entry
+from streams.disk import SQLite
 from streams.errors import ConfigError, DecodeError, EncodeError, StoreError
 from streams.protocols import JournalledStore, ObservingStore
 from streams.records import Change, IncomingRecord
 from streams.stores import Heap, Index, NamedTable, Stores, Table, Windows
 from streams.stores.framed import FRAME, LAST_VERSION
+from tests.property.test_disk_table import MemoryDatabase
 from tests.unit.structures_kit import HERE, One, Order, Two, at, entries, loaded
 
 # -- several tables ----------------------------------------------------------------------------------------------------
@@ -82,6 +84,48 @@ def test_what_a_release_has_no_name_for_is_carried(caplog: pytest.LogCaptureFixt
     assert {key for key, _ in newer.orders.items()} == {"a", "b"}
     newer.receive_change(Change(b"\xfestock\x00x", None))
     assert len(newer.stock) == 1
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_on_disk_what_a_release_has_no_name_for_is_carried(caplog: pytest.LogCaptureFixture, bare: bool) -> None:
+    """It is seen when the database is opened, and stays there."""
+    raw = {b"bare": b"1", b"\xfegone\x00a": b"2", b"\xfegone\x00b": b"3", b"\xfezero\x00a": b"4"}
+    own = {b"\xfe\x00time": b"5", b"\xff\xffkes.timer.t": b"6"}
+    at(store := Two(HERE), 0, lambda: (store.orders.put("a", Order("ada")), store.stock.put("x", 1)))
+    state = entries(store)
+
+    class Bare(Stores):
+        orders = NamedTable.of(str, Order, index={"customer": Index(str, lambda order: order.customer)})
+        stock = NamedTable.of(str, int)
+        rest = NamedTable.of(str, str, bare=True)
+
+    database = MemoryDatabase()
+    database.rows = {**state, **raw, **own}
+    found: Any = (Bare if bare else Two).factory(engine=SQLite())(HERE)
+    with caplog.at_level(logging.WARNING):
+        found.attach(database, lambda why: None)
+    assert {name for name in ("gone", "zero", "without a name") if name in caplog.text} == {
+        "gone", "zero", *([] if bare else ["without a name"]),
+    }  # fmt: skip
+    carried = {key: value for key, value in raw.items() if not bare or key != b"bare"}
+    assert dict(found.carried()) == carried
+    assert dict(found.dump()) == {**state, **raw, b"\xfe\x00time": b"5"}
+    assert not bare or dict(found.rest.items()) == {"bare": "1"}
+    assert [key for key, _ in found.orders.by("customer", "ada")] == ["a"]
+    assert found.own(b"\xfe\x00time") == b"5"
+    assert list(found.stock.range("x", "y", reverse=True)) == [("x", 1)]
+    found.receive_change(Change(b"\xfelater\x00a", b"1"))
+    assert "later" in caplog.text
+    scan = found.orders.items()
+    found.revoked()
+    for use in (
+        lambda: list(scan),
+        lambda: found.orders.by("customer", "ada"),
+        found.estimated_len,
+        lambda: len(found),
+    ):
+        with pytest.raises(StoreError, match="revoked"):
+            use()
 
 
 def test_the_only_table_of_a_source_becomes_one_of_several() -> None:

@@ -200,7 +200,7 @@ class StateFolder:
         self._sync_data()
         mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
         self._replace_mark(mark)
-        self._remove_strays()
+        self.remove_strays()
 
     def rewrite_if_due(self, *, pause: bool = True) -> bool:
         """Rewrite the data file without what was replaced, if it is twice as large as it was after the last time
@@ -238,7 +238,7 @@ class StateFolder:
         finally:
             if old[0] is not None and old[0] != self._data:
                 os.close(old[0])
-        self._remove_strays()
+        self.remove_strays()
         return True
 
     def _changes(self) -> Iterator[Change]:
@@ -297,7 +297,8 @@ class StateFolder:
         finally:
             os.close(handle)
 
-    def _remove_strays(self) -> None:
+    def remove_strays(self) -> None:
+        """Remove data that does not count."""
         for path in self.path.glob("data-*"):
             if path.name == self._file:
                 continue

@@ -11,6 +11,8 @@ from streams.runtime.keeping.figures import room_at
 if TYPE_CHECKING:
     from streams.runtime.keeping.keeper import KeptPartition
 
+LOOKS: Final = 16
+"""At what waits, while as much is gathered as may wait: so not after each transaction."""
 HOLD_SECONDS: Final = 60.0
 """For which the intake is held for a disk that takes nothing; then the source stops."""
 
@@ -31,9 +33,16 @@ class Intake:
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self._most, self._now = most, now
         self._held_since: float | None = None
+        self._grown = 0  # since the last look
+
+    def grew(self, size: int, kept: KeptPartition) -> bool:
+        """Count what was gathered for a partition; ``True``: it is time for a look."""
+        self._grown += size if kept.needs_disk else 0
+        return self._grown > self._most // LOOKS
 
     def look(self, host: KeeperHost, waiting: Sequence[KeptPartition]) -> None:
         """Hold it, let it go, or stop the source, by what waits to be written for these partitions."""
+        self._grown = 0
         unwritten = sum([kept.size for kept in waiting])
         if self._held_since is None:
             if unwritten > self._most:

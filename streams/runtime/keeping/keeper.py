@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
@@ -77,14 +78,17 @@ class KeptPartition:
 
     # -- gathering -----------------------------------------------------------------------------------------------------
 
-    def committed(self, cut: Cut, as_of_ms: int) -> None:
-        """Gather this partition's part in a transaction that is committed. On the loop."""
+    def committed(self, cut: Cut, as_of_ms: int) -> int:
+        """Gather this partition's part in a transaction that is committed; return its size. On the loop."""
         with self._lock:
-            if not self._is_over:
-                self._count(len(cut.changes), size_of_changes(list(cut.changes.values()), self._behind))
-                if cut.end >= 0:
-                    self._advance(Point(cut.end, cut.record, as_of_ms))
+            if self._is_over:
+                return 0
+            size = size_of_changes(list(cut.changes.values()), self._behind)
+            self._count(len(cut.changes), size)
+            if cut.end >= 0:
+                self._advance(Point(cut.end, cut.record, as_of_ms))
         self._keeper.look(self)
+        return size
 
     def receive(self, records: Sequence[IncomingRecord], changes: Sequence[Change | None] = ()) -> None:
         """Gather records of the changelog, read committed; ``changes``: what the store was given for each of them. On
@@ -184,21 +188,23 @@ class KeptPartition:
     def _append(self, changes: dict[bytes, Change], point: Point | None, pause: bool) -> None:
         """Write what was taken from memory; put it back if that fails, before what has come meanwhile."""
         try:
-            if changes:
-                self.folder.append(changes.values(), pause=pause)
+            self._put(changes, point, pause)
         except OSError:
             with self._lock:
-                if self._is_over:
-                    pass
-                elif self._is_marked:  # it followed the point, and no further one has come
+                if not self._is_over and self._is_marked:  # it followed the point, and no further one has come
                     self._behind = changes | self._behind
-                else:
+                elif not self._is_over:
                     self._gathered = changes | self._gathered
             raise
         finally:
             with self._lock:
                 self._writing = 0
             self._keeper.wrote()
+
+    def _put(self, changes: dict[bytes, Change], point: Point | None, pause: bool) -> None:
+        """Write changes into the folder. Raises ``OSError``: nothing of them is there."""
+        if changes:
+            self.folder.append(changes.values(), pause=pause)
 
     def relieve(self) -> None:
         """Have the store let go of what is on disk. On the loop, of a partition that is worked on here."""
@@ -318,9 +324,8 @@ class StateKeeper:
         as_of_ms = self.wall_ms() - int(age_seconds * 1000)
         for partition, cut in cuts.items():
             kept = kept_of(partition)
-            if kept is not None:
-                kept.committed(cut, as_of_ms)
-        self._hold()
+            if kept is not None and self._intake.grew(kept.committed(cut, as_of_ms), kept):
+                self._hold()
 
     def _hold(self) -> None:
         if self._host is not None:
@@ -413,8 +418,7 @@ class StateKeeper:
                     restore(some)
                     progress(min(number * PIECE, size), size)
                     changes += len(some)
-                seconds = time.monotonic() - began
-                self._load_rate.loaded(size, seconds)
+                self._load_rate.loaded(size, seconds := time.monotonic() - began)
                 upto = f"{self.config.changelog}[{partition}] up to offset {folder.mark.offset}"
                 _log.info("%s: %d changes from %s, %.1f s", upto, changes, folder.path, seconds)
         except (Damaged, OSError) as error:
@@ -441,10 +445,6 @@ class StateKeeper:
         if self._log_known is None:
             name = self.config.changelog
             identity = self._identity(name, self.now() + REQUEST_SECONDS)
-            topics = self._topics()
-            try:
-                tombstones_ms = tombstones_ms_of(topics, name, REQUEST_SECONDS)
-            finally:
-                topics.close()
-            self._log_known = identity, tombstones_ms
+            with closing(self._topics()) as topics:
+                self._log_known = identity, tombstones_ms_of(topics, name, REQUEST_SECONDS)
         return self._log_known

@@ -21,16 +21,16 @@ import msgspec
 from streams.config import EventSourceConfig
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
-from streams.protocols import DiskDatabase, DiskEngine, DiskStore
+from streams.protocols import DiskDatabase, DiskEngine, DiskStore, more_may_follow
 from streams.records import Change
 from streams.runtime.changelog import TIMER_PREFIX
-from streams.runtime.keeping.entries import HEAD, Damaged, Point, decode_pieces, encode
-from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark
+from streams.runtime.keeping.entries import HEAD, Damaged, HalfLoaded, Point, decode_pieces, encode
+from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark, set_aside
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.keeping.snapshotting import WantedFolder
 
 PAGE = 512
-"""Rows that are read at a time."""
+"""Rows that are read at a time, unless they are large."""
 LEAST_PIECE = 1 << 20
 """Bytes of a piece of a database, at the least; above it one row in ``CUTS`` ends it."""
 CUTS = 1024
@@ -53,36 +53,37 @@ class DatabaseFolder(StateFolder):
         self.memory_bytes, self.partitions = config.state.memory_bytes // 2, config.num_partitions
 
     @property
-    def _place(self) -> Path:
+    def place(self) -> Path:
+        """Return where the database is."""
         return self.path / f"data-{self.engine.name}"
 
     def open_database(self) -> DiskDatabase:
         """Open the database, or make it. Raises ``Damaged``, ``OSError`` and ``ConfigError``."""
         if self.database is None:
-            self._file = self._place.name
-            if self._place.is_symlink() or self._place.exists():
-                check_private(self._place)
+            self._file = self.place.name
+            if self.place.is_symlink() or self.place.exists():
+                check_private(self.place)
             with _damaged():
                 self.database = self.engine.open(
-                    str(self._place), memory_bytes=self.memory_bytes, partitions=self.partitions
+                    str(self.place), memory_bytes=self.memory_bytes, partitions=self.partitions
                 )
         return self.database
 
     def check(self, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
         """See ``StateFolder``: the database itself tells whether it is as it was written."""
-        if not self._place.exists():
+        if not self.place.exists():
             mark = self.mark = self._read_mark()
             if mark is not None:
                 reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
-                raise Damaged(reason or f"{self._place.name} is missing")
-            self._remove_strays()
+                raise Damaged(reason or f"{self.place.name} is missing")
+            self.remove_strays()
             return False
         with _damaged():
             found = self.open_database().mark()
-        self._remove_strays()
+        self.remove_strays()
         if found is None:
             self.close_database()
-            shutil.rmtree(self._place)
+            shutil.rmtree(self.place)
             self.mark = None
             return False
         try:
@@ -102,7 +103,7 @@ class DatabaseFolder(StateFolder):
             with _damaged():
                 rows = database.scan(low, high, reverse=False, limit=PAGE)
             yield [Change(key, value) for key, value in rows]
-            if len(rows) < PAGE:
+            if not more_may_follow(rows, PAGE):
                 return
             low = rows[-1][0] + b"\0"
 
@@ -168,9 +169,16 @@ class PartitionOnDisk(KeptPartition):
     needs_disk = True
 
     def __init__(self, store: DiskStore, keeper: StateKeeper, identity: LogIdentity, folder: DatabaseFolder) -> None:
+        """Raises ``HalfLoaded`` for a database that cannot be read; it is set aside."""
         super().__init__(keeper, identity, folder)
         self.store = store
-        store.attach(folder.open_database(), self.give_up)
+        try:
+            store.attach(folder.open_database(), self.give_up)
+        except (DiskDamaged, Damaged) as error:
+            keeper.folders_set_aside += 1
+            if not set_aside(folder, str(error)):
+                raise StreamsError(f"{folder.path} is damaged, and cannot be set aside: remove it") from error
+            raise HalfLoaded from error
         self._share([*keeper.open_ones, self])
 
     def _checkpoint(self, pause: bool) -> None:
@@ -184,24 +192,15 @@ class PartitionOnDisk(KeptPartition):
             else:
                 point, changes, self._gathered = self.point, self._gathered, {}
             self._writing = len(changes)
-        try:
-            self.folder.write(list(changes.values()), self.identity, point)
-        except OSError:
-            with self._lock:
-                if not self._is_over:
-                    if point is None and self._is_marked:
-                        self._behind = changes | self._behind
-                    else:
-                        self._gathered = changes | self._gathered
-            raise
-        finally:
-            with self._lock:
-                self._writing = 0
-            self._keeper.wrote()
+        self._append(changes, point, pause)
         if point is not None:
             with self._lock:
                 self._is_marked = self.point is point
         self.store.written(list(changes.values()))
+
+    def _put(self, changes: dict[bytes, Change], point: Point | None, pause: bool) -> None:
+        """See ``KeptPartition``; the mark comes with them."""
+        self.folder.write(list(changes.values()), self.identity, point)
 
     def relieve(self) -> None:
         """See ``KeptPartition``."""
@@ -316,9 +315,7 @@ def refuse_without_folder(store: object) -> None:
     """Raise ``ConfigError`` for a store, or a factory of stores, that needs a folder where none is set."""
     engine = getattr(store, "disk", None)
     if engine is not None and hasattr(engine, "open"):
-        raise ConfigError(
-            f"Table.factory(engine={type(engine).__name__}()) keeps state on disk: set StateConfig.folder"
-        )
+        raise ConfigError(f"a store with engine={type(engine).__name__}() keeps state on disk: set StateConfig.folder")
 
 
 @contextlib.contextmanager
@@ -342,7 +339,7 @@ def _rows(database: DiskDatabase, length: int) -> Iterator[bytes]:
             if size >= length or (size >= LEAST_PIECE and zlib.crc32(key) % CUTS == 0):
                 yield b"".join(parts)
                 parts, size = [], 0
-        if len(rows) < PAGE:
+        if not more_may_follow(rows, PAGE):
             break
         low = rows[-1][0] + b"\0"
     if parts:

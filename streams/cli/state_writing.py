@@ -1,0 +1,272 @@
+"""``kes state import`` and ``migrate``: changes to the state of a source that is stopped, in its changelog.
+
+Each transaction is as one of ``kes skip`` (see there why no member can come between): the group's offset is pending in
+it before the group is looked at for the second time, and the last offset record must be the one that was there when
+the state was read. It holds some of the changes of one partition, and ends with an offset record of the same position,
+as everything does that is written to a changelog. So folders, snapshots and standbys read on from where they are.
+Killed in between, a partition has a part of the changes; the next run writes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.text import Text
+
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, brokers, named_source
+from streams.cli.console import emit, notices, print_whole
+from streams.cli.records import harmless, shortened
+from streams.cli.scans import late_lines
+from streams.cli.skip import Position, offset_record, position_of, slot_of
+from streams.cli.state_files import Partition, rows_table
+from streams.cli.state_sources import from_export, state_of
+from streams.cli.transaction import transaction
+from streams.clients.group_checks import GroupChecks
+from streams.clients.producing.blocking import BlockingSlot
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.config import EventSourceConfig
+from streams.errors import DecodeError, OffsetError, StoreError
+from streams.event_source import EventSource
+from streams.records import IncomingRecord, Output, TopicPartition
+from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer
+from streams.runtime.ownership.replicas import make_store
+from streams.stores.journalled import JournalledBytes
+from streams.stores.several import Stores
+
+_WRITER: Final = "kes state"
+_MOST_CHANGES, _MOST_BYTES = 10_000, 4 << 20
+"""Of one transaction, or one change more."""
+_AGAIN: Final = "Run it again: it writes what is not there yet"
+
+State = Mapping[bytes, bytes]
+Changes = dict[bytes, bytes | None]
+
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing: count what would be written.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def import_(
+    source: SourceName,
+    file: Annotated[Path, typer.Argument(help="A file of `kes state export`.")],
+    partition: Partition = None,
+    dry_run: _DryRun = False,
+    yes: _Yes = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Make the state of partitions what a file says, timers included: keys that the file lacks are deleted.
+
+    All members must be stopped. The input goes on where it stood. Nothing is written if the store cannot read all of
+    the file.
+
+    Exit codes: 0 the state is that of the file; 1 refused (a member is running, the file is none or not of this store),
+    not confirmed, or no broker answers; 2 wrong usage.
+    """
+    found = _stopped_source(source, json=json, yes=yes or dry_run)
+    states = from_export(file, partition)
+    if not states:
+        raise StoreError(f"{file} has none of the partitions {partition}" if partition else f"{file} is empty")
+    store = _store_of(found)
+    for number, state in states.items():
+        if number >= found.config.num_partitions:
+            raise StoreError(f"{file} has the partition {number}, and {found.config.topic} has none of that number")
+        if state.offset < 0:
+            raise StoreError(f"{file}: the line that ends partition {number} is missing: the file is cut")
+        for key, value in state.entries.items():
+            _check(store, file, number, key, value)
+    store.revoked()
+
+    def changes(number: int, there: State) -> Changes:
+        wanted = states[number].entries
+        puts: Changes = {key: value for key, value in wanted.items() if there.get(key) != value}
+        return puts | dict.fromkeys(there.keys() - wanted.keys())
+
+    _write(found, sorted(states), changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json)
+
+
+def migrate(
+    source: SourceName,
+    partition: Partition = None,
+    dry_run: _DryRun = False,
+    yes: _Yes = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Write all values of older versions in the present one, by the upcasters of their tables.
+
+    Values are upcast when they are read anyway, and written anew when they are put; this finishes the rest, so that the
+    upcasters can be removed. All members must be stopped; nothing is written if one value cannot be upcast.
+
+    Exit codes: 0 all values have the present version; 1 refused (a member is running, a value cannot be read, the store
+    has no versions), not confirmed, or no broker answers; 2 wrong usage.
+    """
+    found = _stopped_source(source, json=json, yes=yes or dry_run)
+    store = _store_of(found)
+    if not isinstance(store, Stores):
+        raise StoreError(f"{type(store).__name__} has no versions of values: only the tables of a Stores have them")
+    numbers = sorted(set(partition)) if partition else list(range(found.config.num_partitions))
+
+    def changes(number: int, there: State) -> Changes:
+        upgraded: Changes = {}
+        for key, value in there.items():
+            if not key.startswith(TIMER_PREFIX):
+                try:
+                    new = store.upgraded(key, value)
+                except DecodeError as error:
+                    raise StoreError(f"partition {number}, key {_shown(store, key)}: {error}") from error
+                if new is not None:
+                    upgraded[key] = new
+        return upgraded
+
+    _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True)
+    store.revoked()
+
+
+def _stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
+    if json and not yes:
+        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+    return named_source(name)
+
+
+def _store_of(source: EventSource[Any]) -> Any:
+    """Make a store that reads keys and values. Raises ``StoreError`` for one that the changes could be wrong for."""
+    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    if not isinstance(store, JournalledBytes):
+        raise StoreError(
+            f"the state of {type(store).__name__} is not changed from outside: its entries may have types, which "
+            "only it knows"
+        )
+    return store
+
+
+def _check(store: Any, file: Path, number: int, key: bytes, value: bytes) -> None:
+    """Raise ``StoreError`` for an entry that the store could not read, or that is none of a store."""
+    try:
+        if key.startswith(TIMER_PREFIX):
+            decode_timer(IncomingRecord("", number, 0, key, value, None))
+        elif key.startswith(RESERVED_KEY_PREFIX):
+            raise DecodeError("the key is the toolkit's own")
+        elif not (isinstance(store, Stores) and store.is_carried(key)):
+            store.decode_key(key)
+            if isinstance(store, Stores):
+                store.decode_entry(key, value)
+            else:
+                store.decode_value(value)
+    except (DecodeError, OffsetError) as error:
+        raise StoreError(f"{file}: partition {number}, key {_shown(store, key)}: {error}") from error
+
+
+def _shown(store: Any, key: bytes) -> str:
+    try:
+        return shortened(harmless(str(store.decode_key(key))), 80)
+    except DecodeError:
+        return repr(key[:64])
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _write(
+    source: EventSource[Any],
+    numbers: list[int],
+    changes: Callable[[int, State], Changes],
+    servers: str,
+    timeout: float,
+    *,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+    only_begun: bool = False,
+) -> None:
+    """Write what ``changes`` makes of the state of each partition, after it was shown. ``only_begun``: leave out those
+    in which nothing was handled yet."""
+    config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config)).resolved()
+    limit = source.program().message_limit
+    with GroupChecks(config, seconds=timeout) as checks:
+        checks.refuse_if_alive()
+        committed = checks.committed(numbers)
+        if only_begun:
+            numbers = sorted(checks.last_records(config.changelog, numbers, OFFSET_KEY))
+        before = {number: position_of(config, checks, number, committed[number]) for number in numbers}
+        states = state_of(source, "changelog", servers, timeout, numbers)
+        wanted = {number: changes(number, states[number].entries) for number in numbers}
+        for number, some in wanted.items():
+            _check_sizes(some, number, limit)
+        rows = [_counts(number, some) for number, some in wanted.items()]
+        if any(wanted.values()) and not dry_run:
+            if not yes:
+                print_whole(notices(), rows_table(rows, "partition", "put", "deleted"))
+                typer.confirm(f"Change {config.changelog} so?", abort=True, err=True)
+            with slot_of(config, "kes-state", timeout) as slot:
+                for number, some in wanted.items():
+                    _Partition(config, checks, slot, number, committed[number]).write(before[number], some)
+    emit(
+        {"changelog": config.changelog, "dry_run": dry_run, "partitions": rows},
+        json,
+        lambda: rows_table(rows, "partition", "put", "deleted"),
+    )
+    if dry_run and not json:
+        notices().print(Text("nothing was written"))
+
+
+def _counts(number: int, changes: Changes) -> dict[str, Any]:
+    deleted = sum(1 for value in changes.values() if value is None)
+    return {"partition": number, "put": len(changes) - deleted, "deleted": deleted}
+
+
+def _check_sizes(changes: Changes, number: int, limit: int) -> None:
+    for key, value in changes.items():
+        if len(key) + len(value or b"") > limit:
+            raise StoreError(
+                f"partition {number}, key {key[:64]!r}: {len(key) + len(value or b'')} bytes are more than a record "
+                f"may have ({limit})"
+            )
+
+
+class _Partition:
+    """The changelog of one partition, written to by this command alone."""
+
+    def __init__(
+        self, config: EventSourceConfig, checks: GroupChecks, slot: BlockingSlot, number: int, committed: int | None
+    ) -> None:
+        self._config, self._checks, self._slot = config, checks, slot
+        self._number, self._committed = number, committed
+        self._ids = checks.source_id(), checks.changelog_id()
+
+    def write(self, position: Position, changes: Changes) -> None:
+        """Write changes, as many in a transaction as it may have. Raises ``OffsetError`` when a member was there."""
+        report, done = late_lines("changes"), 0
+        for serial, some in enumerate(_chunks(self._config.changelog, self._number, changes)):
+            carried = msgspec.UNSET if position.record is None else position.record.inputs
+            record = OffsetRecord(position.offset, _WRITER, serial, 0, *self._ids, carried)
+            with transaction(self._slot, _AGAIN):
+                self._checks.hold(self._slot, {self._number: position.offset})
+                if position_of(self._config, self._checks, self._number, self._committed) != position:
+                    raise OffsetError(
+                        f"a member of group {self._config.group_id} has written to {self._config.changelog} meanwhile: "
+                        "run it again"
+                    )
+                self._slot.send([*some, offset_record(self._config, self._number, record)])
+            position = Position(position.offset, record)
+            done += len(some)
+            report(f"writing partition {self._number}", done, len(changes))
+
+
+def _chunks(topic: str, number: int, changes: Changes) -> Iterator[list[Output]]:
+    """Split changes by the bounds of a transaction."""
+    chunk: list[Output] = []
+    size = 0
+    for key, value in changes.items():
+        chunk.append(Output(topic, value, key, None, number, 0, number, -1))
+        size += len(key) + len(value or b"")
+        if len(chunk) >= _MOST_CHANGES or size >= _MOST_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,70 @@
+"""Base of the stores on disk: what the engine of the source needs of them, over an engine in layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from streams.codecs import RESERVED_KEY_PREFIX
+from streams.protocols import DiskDatabase, DiskEngine
+from streams.records import Change
+from streams.stores.journalled import JournalledBytes
+from streams.stores.layered import LayeredEngine
+
+
+def without_engine(layout: str) -> str:
+    """Return the layout of the same store without an engine: its keys and values are the same bytes."""
+    return layout.partition(" on ")[0].removeprefix("Disk")
+
+
+class LayeredBytes(JournalledBytes):
+    """A ``DiskStore`` in bytes; not for use by itself. Without a database, as in ``TestDriver``, everything stays in
+    memory.
+
+    Reading raises ``DiskDamaged`` for a disk that does not hold what was written; the partition starts anew then.
+    """
+
+    __slots__ = ()
+    _layers: LayeredEngine
+    disk: DiskEngine
+
+    @property
+    def layout(self) -> str:
+        """Name what its bytes are made by, and the engine; see ``JournalledBytes``."""
+        return f"{super().layout} on {self.disk.name}"
+
+    def estimated_len(self) -> int:
+        """Estimate the number of keys, without reading them: keys that were just written may count twice."""
+        self._check_open()
+        return self._layers.estimated_len()
+
+    def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
+        """See ``DiskStore``, as the next three."""
+        self._layers.attach(database, damaged)
+
+    def written(self, changes: Sequence[Change], /) -> None:
+        self._layers.written(changes)
+
+    def relieve(self) -> None:
+        if self._journal is None:
+            self._layers.let_go()
+
+    def limit_cache(self, size_bytes: int, /) -> None:
+        self._layers.cache_bytes = size_bytes
+
+    def begin(self, journal: list[Change], /) -> None:
+        """Start journalling into this list; see ``JournalledStore``."""
+        super().begin(journal)
+        self._layers.begin(journal)
+
+    def undo(self, journal: list[Change], /) -> None:
+        """Take these changes back; see ``JournalledStore``."""
+        self._check_open()
+        for change in reversed(journal):
+            self._layers.take_back(change)
+
+    def receive_change(self, change: Change, /) -> None:
+        """Apply one record of the changelog; see ``StateStore``. Raises ``StoreError`` for keys of the toolkit."""
+        self._check_open()
+        if change.key >= RESERVED_KEY_PREFIX:
+            self._refuse_reserved(change.key)
+        self._layers.receive(change)
