@@ -8,6 +8,7 @@ header, since entries of one type share their headers then: that makes writing s
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -24,6 +25,36 @@ TERM_TYPE: Final = "__term__"
 CHECKPOINT_TYPE: Final = "__checkpoint__"
 BARRIER_TYPE: Final = "__barrier__"
 CONTROL_TYPES: Final = frozenset({TERM_TYPE, CHECKPOINT_TYPE, BARRIER_TYPE})
+
+
+class MemberState(enum.Enum):
+    """A member of a replicated service. It decides in ``LEADING`` alone."""
+
+    LOADING = "loading"
+    FOLLOWING = "following"
+    CATCHING_UP = "catching up"
+    LEADING = "leading"
+    SETTLING = "settling"
+    REBUILDING = "rebuilding"
+    STOPPED = "stopped"
+
+    def to(self, new: MemberState) -> MemberState:
+        """Return ``new``. Raises ``ValueError`` for a move that is not legal: it is a bug."""
+        if new not in LEGAL_MOVES[self]:
+            raise ValueError(f"a member cannot go from {self.value} to {new.value}")
+        return new
+
+
+_S = MemberState
+LEGAL_MOVES: Final[dict[MemberState, frozenset[MemberState]]] = {
+    _S.LOADING: frozenset({_S.FOLLOWING, _S.STOPPED}),
+    _S.FOLLOWING: frozenset({_S.CATCHING_UP, _S.STOPPED}),
+    _S.CATCHING_UP: frozenset({_S.LEADING, _S.FOLLOWING, _S.STOPPED}),
+    _S.LEADING: frozenset({_S.SETTLING}),
+    _S.SETTLING: frozenset({_S.FOLLOWING, _S.REBUILDING, _S.STOPPED}),
+    _S.REBUILDING: frozenset({_S.FOLLOWING, _S.STOPPED}),
+    _S.STOPPED: frozenset(),
+}
 
 
 class EntryMark(NamedTuple):

@@ -138,8 +138,31 @@ class Journal:
         finally:
             await reader.close()
 
+    async def remove_member(self, member_id: str, timeout_seconds: float = 10.0) -> bool:
+        """Take a process *that is known to be dead* out of the group, so that another one leads at once, and not only
+        when the session of the dead one ends; for the program that has started it.
+
+        ``member_id``: that of its ``Candidate`` or ``Replicated``. ``False``: it was not in the group any more. One
+        that lives does no harm: its term is over, and it stands again. Raises ``BrokerUnavailable``, ``ConfigError``.
+        """
+
+        def remove() -> bool:
+            group = self._group(_NoOwner())
+            try:
+                return group.remove_member(member_id, timeout_seconds)
+            finally:
+                group.close(0.0)
+
+        return await self._on_thread(remove)
+
+    def candidate(self) -> Candidate:
+        """Make the candidate of one ``lead``, for those who want to know its ``member_id``."""
+        return Candidate(f"{self.name}.leader", self.session_seconds)
+
     @asynccontextmanager
-    async def lead(self, *, address: str = "", is_strict: bool = False) -> AsyncIterator[JournalTerm]:
+    async def lead(
+        self, *, address: str = "", is_strict: bool = False, candidate: Candidate | None = None
+    ) -> AsyncIterator[JournalTerm]:
         """Stand for the leadership, wait for it, and begin a term, for the time of the block.
 
         When the term ends before the block does (another leader, a group or broker that does not answer for
@@ -148,10 +171,11 @@ class Journal:
 
         What was appended before the term is known by a reader: ``catch_up`` within the block has all of it. Raises as
         ``check``, ``MembershipFatal`` and ``ConfigError`` if the group refuses this process. ``address``: where this
-        leader is reached, for readers (``TermBegan.address``). ``is_strict``: see ``JournalTerm``.
+        leader is reached, for readers (``TermBegan.address``). ``is_strict``: see ``JournalTerm``. ``candidate``: a new
+        one of ``candidate()``.
         """
         await self.check()
-        candidate = Candidate(f"{self.name}.leader", self.session_seconds)
+        candidate = candidate or self.candidate()
 
         def begin(claim: Claim, tenure: Tenure) -> JournalTerm:
             writer = TermWriter(claim, tenure)
@@ -175,10 +199,14 @@ class Journal:
             await candidate.close()
 
     def _connect(self, owner: TenureOwner) -> tuple[Claim, GroupTenures]:
-        group = GroupTenures.connect(
+        group = self._group(owner)
+        return self.claim(), group
+
+    def _group(self, owner: TenureOwner) -> GroupTenures:
+        """Make a member of the group, which has not joined."""
+        return GroupTenures.connect(
             self.settings, f"{self.name}.leader", self.name, 1, owner, session_seconds=self.session_seconds
         )
-        return self.claim(), group
 
     def claim(self) -> Claim:
         """Make the claim of the journal's writer; for the command line and for tests."""
@@ -210,3 +238,16 @@ class Journal:
             return await worker.call(function)
         finally:
             worker.abandon()
+
+
+class _NoOwner:
+    """Of a group that is not joined."""
+
+    def begin(self, tenure: Tenure) -> None:
+        """Never called."""
+
+    def end(self, tenure: Tenure) -> None:
+        """Never called."""
+
+    def failed(self, error: Exception) -> None:
+        """Never called."""
