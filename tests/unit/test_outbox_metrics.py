@@ -37,7 +37,7 @@ def test_events_are_counted_and_the_rows_of_own_shards_are_shown(relay: Relay, t
     metrics = RelayMetrics(relay)
     with sqlite3.connect(tmp_path / "shop.db") as db:
         for number in range(20):
-            Outbox().stash(db, "notes", b"x", key=b"%d" % number)
+            Outbox().stash_many(db, [Record("notes", b"x", b"%d" % number)])
     db.close()
     relay._notify(ShardAcquired(0, 0))
     begun = shown(metrics)
