@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import generate_latest
 
-from streams import Outbox, RelayConfig
+from streams import Outbox, Record, RelayConfig
 from streams.observability import RelayMetrics
 from streams.observability.relay_metrics import OF_RELAYS, Kind
 from streams.outbox.database import open_session
