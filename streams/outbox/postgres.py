@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, LiteralString, Self
@@ -136,15 +137,23 @@ def refuse_shared_sessions(connection: Any, connect: Callable[[], Any]) -> None:
     pid = _server_process(connection)
     if connection.info.backend_pid in (0, pid):  # none in between
         return
-    other = connect()
     try:
-        if _server_process(other) == pid:
-            raise OutboxError(
-                "a pooler in transaction mode is between relay and database: give the relay an address of the server "
-                "itself, or of a pool in session mode (PgBouncer: pool_mode = session). Writers may use the pooler"
-            )
-    finally:
-        other.close()
+        other = connect()
+        # A pool in session mode that has no second session has it wait, as long as it likes.
+        timer = threading.Timer(_CONNECT_SECONDS, other.close)
+        timer.start()
+        try:
+            is_shared = _server_process(other) == pid
+        finally:
+            timer.cancel()
+            other.close()
+    except psycopg.Error:
+        return
+    if is_shared:
+        raise OutboxError(
+            "a pooler in transaction mode is between relay and database: give the relay an address of the server "
+            "itself, or of a pool in session mode (PgBouncer: pool_mode = session). Writers may use the pooler"
+        )
 
 
 def _server_process(connection: Any) -> int:

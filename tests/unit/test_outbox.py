@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,4 +193,9 @@ def test_a_pooler_that_shares_sessions_is_refused_by_name() -> None:
     own = Session(pid=71, said=2)
     refuse_shared_sessions(Session(pid=70, said=1), lambda: own)  # a pool in session mode
     assert own.is_closed
+    refuse_shared_sessions(Session(pid=70, said=1), no_second_session)  # a pool in session mode that is used up
     refuse_shared_sessions(Session(pid=70, said=70), lambda: pytest.fail("none is in between"))
+
+
+def no_second_session() -> Session:
+    raise psycopg.OperationalError("no more connections allowed")
