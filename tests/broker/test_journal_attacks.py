@@ -193,15 +193,16 @@ async def test_a_dead_leader_that_is_removed_is_replaced_at_once(
     )
     assert leader.stdout is not None
     member = (await asyncio.wait_for(leader.stdout.readline(), 60)).decode().strip()
-    began = 0.0
+    began, candidate = 0.0, journal.candidate()
 
     async def succeed() -> tuple[float, int]:
-        async with journal.lead() as term:
+        async with journal.lead(candidate=candidate) as term:
             return time.monotonic() - began, await term.append(b"of the successor")
 
     successor = asyncio.create_task(succeed())
     try:
-        await asyncio.sleep(3)
+        while not candidate.member_id:
+            await asyncio.sleep(0.01)
         assert not successor.done()
         began = time.monotonic()
         leader.send_signal(signal.SIGKILL)
