@@ -32,7 +32,7 @@ from streams.clients.settings import ClientSettings
 from streams.errors import StreamsError
 from streams.outbox.positions import positions_name
 from streams.outbox.relay import apply
-from streams.runtime.ownership.tenure import GroupTenures, Tenure
+from streams.runtime.ownership.tenure import remove_dead_member
 
 OURS, BY_HAND, BARE = "kes outbox", "by hand", "without stash"
 PARTITIONS, KEYS, VALUE_BYTES = 4, 10_000, 300
@@ -379,22 +379,10 @@ class Arrivals:
                     self.at.append(time.time())
 
 
-class _NoShards:
-    """The owner of a group that is not joined."""
-
-    def begin(self, tenure: Tenure) -> None: ...
-    def end(self, tenure: Tenure) -> None: ...
-    def failed(self, error: Exception) -> None: ...
-
-
 def _remove(job: OutboxJob, member_id: str) -> None:
     """Take a dead relay out of its group, as a supervisor has it done."""
     topic = positions_name(job.name)
-    group = GroupTenures.connect(ClientSettings(job.bootstrap_servers), topic, topic, 1, _NoShards())
-    try:
-        group.remove_member(member_id, 10.0)
-    finally:
-        group.close(0.0)
+    remove_dead_member(ClientSettings(job.bootstrap_servers), topic, topic, member_id, 10.0)
 
 
 def _lines(path: Path) -> int:

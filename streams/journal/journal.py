@@ -23,7 +23,7 @@ from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.candidate import Candidate
-from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner
+from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner, remove_dead_member
 from streams.settings_sources import bootstrap_servers as named_servers
 from streams.settings_sources import joined_client_settings
 from streams.topics import TopicSpec, missing
@@ -145,15 +145,10 @@ class Journal:
         ``member_id``: that of its ``Candidate`` or ``Replicated``. ``False``: it was not in the group any more. One
         that lives does no harm: its term is over, and it stands again. Raises ``BrokerUnavailable``, ``ConfigError``.
         """
-
-        def remove() -> bool:
-            group = self._group(_NoOwner())
-            try:
-                return group.remove_member(member_id, timeout_seconds)
-            finally:
-                group.close(0.0)
-
-        return await self._on_thread(remove)
+        group = f"{self.name}.leader"
+        return await self._on_thread(
+            lambda: remove_dead_member(self.settings, group, self.name, member_id, timeout_seconds)
+        )
 
     def candidate(self) -> Candidate:
         """Make the candidate of one ``lead``, for those who want to know its ``member_id``."""
@@ -199,14 +194,10 @@ class Journal:
             await candidate.close()
 
     def _connect(self, owner: TenureOwner) -> tuple[Claim, GroupTenures]:
-        group = self._group(owner)
-        return self.claim(), group
-
-    def _group(self, owner: TenureOwner) -> GroupTenures:
-        """Make a member of the group, which has not joined."""
-        return GroupTenures.connect(
+        group = GroupTenures.connect(
             self.settings, f"{self.name}.leader", self.name, 1, owner, session_seconds=self.session_seconds
         )
+        return self.claim(), group
 
     def claim(self) -> Claim:
         """Make the claim of the journal's writer; for the command line and for tests."""
@@ -238,16 +229,3 @@ class Journal:
             return await worker.call(function)
         finally:
             worker.abandon()
-
-
-class _NoOwner:
-    """Of a group that is not joined."""
-
-    def begin(self, tenure: Tenure) -> None:
-        """Never called."""
-
-    def end(self, tenure: Tenure) -> None:
-        """Never called."""
-
-    def failed(self, error: Exception) -> None:
-        """Never called."""
