@@ -290,11 +290,9 @@ class Place:
                             while owner.is_alive:
                                 time.sleep(0.001)
                             _remove(job, notes.read_text().strip())
-                        _until(successor, lambda: arrivals.gap_since(began) > 0, "rows arrive again")
-                        time.sleep(1.0)
+                        written = msgspec.json.decode(writer.result(PATIENCE_SECONDS), type=OutboxFigures)
+                        arrivals.wait_for(written.rows)
                         silence = arrivals.gap_since(began)
-                        if how != "PostgreSQL restarted":  # whose writer has lost its session
-                            writer.result(PATIENCE_SECONDS)
         return OutboxResult(how, OURS, 0, "", silence, "s")
 
     def idle(self, seconds: float) -> Iterator[OutboxResult]:

@@ -118,15 +118,20 @@ def write(job: OutboxJob) -> OutboxFigures:
     began = time.perf_counter()
 
     def one(number: int) -> None:
-        outbox = Outbox()
-        with psycopg.connect(job.database) as db:
-            turn = 0
-            while (due := began + (turn * writers + number) / job.rate) < began + job.seconds:
-                time.sleep(max(0.0, due - time.perf_counter()))
-                with db.transaction():
-                    outbox.stash_many(db, [Record(job.topic, b"%.6f" % time.time(), b"k%d" % (turn % job.keys))])
-                turn += 1
-            done[number] = turn
+        outbox, turn = Outbox(), 0
+        while True:
+            try:
+                with psycopg.connect(job.database) as db:
+                    while (due := began + (turn * writers + number) / job.rate) < began + job.seconds:
+                        time.sleep(max(0.0, due - time.perf_counter()))
+                        record = Record(job.topic, b"%.6f" % time.time(), b"k%d" % (turn % job.keys))
+                        turn += 1
+                        with db.transaction():
+                            outbox.stash_many(db, [record])
+                        done[number] += 1
+                    return
+            except psycopg.OperationalError:  # a server that is restarted
+                time.sleep(0.05)
 
     threads = [threading.Thread(target=one, args=[number]) for number in range(writers)]
     for thread in threads:
