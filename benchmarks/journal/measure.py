@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
@@ -93,7 +94,7 @@ member. What was appended is counted in the log."""
                 except (Failed, StreamsError) as error:
                     yield JournalResult(what, OURS, turn, f"failed: {error}")
 
-    def _rows(self, sizes: Sizes) -> Iterator[tuple[str, JournalJob]]:
+    def _rows(self, sizes: argparse.Namespace) -> Iterator[tuple[str, JournalJob]]:
         for text, size in SIZES.items():
             for callers in CALLERS:
                 for way in (OURS, BY_HAND, *([UNFENCED] if callers == 1 else [])):
@@ -159,15 +160,6 @@ member. What was appended is counted in the log."""
                 most = MOST_SECONDS[what]
                 aims.append(at_most(f"journal: {what}, until the successor", most, [one.seconds for one in taken], "s"))
         return aims
-
-
-class Sizes(msgspec.Struct):
-    """The amount of work, as the command line has it."""
-
-    entries: int
-    samples: int
-    seconds: float
-    rounds: int
 
 
 def _whats(found: Sequence[JournalResult]) -> list[str]:

@@ -241,7 +241,9 @@ def _commit(producer: Producer, topic: str, value: bytes, count: int, noted: lis
     producer.begin_transaction()
     headers: list[tuple[str, str | bytes | None]] = [("__grt__", b"bytes")]
     for _ in range(count):
-        producer.produce(topic, value, headers=headers, partition=0, on_delivery=lambda _, m: noted.append(m.offset()))
+        producer.produce(
+            topic, value, headers=headers, partition=0, on_delivery=lambda _, m: noted.append(m.offset() or 0)
+        )
     producer.commit_transaction(30)
 
 

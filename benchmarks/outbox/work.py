@@ -40,7 +40,7 @@ class OutboxJob(msgspec.Struct, frozen=True):
 
 
 class OutboxFigures(msgspec.Struct, frozen=True):
-    """``rows`` in ``seconds``, from the first batch until the last; processor time of the process."""
+    """``rows`` in ``seconds``, from the first shard until the last batch; processor time of the process."""
 
     rows: int = 0
     seconds: float = 0.0
@@ -66,13 +66,14 @@ def relay(job: OutboxJob) -> OutboxFigures:
 
     def note(event: RelayEvent) -> None:
         nonlocal counted, began, last
-        if isinstance(event, ShardAcquired) and job.notes:
-            with open(job.notes, "a") as file:
-                file.write(f"{one.member_id}\n")
+        if isinstance(event, ShardAcquired):
+            began = began or time.perf_counter()
+            if job.notes:
+                with open(job.notes, "a") as file:
+                    file.write(f"{one.member_id}\n")
         if isinstance(event, BatchRelayed):
             with lock:
                 last = time.perf_counter()
-                began = began or last
                 counted += event.rows
                 if job.rows and counted >= job.rows:
                     ended.set()
