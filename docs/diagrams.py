@@ -1,8 +1,8 @@
 """Draws the engine's state machines from their tables of legal moves: ``python docs/diagrams.py`` does it again.
 
-``docs/diagrams/*.svg``, and the tables in ``docs/ARCHITECTURE.md`` between the marks ``<!-- moves: NAME -->`` and
-``<!-- end -->``. A test compares them with the tables. Where a state stands in the picture, and what each move means,
-is listed here; a state or a move that is missing here, or too many, is an error.
+``docs/diagrams/*.svg``, and the tables in ``docs/ARCHITECTURE.md`` and ``docs/guides/journal.md`` between the marks
+``<!-- moves: NAME -->`` and ``<!-- end -->``. A test compares them with the tables. Where a state stands in the
+picture, and what each move means, is listed here; a state or a move that is missing here, or too many, is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streams.core import partition, transaction
+from streams.core import journal, partition, transaction
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "ARCHITECTURE.md"
@@ -31,6 +31,7 @@ class Machine(NamedTuple):
     bends: dict[tuple[str, str], float]
     moves: dict[tuple[str, str], str]
     table: Mapping[Any, Iterable[Any]]
+    page: Path = PAGE
 
 
 TRANSACTION = Machine(
@@ -106,18 +107,52 @@ PARTITION = Machine(
     table=partition.LEGAL_MOVES,
 )
 
-MACHINES = (TRANSACTION, PARTITION)
+MEMBER = Machine(
+    name="member",
+    first="loading",
+    places={
+        "loading": (0, 0),
+        "following": (1.5, 0),
+        "catching up": (3, 0),
+        "leading": (4.5, 0),
+        "settling": (4.5, 1.3),
+        "rebuilding": (3, 1.3),
+        "stopped": (1.5, 2.3),
+    },
+    bends={("following", "catching up"): 14, ("catching up", "following"): 14, ("settling", "stopped"): -30},
+    moves={
+        ("loading", "following"): "the newest snapshot is loaded, or there is none: the log is followed",
+        ("following", "catching up"): "elected, the claim is taken, the term's entry is in the log",
+        ("catching up", "leading"): "everything before the term's entry is applied: it decides",
+        ("catching up", "following"): "the term has ended before that",
+        (
+            "leading",
+            "settling",
+        ): "the term ends: left, lost, fenced; or a half applied event; nothing is begun any more",
+        ("settling", "following"): "every decision of the term is committed: the state is that of the log",
+        ("settling", "rebuilding"): "one is not: the state ran ahead of the log, and is dropped",
+        ("rebuilding", "following"): "it is loaded again, from the newest snapshot",
+        ("loading", "stopped"): "topic, snapshot or `load` is at fault, or the block is left",
+        ("following", "stopped"): "the log is damaged, `apply` has raised, the group refuses it; or the block is left",
+        ("catching up", "stopped"): "the same",
+        ("settling", "stopped"): "the same",
+        ("rebuilding", "stopped"): "the same",
+    },
+    table=journal.LEGAL_MOVES,
+    page=HERE / "guides" / "journal.md",
+)
+
+MACHINES = (TRANSACTION, PARTITION, MEMBER)
 
 
 def outputs() -> dict[Path, str]:
     """Every file that is drawn, with what it should hold."""
-    page = PAGE.read_text()
-    drawn = {}
+    drawn = {machine.page: machine.page.read_text() for machine in MACHINES}
     for machine in MACHINES:
         check(machine)
         drawn[HERE / "diagrams" / f"{machine.name}.svg"] = svg(machine)
-        page = with_table(page, machine)
-    return {**drawn, PAGE: page}
+        drawn[machine.page] = with_table(drawn[machine.page], machine)
+    return drawn
 
 
 def check(machine: Machine) -> None:
@@ -135,7 +170,7 @@ def with_table(page: str, machine: Machine) -> str:
     text = f"<!-- moves: {machine.name} -->\n| from | to | when |\n|---|---|---|\n{rows}\n<!-- end -->"
     page, found = re.subn(rf"<!-- moves: {machine.name} -->.*?<!-- end -->", lambda _: text, page, flags=re.DOTALL)
     if found != 1:
-        raise ValueError(f"{PAGE.name}: the marks of {machine.name} are there {found} times")
+        raise ValueError(f"{machine.page.name}: the marks of {machine.name} are there {found} times")
     return page
 
 

@@ -130,16 +130,17 @@ def watch(
     interval: float,
     now: Callable[[], float],
     sleep: Callable[[float], None],
+    passing: type[StreamsError] = BrokerUnavailable,
 ) -> None:
     """Look again and again until Ctrl-C, and show the last answer with the problem there is now, if any. A broker that
-    goes away later is reported and waited for."""
+    goes away later is reported and waited for; ``passing``: the error of that."""
     seen: list[T] = []
     try:
         while True:
             problem, began = "", now()
             try:
                 seen = [look()]
-            except BrokerUnavailable as error:
+            except passing as error:
                 if not seen:
                     raise
                 problem = str(error)

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
+from rich.console import Group
+from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers
-from streams.cli.console import duration, emit, notices
+from streams.cli.cluster import watch as watch_again
+from streams.cli.console import answers, complain, duration, emit, notices
 from streams.cli.logging_setup import LogOptions
 from streams.cli.records import one_line, plain_bytes, plain_text
-from streams.cli.run import StatusLines
-from streams.cli.supervisor import Supervisor, worker_command
+from streams.cli.run import StatusLines, served
+from streams.cli.supervisor import Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import WorkerOptions
 from streams.config import host_name
 from streams.errors import ConfigError, OutboxError
 from streams.outbox.config import DATABASE_VARIABLE, RelayConfig
-from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, open_session
+from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, StashedRow, open_session
 from streams.outbox.purge import AfterRestore, PurgedShard, purge
 from streams.outbox.relay import Relay, apply
 from streams.outbox.relay_file import relay_config
 from streams.outbox.schema import DEFAULT_TABLE, schema_sql
 from streams.outbox.shard import BatchRelayed, RelayEvent, described
+from streams.records import shown_key
 from streams.sak.restarts import RestartPolicy
 
 T = TypeVar("T")
@@ -40,6 +46,7 @@ Database = Annotated[str, typer.Option(help=f"postgresql://user@host/name. Defau
 TableName = Annotated[str, typer.Option("--table", help="The table of the outbox.")]
 Shards = Annotated[int, typer.Option(min=1, max=256, help="How many relays can share the work; fixed from then on.")]
 RowNumber = Annotated[int, typer.Argument(metavar="ID", help="The id of the row, as `list` shows it.")]
+Tag = Annotated[int | None, typer.Option(help="Of the row, where several have the same id, after a failover.")]
 SettingsFile = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML with the settings of a relay.")]
 
 WORKER_VARIABLE: Final = "KES_OUTBOX_WORKER"
@@ -78,29 +85,52 @@ def relay_command(
     table: Annotated[str, typer.Option("--table", help="The table of the outbox.")] = "",
     file: SettingsFile = "",
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes that are kept alive.")] = 1,
+    metrics: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
+    ] = "",
 ) -> None:
     """Move committed rows to Kafka, once each, until Ctrl-C or SIGTERM. Any number of relays may run, and share the
     shards."""
     config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     if workers > 1:
-        raise typer.Exit(_supervise(config, workers))
+        raise typer.Exit(_supervise(config, workers, metrics))
     relay = Relay(config)
     relay.on_event(_report)
-    relay.run()
+    with _metrics_of(relay, metrics):
+        relay.run()
 
 
-def _supervise(config: RelayConfig, workers: int) -> int:
+def _metrics_of(relay: Relay, address: str) -> AbstractContextManager[object]:
+    """Serve the metrics of a relay, if there is an address. Raises ``ConfigError``."""
+    if not address:
+        return nullcontext()
+    try:
+        from streams.observability import RelayMetrics
+    except ModuleNotFoundError as error:
+        raise ConfigError(str(error)) from None
+    return RelayMetrics(relay).serve(address)
+
+
+def _supervise(config: RelayConfig, workers: int, metrics: str) -> int:
     """Keep worker processes alive; a dead one is taken out of the group at once. Returns the exit code."""
     os.environ[WORKER_VARIABLE] = msgspec.json.encode(config).decode()  # not an argument: it may hold a password
-    supervisor = Supervisor(
-        worker_command(WorkerOptions(f"{__name__}:relay_of_worker", LogOptions())),
-        workers=workers,
-        instance_prefix=host_name(),
-        policy=RestartPolicy(),
-        drain_seconds=_DRAIN_SECONDS,
-        status=StatusLines(quiet=False),
-    )
-    return supervisor.run()
+    report = StatusLines(quiet=False)
+    with served(metrics, worker_names(host_name(), workers)) as noted:
+
+        def status(status: Status) -> None:
+            noted(status)
+            if status["event"] != "serving":
+                report(status)
+
+        supervisor = Supervisor(
+            worker_command(WorkerOptions(f"{__name__}:relay_of_worker", LogOptions(), metrics=bool(metrics))),
+            workers=workers,
+            instance_prefix=host_name(),
+            policy=RestartPolicy(),
+            drain_seconds=_DRAIN_SECONDS,
+            status=status,
+        )
+        return supervisor.run()
 
 
 def relay_of_worker() -> Relay:
@@ -109,11 +139,25 @@ def relay_of_worker() -> Relay:
 
 
 @app.command("status")
-def status_command(database: Database = "", table: TableName = DEFAULT_TABLE, json: Json = False) -> None:
+def status_command(
+    database: Database = "",
+    table: TableName = DEFAULT_TABLE,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks of --watch.")] = 2.0,
+    json: Json = False,
+) -> None:
     """Show of each shard: waiting and parked rows, the age of the oldest, the last batch, whether a relay owns it."""
-    with _session(database, table) as session:
-        found = _known(lambda: session.status(session.about()))
-    emit([status._asdict() for status in found], json, lambda: _status_table(found))
+
+    def look() -> list[ShardStatus]:  # a session for each: one of a database that was away is of no use
+        with _session(database, table) as session:
+            return _known(lambda: session.status(session.about()))
+
+    if not watch:
+        found = look()
+        emit([status._asdict() for status in found], json, lambda: _status_table(found))
+        return
+    with _live(json) as show:
+        watch_again(look, show, interval, time.monotonic, time.sleep, passing=OutboxError)
 
 
 @app.command("purge")
@@ -151,15 +195,16 @@ def parked_list(database: Database = "", table: TableName = DEFAULT_TABLE, json:
 
 
 @parked_app.command("show")
-def parked_show(row: RowNumber, database: Database = "", table: TableName = DEFAULT_TABLE, json: Json = False) -> None:
+def parked_show(
+    row: RowNumber, database: Database = "", table: TableName = DEFAULT_TABLE, tag: Tag = None, json: Json = False
+) -> None:
     """Show a parked row whole: key, headers and value as they would be sent."""
     with _session(database, table) as session:
-        found = _known(lambda: session.parked_records(row))
-    if not found:
-        raise _not_parked(row, table)
-    output = found[0].output
+        found = _parked(session, row, tag, table)
+    output = found.output
     facts = {
         "id": row,
+        "tag": found.row.tag,
         "topic": output.topic,
         "partition": None if output.partition < 0 else output.partition,
         "key": plain_text(output.key),
@@ -182,16 +227,31 @@ def parked_drop(
     row: RowNumber,
     database: Database = "",
     table: TableName = DEFAULT_TABLE,
+    tag: Tag = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a parked row: it is never sent, and the rows of its key go on."""
-    if not yes:
-        typer.confirm(f"Delete row {row}? It is in no topic.", abort=True)
+    """Delete a parked row: it is never sent, and the rows of its key go on. The one that is shown is deleted, and no
+    other one."""
     with _session(database, table) as session:
-        dropped = _known(lambda: session.drop_parked(row))
-    if not dropped:
-        raise _not_parked(row, table)
+        found = _parked(session, row, tag, table)
+    if not yes:
+        about = f"for {found.output.topic}, key {shown_key(found.output.key)}"
+        typer.confirm(f"Delete row {row} {about}? It is in no topic.", abort=True)
+    with _session(database, table) as session:
+        if not _known(lambda: session.drop_parked(found.row)):
+            raise _not_parked(row, table)
     notices().print(f"row {row} is dropped", highlight=False)
+
+
+def _parked(session: OutboxSession, row: int, tag: int | None, table: str) -> StashedRow:
+    """Return the one parked row with this id (and tag). Raises ``OutboxError``: there is none, or more."""
+    found = [one for one in _known(lambda: session.parked_records(row)) if tag in (None, one.row.tag)]
+    if not found:
+        raise _not_parked(row, table)
+    if len(found) > 1:
+        tags = ", ".join(str(one.row.tag) for one in found)
+        raise OutboxError(f"{len(found)} parked rows of {table} have the id {row}: name one by --tag, of {tags}")
+    return found[0]
 
 
 def _not_parked(row: int, table: str) -> OutboxError:
@@ -216,6 +276,28 @@ def _known(call: Callable[[], T]) -> T:
 def _report(event: RelayEvent) -> None:
     if not isinstance(event, BatchRelayed):
         notices().print(described(event), highlight=False, markup=False)
+
+
+@contextmanager
+def _live(json: bool) -> Iterator[Callable[[list[ShardStatus], str], None]]:
+    """Show a live table on a terminal; elsewhere a table each time, or a line of JSON."""
+    console = answers()
+    if json or not console.is_terminal or console.is_dumb_terminal:
+
+        def show_again(found: list[ShardStatus], problem: str) -> None:
+            if problem:
+                complain(problem)
+            else:
+                emit([status._asdict() for status in found], json, lambda: _status_table(found))
+
+        yield show_again
+        return
+    with Live(Text("asking the database ..."), console=console, auto_refresh=False) as live:
+
+        def show(found: list[ShardStatus], problem: str) -> None:
+            live.update(Group(_status_table(found), Text(problem, style="bold red")), refresh=True)
+
+        yield show
 
 
 def _status_table(found: list[ShardStatus]) -> Grid:

@@ -101,7 +101,7 @@ def run(
         )
     report = _status_json if json else _log_status if log_format is LogFormat.JSON else StatusLines(quiet)
     prefix = instance_prefix or host_name()
-    with _served(metrics, worker_names(prefix, workers)) as noted, _watched(reload, report) as code:
+    with served(metrics, worker_names(prefix, workers)) as noted, _watched(reload, report) as code:
 
         def status(status: Status) -> None:
             noted(status)
@@ -136,7 +136,7 @@ def _watched(reload: bool, report: Callable[[Status], None]) -> Iterator[CodeCha
 
 
 @contextmanager
-def _served(address: str, names: list[str]) -> Iterator[Callable[[Status], None]]:
+def served(address: str, names: list[str]) -> Iterator[Callable[[Status], None]]:
     """Serve the metrics of all workers, if there is an address; yield what is to be called with each status."""
     if not address:
         yield lambda status: None

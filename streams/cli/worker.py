@@ -128,11 +128,17 @@ class _Supervised:
     def serve_metrics(self) -> None:
         """Serve the source's metrics to the supervisor, on a free port of the loopback address."""
         from streams.event_source import EventSource
-        from streams.observability import PrometheusMetrics
+        from streams.observability import PrometheusMetrics, RelayMetrics
+        from streams.outbox.relay import Relay
 
-        if not isinstance(self.source, EventSource):
+        metrics: PrometheusMetrics | RelayMetrics
+        if isinstance(self.source, EventSource):
+            metrics = PrometheusMetrics(self.source)
+        elif isinstance(self.source, Relay):
+            metrics = RelayMetrics(self.source)
+        else:
             raise ConfigError(f"--metrics needs an EventSource; the source is {type(self.source).__name__}")
-        self._channel.send(Serving(PrometheusMetrics(self.source).serve("127.0.0.1:0").port))
+        self._channel.send(Serving(metrics.serve("127.0.0.1:0").port))
 
     def left(self) -> None:
         """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""

@@ -308,3 +308,16 @@ class SourceLog(KafkaPythonTakeOver):
     def close(self) -> None:
         """End the thread and the connection; blocks for a moment."""
         self._client.close(_CLOSE_SECONDS)
+
+
+def remove_dead_member(
+    bootstrap_servers: str, security: Mapping[str, Any], group_id: str, topic: str, member_id: str, seconds: float
+) -> bool:
+    """Take a member that is known to be dead out of a group, by a client of its own: see ``TakeOver.remove_member``.
+    Blocks, at most so long. Raises ``BrokerUnavailable``, ``ConfigError``."""
+    client = KafkaPythonClient(bootstrap_servers, "kes-remove", security)
+    client.start()
+    try:
+        return KafkaPythonTakeOver(client, group_id, topic).remove_member(member_id, None, time.monotonic() + seconds)
+    finally:
+        client.close(_CLOSE_SECONDS)

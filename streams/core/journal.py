@@ -1,12 +1,14 @@
 """The entries of a journal as records: marks, control entries, the order of terms, and what a log says of an append.
 
-Each record carries a *mark*: the term that wrote it, and its number in that term, from 1. A *term* begins with a record
-of its own, whose offset is the term's token; its mark names the term before it. So every reader can check that no
-entry is missing, doubled, or of a term that was over; and a writer finds its entries again.
+Each record has a *mark* as its key: the term that wrote it, and its number in that term, from 1. A *term* begins with
+a record of its own, whose offset is the term's token; its mark names the term before it. So every reader can check that
+no entry is missing, doubled, or of a term that was over; and a writer finds its entries again. (As a key, and not as a
+header, since entries of one type share their headers then: that makes writing six times as fast, reading twice.)
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -14,14 +16,45 @@ import msgspec
 
 from streams.core.router import type_and_version
 from streams.errors import DecodeError, JournalError
-from streams.records import TYPE_HEADER, Headers, IncomingRecord, Output
+from streams.records import TYPE_HEADER, Headers, IncomingRecord, Output, ReceivedHeaders, shown_key
 
-MARK_HEADER: Final = "__grj__"
-"""Header of each record of a journal: ``TERM:NUMBER``, or ``term:PREVIOUS`` (-1: none) of one that begins a term."""
+MARK: Final = b"grj:"
+"""How the key of each record of a journal begins. ``TERM:NUMBER`` follows, or ``term:PREVIOUS`` (-1: none) where a term
+begins."""
 TERM_TYPE: Final = "__term__"
 CHECKPOINT_TYPE: Final = "__checkpoint__"
 BARRIER_TYPE: Final = "__barrier__"
 CONTROL_TYPES: Final = frozenset({TERM_TYPE, CHECKPOINT_TYPE, BARRIER_TYPE})
+
+
+class MemberState(enum.Enum):
+    """A member of a replicated service. It decides in ``LEADING`` alone."""
+
+    LOADING = "loading"
+    FOLLOWING = "following"
+    CATCHING_UP = "catching up"
+    LEADING = "leading"
+    SETTLING = "settling"
+    REBUILDING = "rebuilding"
+    STOPPED = "stopped"
+
+    def to(self, new: MemberState) -> MemberState:
+        """Return ``new``. Raises ``ValueError`` for a move that is not legal: it is a bug."""
+        if new not in LEGAL_MOVES[self]:
+            raise ValueError(f"a member cannot go from {self.value} to {new.value}")
+        return new
+
+
+_S = MemberState
+LEGAL_MOVES: Final[dict[MemberState, frozenset[MemberState]]] = {
+    _S.LOADING: frozenset({_S.FOLLOWING, _S.STOPPED}),
+    _S.FOLLOWING: frozenset({_S.CATCHING_UP, _S.STOPPED}),
+    _S.CATCHING_UP: frozenset({_S.LEADING, _S.FOLLOWING, _S.STOPPED}),
+    _S.LEADING: frozenset({_S.SETTLING}),
+    _S.SETTLING: frozenset({_S.FOLLOWING, _S.REBUILDING, _S.STOPPED}),
+    _S.REBUILDING: frozenset({_S.FOLLOWING, _S.STOPPED}),
+    _S.STOPPED: frozenset(),
+}
 
 
 class EntryMark(NamedTuple):
@@ -59,28 +92,38 @@ def control(kind: str, value: msgspec.Struct | None = None) -> Payload:
     return Payload([(TYPE_HEADER, kind.encode())], b"{}" if value is None else msgspec.json.encode(value))
 
 
-def output_of(topic: str, payload: Payload, mark: EntryMark, origin: int = -1) -> Output:
-    """Make the record of an entry. ``origin``: given back with a refusal."""
+def output_of(topic: str, payload: Payload, mark: EntryMark) -> Output:
+    """Make the record of an entry."""
     content = b"%d:%d" % mark[:2] if mark.number else b"term:%d" % mark.previous
-    return Output(topic, payload.value, None, [*payload.headers, (MARK_HEADER, content)], 0, 0, 0, origin)
+    return Output(topic, payload.value, MARK + content, payload.headers, 0, 0, 0, -1)
+
+
+def outputs_of(topic: str, payloads: Iterable[Payload], term: int, first: int, origins: Iterable[int]) -> list[Output]:
+    """Make the records of entries of a term, which are numbered from ``first`` on. ``origins``: given back with a
+    refusal, one of each entry."""
+    mark = MARK + b"%d:" % term
+    return [
+        Output(topic, value, mark + b"%d" % number, headers, 0, 0, 0, origin)
+        for number, ((headers, value), origin) in enumerate(zip(payloads, origins, strict=True), first)
+    ]
 
 
 def mark_of(record: IncomingRecord) -> EntryMark:
     """Return the mark of a record. Raises ``JournalError``: it is none of a journal."""
-    content = record.header(MARK_HEADER)
-    if content is None:
+    key = record.key
+    if key is None or not key.startswith(MARK):
         raise JournalError(
             f"{record.where} is no entry of a journal: another program has written to the topic. Nothing behind it is "
             "read: find that program, and restore the topic"
         )
-    first, _, second = content.partition(b":")
+    first, _, second = key.removeprefix(MARK).partition(b":")
     try:
         mark = EntryMark(record.offset, 0, int(second)) if first == b"term" else EntryMark(int(first), int(second))
     except ValueError:
         mark = EntryMark(-1, -1)
     is_term = type_and_version(record.headers)[0] == TERM_TYPE.encode()
     if mark.term < 0 or mark.number < 0 or is_term != (mark.number == 0):
-        raise JournalError(f"{record.where}: header {MARK_HEADER} is {content[:40]!r}, which is no mark of an entry")
+        raise JournalError(f"{record.where}: the key {shown_key(key)} is no mark of an entry")
     return mark
 
 
@@ -110,9 +153,29 @@ class LogOrder:
     def __init__(self, *, is_start: bool = False) -> None:
         self.term = self.number = self.offset = -1
         self._is_start = is_start
+        self._mark = b""  # how the keys of the present term begin
+        self._headers: ReceivedHeaders | None = None  # of an entry of it: those of the next one are often the same list
 
     def see(self, record: IncomingRecord) -> EntryMark:
         """Return the mark of the next record. Raises ``JournalError`` where the order is broken."""
+        number, offset = self.number + 1, record.offset
+        # Almost all records: the next entry of the same term and type. The rest says what is wrong, if anything is.
+        if (
+            offset > self.offset
+            and record.key == self._mark + b"%d" % number
+            and record.headers is self._headers
+            and self._headers is not None
+        ):
+            self.number, self.offset = number, offset
+            return EntryMark(self.term, number)
+        mark = self._see_any(record)
+        if mark.number:
+            self._mark, self._headers = MARK + b"%d:" % mark.term, record.headers
+        else:
+            self._mark, self._headers = b"", None
+        return mark
+
+    def _see_any(self, record: IncomingRecord) -> EntryMark:
         mark = mark_of(record)
         if record.offset <= self.offset:
             raise JournalError(f"{record.where} comes after offset {self.offset}: the topic was recreated")

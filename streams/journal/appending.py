@@ -10,8 +10,8 @@ from streams.core.journal import Payload
 from streams.errors import NotLeading
 from streams.records import record_size
 
-_MARK_BYTES: Final = 60
-"""Of the header with the mark of an entry, at most."""
+_MARK_BYTES: Final = 50
+"""Of the key of an entry, at most."""
 
 
 class Appending:
@@ -23,39 +23,51 @@ class Appending:
         self.passes = passes  # a checkpoint that holds the others back
         self.is_alone = False
         self.is_sent = False
-        self.bytes = sum(record_size(None, one.value, one.headers) + _MARK_BYTES for one in payloads)
-        self._future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._future.add_done_callback(lambda done: done.cancelled() or done.exception())  # it need not be awaited
+        self.bytes = _bytes_of(payloads)
+        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """To be awaited by one that gives its append up with its task: cancelled, it is settled, and not sent any more.
+        """
 
     def __await__(self) -> Generator[Any, None, int]:
-        return asyncio.shield(self._future).__await__()
+        return asyncio.shield(self.answer).__await__()
 
     @property
     def is_settled(self) -> bool:
         """Check whether it has its answer."""
-        return self._future.done()
+        return self.answer.done()
 
     @property
     def is_committed(self) -> bool:
         """Check whether its answer is a position."""
-        return self._future.done() and self._future.exception() is None
+        return self.answer.done() and self.answer.exception() is None
 
     def withdraw(self) -> bool:
         """Take it back, if it was not sent yet: then it is not in the log, and never will be."""
-        if self.is_sent or self._future.done():
+        if self.is_sent or self.answer.done():
             return False
         self.fail(NotLeading("the append was withdrawn before it was sent; nothing is appended"))
         return True
 
     def succeed(self, position: int) -> None:
         """Give it its position; for the term."""
-        if not self._future.done():
-            self._future.set_result(position)
+        if not self.answer.done():
+            self.answer.set_result(position)
 
     def fail(self, error: BaseException) -> None:
         """Give it its error; for the term."""
-        if not self._future.done():
-            self._future.set_exception(error)
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # it need not be awaited
+
+
+def _bytes_of(payloads: Sequence[Payload]) -> int:
+    size = overhead = 0
+    of = None  # entries of one type share their headers
+    for headers, value in payloads:
+        if headers is not of:
+            of, overhead = headers, record_size(None, None, headers) + _MARK_BYTES
+        size += overhead + len(value)
+    return size
 
 
 class PendingCheckpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -21,10 +21,11 @@ from streams.core.journal import (
 from streams.core.router import type_and_version
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.events import EventType, event_type_of, parse_version
-from streams.records import TYPE_HEADER, IncomingRecord
+from streams.records import TYPE_HEADER, Headers, IncomingRecord, ReceivedHeaders
 
 BYTES_TYPE: Final = "bytes"
 """The type of entries that are plain ``bytes``."""
+_BYTES_HEADERS: Final[Headers] = [(TYPE_HEADER, BYTES_TYPE.encode())]
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
@@ -84,6 +85,9 @@ class EntryTypes:
     def __init__(self, events: Iterable[type]) -> None:
         self._has_bytes = False
         self._by_name: dict[str, EventType[Any]] = {}
+        self._by_class: dict[type, EventType[Any]] = {}
+        self._usual: tuple[ReceivedHeaders | None, Callable[[bytes], Any]] = (None, bytes)
+        """Headers of an entry of the present version, and how its value is decoded: the next one often has the same."""
         for cls in events:
             if cls is bytes:
                 self._has_bytes = True
@@ -91,15 +95,14 @@ class EntryTypes:
             kind: EventType[Any] = event_type_of(cls)
             if kind.name in self._by_name or kind.name in (*CONTROL_TYPES, BYTES_TYPE):
                 raise RegistrationError(f"a journal has two types with the name {kind.name!r}")
-            self._by_name[kind.name] = kind
+            self._by_name[kind.name] = self._by_class[cls] = kind
 
     def payload(self, event: object) -> Payload:
         """Encode an event. Raises ``EncodeError``, ``ConfigError`` (its class is none of the journal's)."""
         if type(event) is bytes and self._has_bytes:
-            return Payload([(TYPE_HEADER, BYTES_TYPE.encode())], event)
-        cls: type[Any] = type(event)
-        kind: EventType[Any] | None = None if cls is bytes else self._by_name.get(event_type_of(cls).name)
-        if kind is None or kind.cls is not cls:
+            return Payload(_BYTES_HEADERS, event)
+        kind = self._by_class.get(type(event))
+        if kind is None:
             raise ConfigError(f"{type(event).__name__} is none of the events of this journal: Journal(events=[...])")
         try:
             return Payload(kind.headers, kind.encode(event))
@@ -116,6 +119,12 @@ class EntryTypes:
 
     def item(self, record: IncomingRecord, mark: EntryMark) -> JournalItem | None:
         """Decode a record; ``None``: a barrier. Raises ``DecodeError``, ``JournalError``."""
+        headers, decode = self._usual
+        if record.headers is headers and headers is not None and record.value is not None:
+            try:
+                return JournalEntry(record.offset, mark.term, decode(record.value), record.timestamp_ms)
+            except Exception:
+                pass  # said below
         name, version = type_and_version(record.headers)
         kind = (name or b"").decode(errors="replace")
         if kind == TERM_TYPE:
@@ -131,6 +140,7 @@ class EntryTypes:
     def _event(self, record: IncomingRecord, kind: str, version: bytes | None) -> Any:
         value = plain_value(record)
         if kind == BYTES_TYPE and self._has_bytes:
+            self._usual = (record.headers, bytes)
             return value
         known = self._by_name.get(kind)
         if known is None:
@@ -139,6 +149,10 @@ class EntryTypes:
                 "Update this program before the writers"
             )
         try:
-            return known.decode(value, 1 if version is None else parse_version(version))
+            number = 1 if version is None else parse_version(version)
+            event = known.decode(value, number)
         except DecodeError as error:
             raise DecodeError(f"{record.where}: {error}") from error
+        if number == known.version:
+            self._usual = (record.headers, known.bare_decode)
+        return event

@@ -23,7 +23,7 @@ from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.candidate import Candidate
-from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner
+from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner, remove_dead_member
 from streams.settings_sources import bootstrap_servers as named_servers
 from streams.settings_sources import joined_client_settings
 from streams.topics import TopicSpec, missing
@@ -138,8 +138,26 @@ class Journal:
         finally:
             await reader.close()
 
+    async def remove_member(self, member_id: str, timeout_seconds: float = 10.0) -> bool:
+        """Take a process *that is known to be dead* out of the group, so that another one leads at once, and not only
+        when the session of the dead one ends; for the program that has started it.
+
+        ``member_id``: that of its ``Candidate`` or ``Replicated``. ``False``: it was not in the group any more. One
+        that lives does no harm: its term is over, and it stands again. Raises ``BrokerUnavailable``, ``ConfigError``.
+        """
+        group = f"{self.name}.leader"
+        return await self._on_thread(
+            lambda: remove_dead_member(self.settings, group, self.name, member_id, timeout_seconds)
+        )
+
+    def candidate(self) -> Candidate:
+        """Make the candidate of one ``lead``, for those who want to know its ``member_id``."""
+        return Candidate(f"{self.name}.leader", self.session_seconds)
+
     @asynccontextmanager
-    async def lead(self, *, address: str = "", is_strict: bool = False) -> AsyncIterator[JournalTerm]:
+    async def lead(
+        self, *, address: str = "", is_strict: bool = False, candidate: Candidate | None = None
+    ) -> AsyncIterator[JournalTerm]:
         """Stand for the leadership, wait for it, and begin a term, for the time of the block.
 
         When the term ends before the block does (another leader, a group or broker that does not answer for
@@ -148,10 +166,11 @@ class Journal:
 
         What was appended before the term is known by a reader: ``catch_up`` within the block has all of it. Raises as
         ``check``, ``MembershipFatal`` and ``ConfigError`` if the group refuses this process. ``address``: where this
-        leader is reached, for readers (``TermBegan.address``). ``is_strict``: see ``JournalTerm``.
+        leader is reached, for readers (``TermBegan.address``). ``is_strict``: see ``JournalTerm``. ``candidate``: a new
+        one of ``candidate()``.
         """
         await self.check()
-        candidate = Candidate(f"{self.name}.leader", self.session_seconds)
+        candidate = candidate or self.candidate()
 
         def begin(claim: Claim, tenure: Tenure) -> JournalTerm:
             writer = TermWriter(claim, tenure)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
@@ -42,38 +44,59 @@ class JournalReader:
         self._consumer: LogConsumer | None = None
         self._admin: TopicAdmin | None = None
         self._is_busy = self._is_closed = False
+        self._moved = time.monotonic()  # when something was read the last time
         self._failure: Exception | None = None
 
     async def follow(self) -> AsyncIterator[JournalItem]:
         """Iterate over the entries, without an end: waits for those that are yet to come."""
         while True:
-            async for item in self._through(None):
+            while (item := self.ready()) is not None:
                 yield item
-            await self._more()
+            await self.more()
 
     async def catch_up(self) -> AsyncIterator[JournalItem]:
         """Iterate over all that was committed when this is called, then end: also where the log ends with markers, or
         with aborted entries. Raises ``BrokerUnavailable`` when nothing moves for 30 seconds."""
         end = await self.end()
-        loop = asyncio.get_running_loop()
-        moved, at = loop.time(), self._read
         while True:
-            async for item in self._through(end):
+            while (item := self.ready(end)) is not None:
                 yield item
-            if self._read >= end:
+            if not await self.more(end):
                 return
-            await self._more()
-            if self._read > at:
-                moved, at = loop.time(), self._read
-            elif loop.time() - moved > _STALLED_SECONDS:
-                raise BrokerUnavailable(
-                    f"{self.topic}[0]: no progress at {self._read} of {end} for {_STALLED_SECONDS:g} s: no broker "
-                    "answers, or an open transaction holds the end of the log back"
-                )
 
     async def end(self) -> int:
         """Return the end of the log now. Raises ``BrokerUnavailable``."""
-        return await self._worker.call(self._end)
+        end = await self._worker.call(self._end)
+        self._moved = time.monotonic()
+        return end
+
+    def ready(self, end: int = sys.maxsize) -> JournalItem | None:
+        """Return the next item below ``end``, if it is here already; else ``None``, and ``more`` is to be awaited."""
+        items = self._items
+        if not items:
+            self.position = self._read
+            return None
+        if items[0].offset >= end:
+            return None
+        item = items.popleft()
+        self.position = item.offset + 1
+        return item
+
+    async def more(self, end: int = sys.maxsize) -> bool:
+        """Wait for more items, or for a moment; ``False``: everything below ``end`` was read. Raises as the two ways of
+        reading do."""
+        if self._read >= end:
+            return False
+        read = self._read
+        await self._next_batch()
+        if self._read > read:
+            self._moved = time.monotonic()
+        elif end < sys.maxsize and time.monotonic() - self._moved > _STALLED_SECONDS:
+            raise BrokerUnavailable(
+                f"{self.topic}[0]: no progress at {self._read} of {end} for {_STALLED_SECONDS:g} s: no broker "
+                "answers, or an open transaction holds the end of the log back"
+            )
+        return True
 
     async def close(self) -> None:
         """Let go of everything; reading raises ``Stopped`` then. Repeating is harmless."""
@@ -87,16 +110,7 @@ class JournalReader:
             await self._worker.call(self._close)
         self._worker.abandon()
 
-    async def _through(self, end: int | None) -> AsyncIterator[JournalItem]:
-        """Iterate over what is here, below ``end``."""
-        while self._items and (end is None or self._items[0].offset < end):
-            item = self._items.popleft()
-            self.position = item.position
-            yield item
-        if not self._items:
-            self.position = self._read
-
-    async def _more(self) -> None:
+    async def _next_batch(self) -> None:
         """Wait for a batch, or for a moment. A batch that is on its way when the task is cancelled is not lost: the
         next call has it."""
         if self._is_busy:
@@ -124,11 +138,11 @@ class JournalReader:
 
     def _take(self, progress: PolledPartition) -> None:
         """Decode a batch. What cannot be read is raised behind what is before it, and again by each later call."""
+        item_of, see, add = self._types.item, self._order.see, self._items.append
         try:
             for record in progress.records:
-                item = self._types.item(record, self._order.see(record))
-                if item is not None:
-                    self._items.append(item)
+                if (item := item_of(record, see(record))) is not None:
+                    add(item)
                 self._read = record.offset + 1
         except Exception as error:
             self._failure = error

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
+from streams.core.journal import MemberState
 from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, RecordRefused, ReplicaFailed
 from streams.journal.appending import Appending
 from streams.journal.entries import JournalCheckpoint, JournalEntry, JournalItem, TermBegan
@@ -55,6 +56,8 @@ class Replicated(Generic[M]):
         """The address of the leader, as far as this member has read; it may have lost its term."""
         self._held: HeldState[M] = HeldState(journal, machine, snapshots)
         self._every = checkpoint_every
+        self.state = MemberState.LOADING
+        self._candidate = journal.candidate()
         self._term: JournalTerm | None = None
         self._unsettled: deque[Appending] = deque()  # decisions of the term, but for those that are committed
         self._is_spoilt = False  # an event is half applied: nothing is read or saved until the state is rebuilt
@@ -69,6 +72,12 @@ class Replicated(Generic[M]):
     def is_leading(self) -> bool:
         """Check whether decisions are made here. Without a barrier, that may be over."""
         return self._term is not None and not self._term.is_over and not self._is_spoilt
+
+    @property
+    def member_id(self) -> str:
+        """Return the group's name for this member; another one after each term. It is for ``Journal.remove_member``, by
+        the program that has started this process, and sees that it is dead."""
+        return self._candidate.member_id
 
     @property
     def position(self) -> int:
@@ -145,6 +154,7 @@ class Replicated(Generic[M]):
 
     async def __aenter__(self) -> Self:
         await self._held.open()
+        self.state = self.state.to(MemberState.FOLLOWING)
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -171,6 +181,8 @@ class Replicated(Generic[M]):
             _log.error("%s: this member stops: %s", self.journal.name, error)
             self._failure = error
             self._moved.notify()
+        finally:
+            self.state = self.state.to(MemberState.STOPPED)
 
     async def _one_turn(self) -> None:
         """Follow, and stand for the leadership; lead until the term ends. Raises what stops this member."""
@@ -190,13 +202,16 @@ class Replicated(Generic[M]):
                 task.result()
 
     async def _lead(self, following: asyncio.Task[None]) -> None:
+        self._candidate = candidate = self.journal.candidate()
         try:
-            async with self.journal.lead(address=self.address, is_strict=True) as term:
+            async with self.journal.lead(address=self.address, is_strict=True, candidate=candidate) as term:
+                self.state = self.state.to(MemberState.CATCHING_UP)
                 while self.position <= term.token:  # J4: everything before the term, and its own record
                     await self._moved.wait(_PAUSE_SECONDS)
                 following.cancel()
                 await asyncio.wait([following])
                 self._term = term
+                self.state = self.state.to(MemberState.LEADING)
                 _log.info("%s: this member leads, term %d", self.journal.name, term.token)
                 try:
                     while not self._is_spoilt:
@@ -205,6 +220,7 @@ class Replicated(Generic[M]):
                         await self._due.wait()
                 finally:
                     self._term = None
+                    self.state = self.state.to(MemberState.SETTLING)
         except NotLeading as error:
             _log.info("%s: %s", self.journal.name, error)
         except BrokerUnavailable as error:
@@ -228,11 +244,14 @@ class Replicated(Generic[M]):
         """Go on as a follower, once a term has ended and every append of it is settled."""
         if self._is_spoilt or not all(one.is_committed for one in self._unsettled):
             _log.info("%s: the state ran ahead of the log, and is rebuilt", self.journal.name)
+            self.state = self.state.to(MemberState.REBUILDING)
             await self._held.load()
         elif self._unsettled:
             self._held.position = self._held.applied = await self._unsettled[-1]
         self._unsettled.clear()
         self._is_spoilt = False
+        if self.state is not MemberState.FOLLOWING:  # as it is when no term has begun
+            self.state = self.state.to(MemberState.FOLLOWING)
         self._moved.notify()
 
     async def _follow(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import sys
+from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -112,16 +113,15 @@ class SyncJournalReader:
 
     def catch_up(self) -> Iterator[JournalItem]:
         """As ``JournalReader.catch_up``."""
-        return self._each(self._reader.catch_up().__anext__)
+        return self._each(self._portal.call(self._reader.end))
 
     def follow(self) -> Iterator[JournalItem]:
         """As ``JournalReader.follow``."""
-        return self._each(self._reader.follow().__anext__)
+        return self._each(sys.maxsize)
 
-    def _each(self, following: Callable[[], Awaitable[JournalItem]]) -> Iterator[JournalItem]:
+    def _each(self, end: int) -> Iterator[JournalItem]:
         while True:
-            try:
-                item = self._portal.call(following)
-            except StopAsyncIteration:
+            while (item := self._reader.ready(end)) is not None:  # here: the loop adds nothing but within ``more``
+                yield item
+            if not self._portal.call(self._reader.more, end):
                 return
-            yield item

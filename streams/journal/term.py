@@ -67,12 +67,7 @@ class JournalTerm:
         and never will be. ``RecordRefused``, ``EncodeError``, ``ConfigError``: the same, by the fault of an event.
         Cancelled, it is withdrawn if it was not sent; else the log decides: ``submit`` lets you know.
         """
-        appending = self.submit(*events, expect=expect)
-        try:
-            return await appending
-        except asyncio.CancelledError:
-            appending.withdraw()
-            raise
+        return await self.submit(*events, expect=expect).answer
 
     def submit(self, *events: object, expect: int | None = None) -> Appending:
         """Begin an append, and return at once. Its order is that of the calls. Raises as ``append`` where it can be

@@ -34,6 +34,7 @@ from streams.core.journal import (
     TermRecord,
     control,
     output_of,
+    outputs_of,
     settled,
 )
 from streams.errors import (
@@ -99,12 +100,7 @@ class TermWriter:
         the log itself raises (``JournalError``) ends the term.
         """
         first = self._number + 1
-        outputs = [
-            output_of(
-                self._claim.topic, payload, EntryMark(self.token, first + index), origins[index] if origins else -1
-            )
-            for index, payload in enumerate(payloads)
-        ]
+        outputs = outputs_of(self._claim.topic, payloads, self.token, first, origins or [-1] * len(payloads))
         while True:
             self._check_term()
             refused = None

@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from streams.observability.http_server import HttpServer
     from streams.observability.open_telemetry import OpenTelemetryMetrics
     from streams.observability.prometheus import PrometheusMetrics
+    from streams.observability.relay_metrics import RelayMetrics
     from streams.observability.traces import OpenTelemetryTraces
 
-__all__ = ["HttpServer", "OpenTelemetryMetrics", "OpenTelemetryTraces", "PrometheusMetrics"]
+__all__ = ["HttpServer", "OpenTelemetryMetrics", "OpenTelemetryTraces", "PrometheusMetrics", "RelayMetrics"]
 
 _HOMES = {
     "HttpServer": "http_server",
     "OpenTelemetryMetrics": "open_telemetry",
     "OpenTelemetryTraces": "traces",
     "PrometheusMetrics": "prometheus",
+    "RelayMetrics": "relay_metrics",
 }
 
 

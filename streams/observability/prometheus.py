@@ -54,19 +54,21 @@ class PrometheusMetrics:
         partitions (and so without their lag)."""
         found = [(observed.group, observed.samples()) for observed in self._sources]
         for instrument in OF_SOURCES:
-            family = _family(instrument)
+            family = family_of(instrument)
             for group, samples in found:
                 for labels, value in samples[instrument].items():
-                    _add(family, instrument, (group, *labels), value)
+                    add_sample(family, instrument, (group, *labels), value)
             yield family
 
 
-def _family(instrument: Instrument) -> Any:
+def family_of(instrument: Instrument) -> Any:
+    """Make the empty metric of an instrument."""
     kinds = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily, Kind.HISTOGRAM: HistogramMetricFamily}
     return kinds[instrument.kind](instrument.name, instrument.help, labels=["group", *instrument.labels])
 
 
-def _add(family: Any, instrument: Instrument, labels: Labels, value: Any) -> None:
+def add_sample(family: Any, instrument: Instrument, labels: Labels, value: Any) -> None:
+    """Add a value; ``labels`` begin with the group."""
     if instrument.kind is Kind.HISTOGRAM:
         bounds = [*map(str, instrument.buckets), "+Inf"]
         family.add_metric(labels, list(zip(bounds, accumulate(value[:-1]), strict=True)), value[-1])

@@ -39,9 +39,10 @@ class ShardStatus(NamedTuple):
 
 
 class ParkedRow(NamedTuple):
-    """A row that Kafka refuses. ``key`` and ``error`` as they are shown."""
+    """A row that Kafka refuses. ``key`` and ``error`` as they are shown. ``id`` and ``tag`` name it (``RowId``)."""
 
     id: int
+    tag: int
     shard: int
     topic: str
     key: str
@@ -155,16 +156,16 @@ class OutboxSession(Protocol):
         ...
 
     def parked_records(self, number: int) -> list[StashedRow]:
-        """Return the parked rows with this id, as they would be sent: one, or none."""
+        """Return the parked rows with this id, as they would be sent: one, or none, or several after a failover of the
+        database that has used the id again."""
         ...
 
     def hasten_parked(self) -> int:
         """Have all parked rows tried again now; returns their number."""
         ...
 
-    def drop_parked(self, number: int) -> int:
-        """Delete a parked row; returns how many there were. It goes by the id alone: after a failover of the database
-        that uses an id again, look at the row first (``parked_records``)."""
+    def drop_parked(self, row: RowId) -> int:
+        """Delete a parked row; returns how many there were."""
         ...
 
     def apply(self, shards: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, LiteralString, Self
 
@@ -126,6 +127,39 @@ def parts_of(database: str) -> dict[str, Any]:
         raise ConfigError("the address of the database cannot be read: postgresql://user@host/name") from None
 
 
+def refuse_shared_sessions(connection: Any, connect: Callable[[], Any]) -> None:
+    """Refuse a pooler that gives a session of the server to another client after each transaction: locks, wake-ups and
+    settings of a relay would be those of others. Raises ``OutboxError``.
+
+    A pooler makes up the process id that libpq is given, so that one in between is known. It shares sessions if two
+    connections at a time are one session of the server; one that happens to give them two is not found out.
+    """
+    pid = _server_process(connection)
+    if connection.info.backend_pid in (0, pid):  # none in between
+        return
+    try:
+        other = connect()
+        # A pool in session mode that has no second session has it wait, as long as it likes.
+        timer = threading.Timer(_CONNECT_SECONDS, other.close)
+        timer.start()
+        try:
+            is_shared = _server_process(other) == pid
+        finally:
+            timer.cancel()
+            other.close()
+    except psycopg.Error:
+        return
+    if is_shared:
+        raise OutboxError(
+            "a pooler in transaction mode is between relay and database: give the relay an address of the server "
+            "itself, or of a pool in session mode (PgBouncer: pool_mode = session). Writers may use the pooler"
+        )
+
+
+def _server_process(connection: Any) -> int:
+    return int(connection.execute("SELECT pg_backend_pid()").fetchone()[0])
+
+
 def _first_line(error: psycopg.Error) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
@@ -139,9 +173,14 @@ class PostgresSession:
     def __init__(self, database: str, table: str) -> None:
         self._table = checked_table(table)
         known = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **parts_of(database)}
+
+        def connect() -> psycopg.Connection[Any]:
+            return psycopg.connect(**known, autocommit=True)
+
         with database_errors():
-            self._connection = psycopg.connect(**known, autocommit=True)
+            self._connection = connect()
             try:
+                refuse_shared_sessions(self._connection, connect)
                 self._connection.execute(_SESSION)
             except BaseException:
                 self._connection.close()
@@ -290,15 +329,15 @@ class PostgresSession:
     def parked(self) -> list[ParkedRow]:
         """List parked rows by id, 1,000 at most."""
         text = f"""
-            SELECT id, shard, topic, key, attempts,
+            SELECT id, tag, shard, topic, key, attempts,
                    greatest(extract(epoch FROM next_try_at - clock_timestamp()), 0)::float, error
             FROM {self._table}_parked ORDER BY id, tag LIMIT 1000"""
         with database_errors():
             rows = self._connection.execute(text.encode()).fetchall()
-        return [ParkedRow(*row)._replace(key=shown_key(row[3])) for row in rows]
+        return [ParkedRow(*row)._replace(key=shown_key(row[4])) for row in rows]
 
     def parked_records(self, number: int) -> list[StashedRow]:
-        """Return the parked rows with this id, as they would be sent: one, or none."""
+        """Return the parked rows with this id, as they would be sent."""
         with database_errors():
             cursor = self._connection.execute(self._sql(_PARKED_RECORDS), [number], binary=True)
             return [_stashed_row(shard, index, *row) for index, (shard, *row) in enumerate(cursor)]
@@ -309,11 +348,11 @@ class PostgresSession:
         with database_errors():
             return self._connection.execute(text.encode()).rowcount
 
-    def drop_parked(self, number: int) -> int:
+    def drop_parked(self, row: RowId) -> int:
         """Delete a parked row; returns how many there were."""
-        text = f"DELETE FROM {self._table}_parked WHERE id = %s"
+        text = f"DELETE FROM {self._table}_parked WHERE id = %s AND tag = %s"
         with database_errors():
-            return self._connection.execute(text.encode(), [number]).rowcount
+            return self._connection.execute(text.encode(), row).rowcount
 
     def apply(self, shards: int, max_record_bytes: int = DEFAULT_MESSAGE_LIMIT) -> str:
         """Make the tables if they are missing, bring those of an older version to this one; returns what was made, or

@@ -11,7 +11,7 @@ first, since a batch takes the place of an older one (O6). Each step may be repe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final, Literal, NamedTuple, get_args
 
 from streams.clients.settings import ClientSettings
@@ -50,11 +50,14 @@ def purge(config: RelayConfig, after_restore: AfterRestore = "no") -> list[Purge
     try:
         with open_session(config.database, config.table) as session:
             about = session.about()
-            if after_restore == "drop":
-                for shard in range(about.shards):
-                    with _claimed(config, session, about, shard, after_restore):
-                        pass
-            return [_purged(config, session, about, shard, after_restore) for shard in range(about.shards)]
+            claimed = [
+                _claimed(config, session, about, shard, after_restore) for shard in range(about.shards)
+            ]  # each is taken when its block is entered
+            if after_restore != "drop":
+                return [_entered(one, session, about, shard, after_restore) for shard, one in enumerate(claimed)]
+            with ExitStack() as all_of_them:  # before the first one is changed
+                stands = [all_of_them.enter_context(one) for one in claimed]
+                return [_purged(one, session, about, shard, after_restore) for shard, one in enumerate(stands)]
     except DatabaseLost as error:
         raise OutboxError(f"the database does not answer: {error}") from None
     except TransactionFailed as error:
@@ -103,19 +106,29 @@ def _claimed(
         yield _ShardStand(claim, positions, topic_id, ring, noted, is_other, is_set_back)
 
 
-def _purged(
-    config: RelayConfig, session: OutboxSession, about: OutboxAbout, shard: int, after_restore: AfterRestore
+def _entered(
+    claimed: AbstractContextManager[_ShardStand],
+    session: OutboxSession,
+    about: OutboxAbout,
+    shard: int,
+    after_restore: AfterRestore,
 ) -> PurgedShard:
-    with _claimed(config, session, about, shard, after_restore) as found:
-        ring, positions = found.ring, found.positions
-        dropped = 0
-        if after_restore == "drop" and found.is_set_back:  # else the ring names all that may come back
-            dropped = session.drop_through(shard, max(row.id for row in ring.rows), positions.newest_ms)
-        deleted = session.delete(shard, ring.rows, ring.serial)
-        serial = max(found.noted, ring.serial)
-        if after_restore != "no":
-            if gaps := ring.missing(serial):
-                found.claim.append([positions.record(SentBatch(gap, ())) for gap in gaps])
-            if found.is_other and shard == about.shards - 1:  # the last: until then relays refuse the topic
-                session.adopt(found.topic_id, replace=True)
-        return PurgedShard(shard, serial, deleted, dropped)
+    with claimed as found:
+        return _purged(found, session, about, shard, after_restore)
+
+
+def _purged(
+    found: _ShardStand, session: OutboxSession, about: OutboxAbout, shard: int, after_restore: AfterRestore
+) -> PurgedShard:
+    ring, positions = found.ring, found.positions
+    dropped = 0
+    if after_restore == "drop" and found.is_set_back:  # else the ring names all that may come back
+        dropped = session.drop_through(shard, max(row.id for row in ring.rows), positions.newest_ms)
+    deleted = session.delete(shard, ring.rows, ring.serial)
+    serial = max(found.noted, ring.serial)
+    if after_restore != "no":
+        if gaps := ring.missing(serial):
+            found.claim.append([positions.record(SentBatch(gap, ())) for gap in gaps])
+        if found.is_other and shard == about.shards - 1:  # the last: until then relays refuse the topic
+            session.adopt(found.topic_id, replace=True)
+    return PurgedShard(shard, serial, deleted, dropped)

@@ -271,14 +271,14 @@ class SqliteSession:
         return found
 
     def parked(self) -> list[ParkedRow]:
-        text = f"""SELECT id, shard, topic, key, attempts, next_try_at, error FROM {self._table}_parked
-            ORDER BY id LIMIT 1000"""
+        text = f"""SELECT id, tag, shard, topic, key, attempts, next_try_at, error
+            FROM {self._table}_parked ORDER BY id, tag LIMIT 1000"""
         with sqlite_errors(self._table):
             rows = self._db.execute(text).fetchall()
         now = time.time()
         return [
-            ParkedRow(number, shard, topic, shown_key(key), attempts, max(at - now, 0.0), error)
-            for number, shard, topic, key, attempts, at, error in rows
+            ParkedRow(number, tag, shard, topic, shown_key(key), attempts, max(at - now, 0.0), error)
+            for number, tag, shard, topic, key, attempts, at, error in rows
         ]
 
     def parked_records(self, number: int) -> list[StashedRow]:
@@ -290,8 +290,8 @@ class SqliteSession:
     def hasten_parked(self) -> int:
         return self._change(f"UPDATE {self._table}_parked SET next_try_at = 0")
 
-    def drop_parked(self, number: int) -> int:
-        return self._change(f"DELETE FROM {self._table}_parked WHERE id = ?", number)
+    def drop_parked(self, row: RowId) -> int:
+        return self._change(f"DELETE FROM {self._table}_parked WHERE id = ? AND tag = ?", *row)
 
     def apply(self, shards: int) -> str:
         checked_shards(shards)

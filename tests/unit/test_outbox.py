@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +14,7 @@ from hypothesis import strategies as st
 from streams import AsyncOutbox, Outbox, Record, RelayConfig
 from streams.core.outbox import RING, Ring, RowId, SentBatch, decode_batch, encode_batch, record_key
 from streams.errors import ConfigError, DecodeError, OffsetError, OutboxError
+from streams.outbox.postgres import refuse_shared_sessions
 from streams.outbox.schema import schema_sql, stash_function
 
 IDS = st.integers(1, 2**63 - 1)
@@ -164,3 +169,33 @@ def test_settings_of_a_relay_are_checked(
     assert "secret" not in repr(RelayConfig(**good))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=reason):
         RelayConfig(**good | changes)  # type: ignore[arg-type]
+
+
+class Session:
+    """A connection, ``pid`` of the server's process behind it, ``said`` to the client at its start."""
+
+    def __init__(self, pid: int, said: int) -> None:
+        self.pid, self.info, self.is_closed = pid, SimpleNamespace(backend_pid=said), False
+
+    def execute(self, text: str) -> Any:
+        assert text == "SELECT pg_backend_pid()"
+        return SimpleNamespace(fetchone=lambda: (self.pid,))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_pooler_that_shares_sessions_is_refused_by_name() -> None:
+    shared = Session(pid=70, said=2)
+    with pytest.raises(OutboxError, match="a pooler in transaction mode is between relay and database"):
+        refuse_shared_sessions(Session(pid=70, said=1), lambda: shared)
+    assert shared.is_closed
+    own = Session(pid=71, said=2)
+    refuse_shared_sessions(Session(pid=70, said=1), lambda: own)  # a pool in session mode
+    assert own.is_closed
+    refuse_shared_sessions(Session(pid=70, said=1), no_second_session)  # a pool in session mode that is used up
+    refuse_shared_sessions(Session(pid=70, said=70), lambda: pytest.fail("none is in between"))
+
+
+def no_second_session() -> Session:
+    raise psycopg.OperationalError("no more connections allowed")

@@ -26,6 +26,7 @@ class RestoredOutbox:
     def __init__(self, serials: list[Sequence[int]], noted: list[int]) -> None:
         self.serials, self.noted = serials, noted
         self.calls: list[tuple[object, ...]] = []
+        self.claimed: list[int] = []
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +48,7 @@ class RestoredOutbox:
         return 0
 
     def claim(self, settings: object, transactional_id: str, topic: str, shard: int) -> RingClaim:
+        self.claimed.append(shard)
         return RingClaim(self, shard)
 
 
@@ -112,3 +114,15 @@ def test_nothing_is_dropped_where_one_shard_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(OffsetError, match=r"orders\.outbox\[1\] ends with batch 2, and the database has noted batch 9"):
         purge(CONFIG, "drop")
     assert outbox.calls == []
+
+
+def test_each_shard_is_claimed_once_and_all_of_them_before_a_row_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    outbox = restored(monkeypatch, [range(37, 101), range(37, 90)], [5, 9])
+    claimed_at_drop = list[int]()
+    drop = outbox.drop_through
+    monkeypatch.setattr(
+        outbox, "drop_through", lambda *given: (claimed_at_drop.append(len(outbox.claimed)), drop(*given))[1]
+    )
+    assert [shard.dropped for shard in purge(CONFIG, "drop")] == [2, 2]
+    assert outbox.claimed == [0, 1]
+    assert claimed_at_drop == [2, 2]

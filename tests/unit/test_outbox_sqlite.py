@@ -113,6 +113,7 @@ def test_a_parked_row_holds_its_key_and_comes_back_to_its_place(session: SqliteS
     session.park(shard, first.row, "once more, by one that was frozen", 60.0, 3600.0)
     assert [row.output.value for row in rows(session)] == [b"3"]
     (parked,) = session.parked()
+    assert (parked.id, parked.tag) == first.row
     assert (parked.id, parked.key, parked.attempts, parked.error) == (first.row.id, "b'a'", 1, "no such topic")
     assert 50 < parked.next_try_seconds <= 60
     assert [one.output.value for one in session.parked_records(first.row.id)] == [first.output.value]
@@ -123,8 +124,9 @@ def test_a_parked_row_holds_its_key_and_comes_back_to_its_place(session: SqliteS
     assert [row.output.value for row in rows(session)] == [b"1", b"2", b"3"]
     session.park(shard, first.row, "again", 60.0, 3600.0)
     assert 100 < session.parked()[0].next_try_seconds <= 120
-    assert session.drop_parked(first.row.id) == 1
-    assert session.drop_parked(first.row.id) == 0
+    assert session.drop_parked(first.row._replace(tag=first.row.tag ^ 1)) == 0  # another one of the same id
+    assert session.drop_parked(first.row) == 1
+    assert session.drop_parked(first.row) == 0
     assert [row.output.value for row in rows(session)] == [b"2", b"3"]
 
 

@@ -20,6 +20,7 @@ from streams.journal.held_state import HeldState
 from streams.journal.journal import JournalTopic
 from streams.journal.term import JournalTerm
 from streams.runtime.bridge import Worker
+from streams.runtime.ownership.candidate import Candidate
 from tests.unit.test_journal_term import ScriptedWriter
 from tests.unit.waiting import PATIENCE, turns, until
 
@@ -37,6 +38,9 @@ class ScriptedJournal:
 
     async def check(self) -> JournalTopic:
         return JournalTopic("id", 0, 1_000, 1_000)
+
+    def candidate(self) -> Candidate:
+        return Candidate(self.name, 6.0)
 
     @asynccontextmanager
     async def lead(self, **settings: Any) -> AsyncIterator[JournalTerm]:

@@ -59,8 +59,13 @@ class Candidate:
         self._changed = Signal()
         self._tenure: Tenure | None = None
         self._failure: Exception | None = None
-        self._has_term = False
+        self._has_term = self._is_open = False
         self._end_term: Callable[[str], None] | None = None
+
+    @property
+    def member_id(self) -> str:
+        """Return the group's name for this process; empty before it has one."""
+        return self.group.member_id if self._is_open else ""
 
     @property
     def is_elected(self) -> bool:
@@ -80,6 +85,7 @@ class Candidate:
             self._abandon()
             raise
         self._claim, self.group = made[0]
+        self._is_open = True
         self.group.start()
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import time
 import uuid
 from typing import Final, Protocol
 
-from streams.clients import kafka_python_settings
+from streams.clients import kafka_python_settings, takeover
 from streams.clients.membership import connect_group
 from streams.clients.settings import ClientSettings
 from streams.config import host_name
@@ -231,3 +231,10 @@ class GroupTenures:
             if not tenure.is_over:
                 tenure.finish(reason)
                 self._owner.end(tenure)
+
+
+def remove_dead_member(settings: ClientSettings, group_id: str, topic: str, member_id: str, seconds: float) -> bool:
+    """Take a process that is known to be dead out of a group, without being in it. Blocks. ``False``: it was not there.
+    Raises ``BrokerUnavailable``, ``ConfigError``."""
+    security = kafka_python_settings.security_of(settings.overrides)
+    return takeover.remove_dead_member(settings.bootstrap_servers, security, group_id, topic, member_id, seconds)

@@ -1,0 +1,1 @@
+"""Rows of an outbox on their way to Kafka, beside a polling loop by hand."""

@@ -1,0 +1,389 @@
+"""An outbox: its drain, the way of a row, the price for writers, moves, and an idle relay."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from rich.table import Table
+
+from benchmarks.bench import Bench
+from benchmarks.cluster import Cluster
+from benchmarks.measures import Aim, Measure, at_least, at_most
+from benchmarks.outbox.postgres import Postgres
+from benchmarks.outbox.work import OutboxFigures, OutboxJob, config_of
+from benchmarks.reader import percentiles
+from benchmarks.systems import Child, Failed, running
+from benchmarks.tables import loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
+from streams import Outbox, Record
+from streams.clients.settings import ClientSettings
+from streams.errors import StreamsError
+from streams.outbox.positions import positions_name
+from streams.outbox.relay import apply
+from streams.runtime.ownership.tenure import remove_dead_member
+
+OURS, BY_HAND, BARE = "kes outbox", "by hand", "without stash"
+PARTITIONS, KEYS, VALUE_BYTES = 4, 10_000, 300
+STASHED_AT_ONCE = 1_000
+PATIENCE_SECONDS, SESSION_SECONDS = 600.0, 6.0
+MOVES = ("planned stop", "supervised death", "kill -9", "PostgreSQL restarted")
+MOST_SECONDS = {"planned stop": 0.3, "supervised death": 1.0, "kill -9": SESSION_SECONDS + 0.5}
+DRAIN, HOT_KEY, SNAPSHOT = "drain", "drain, one key", "drain, a held snapshot"
+PAUSE_SECONDS = 1.5
+"""Before a row: a relay falls asleep earlier."""
+IDLE, QUERIES = "idle, processor", "idle, transactions of the database"
+_RATE = re.compile(r"tps = ([\d.]+)")
+
+
+class OutboxResult(msgspec.Struct, frozen=True):
+    """One figure, with its unit; ``p99`` where it is one of many."""
+
+    what: str
+    system: str
+    round: int
+    fault: str = ""
+    value: float = 0.0
+    unit: str = ""
+    p99: float = 0.0
+    cpu_us: float = 0.0
+    load_average: float = 0.0
+
+
+class Outboxes(Measure[OutboxResult]):
+    """Rows of PostgreSQL on their way to Kafka."""
+
+    name, title, place = "outbox", "An outbox", 49
+    presets = frozenset({"full"})
+    result = OutboxResult
+    about = """\
+PostgreSQL from a wheel and one broker, on this machine, with ordinary settings. *Drain*: rows of 300 bytes and 10,000
+keys wait in one shard when the relay starts; rows per second from the moment it has the shard until its last batch. By
+hand means a loop that polls the table, sends with an idempotent producer, waits for all acknowledgements and deletes:
+at least once. *Held snapshot*: another session keeps one open. *Latency*: from the begin of a row's transaction until
+a `read_committed` consumer of this process has it; the writers are as many connections as the rate takes. *After a
+pause*: single rows, each 1.5 s after the one before. *Writers*: `pgbench` with an INSERT, and with an INSERT and a
+`kes_stash` of one of 10,000 keys, while a relay runs. *Moves*: two relays of one shard, 100 rows in a second; the
+longest time in which the consumer got nothing. *Idle*: a relay of four shards that sleeps. The other relays that the
+design names (goharvest, Debezium) are not part of this measure."""
+
+    sizes: ClassVar = {
+        "rows": (5_000, 100_000, 500_000),
+        "rates": ([100], [100, 1_000], [100, 1_000, 5_000]),
+        "seconds": (3.0, 10.0, 30.0),
+        "samples": (3, 20, 100),
+        "clients": ([4], [1, 16], [1, 16, 64]),
+        "rounds": (1, 1, 3),
+    }
+
+    def run(self, bench: Bench) -> Iterator[OutboxResult]:
+        """All rows in turn, round by round; each in a database of its own."""
+        sizes, cluster = bench.sizes(self), Cluster(bench.cluster.bootstrap_servers, PARTITIONS, self.name)
+        bench.now("starting PostgreSQL")
+        with Postgres() as postgres:
+            for turn in range(1, sizes.rounds + 1):
+                steps = self._steps(Place(postgres, cluster), sizes)
+                while True:
+                    bench.now(f"{self.name} {turn}/{sizes.rounds}")
+                    try:
+                        found = next(steps)
+                    except StopIteration:
+                        break
+                    except (Failed, StreamsError, psycopg.Error) as error:
+                        yield OutboxResult("all that follows", OURS, turn, f"failed: {error}")
+                        break
+                    yield msgspec.structs.replace(found, round=turn, load_average=os.getloadavg()[0])
+
+    def _steps(self, place: Place, sizes: argparse.Namespace) -> Iterator[OutboxResult]:
+        yield from (place.drained(DRAIN, way, sizes.rows) for way in (OURS, BY_HAND))
+        yield place.drained(HOT_KEY, OURS, sizes.rows // 2, keys=1)
+        yield place.drained(SNAPSHOT, OURS, sizes.rows // 2, is_held=True)
+        for rate in sizes.rates:
+            yield place.latency(rate, sizes.seconds)
+        yield place.after_pauses(sizes.samples)
+        for clients in sizes.clients:
+            yield from place.writers(clients, sizes.seconds)
+        for how in MOVES:
+            yield place.moved(how)
+        yield from place.idle(sizes.seconds)
+
+    def in_short(self, found: OutboxResult) -> str:
+        p99 = f", p99 {found.p99:,.1f}" if found.p99 else ""
+        figure = f"{found.value:,.2f} {found.unit}{p99}"
+        return f"{self.name} {found.round}, {found.what}, {found.system}: {found.fault or figure}"
+
+    def tables(self, found: Sequence[OutboxResult]) -> list[Table]:
+        columns = ["figure", "p99", "unit", "processor time, us each", "right"]
+        shown = table(f"An outbox: {of_rounds(found)}; {loads(found)}", ["what", "of"], columns)
+        for what in _whats(found):
+            of_it = [one for one in found if one.what == what]
+            for system in names(of_it):
+                mine = of_system(of_it, system)
+                kept = right(mine)
+                form = ",.0f" if max((one.value for one in kept), default=0) > 100 else ".2f"
+                shown.add_row(
+                    what,
+                    system,
+                    spread((one.value for one in kept), form),
+                    spread((one.p99 for one in kept if one.p99), ".1f"),
+                    next((one.unit for one in kept), ""),
+                    spread((one.cpu_us for one in kept if one.cpu_us), ".1f"),
+                    verdict(mine),
+                )
+        return [shown]
+
+    def aims(self, found: Sequence[OutboxResult]) -> list[Aim]:
+        """Those of the design that need no peer."""
+        ours = {what: right(one for one in found if (one.what, one.system) == (what, OURS)) for what in _whats(found)}
+        aims: list[Aim] = []
+        drains = {one.round: one.value for one in ours.get(DRAIN, ())}
+        if drains:
+            aims.append(at_least("outbox: drain, of 20,000 rows/s", 1, [rate / 20_000 for rate in drains.values()]))
+        for what, least in ((HOT_KEY, 0.5), (SNAPSHOT, 0.7)):
+            shares = [one.value / drains[one.round] for one in ours.get(what, ()) if one.round in drains]
+            if shares:
+                aims.append(at_least(f"outbox: {what}, of the drain", least, shares))
+        if steady := ours.get("latency at 1,000/s"):
+            aims.append(at_most("outbox: 1,000 tx/s, p50", 25, [one.value for one in steady], "ms"))
+            aims.append(at_most("outbox: 1,000 tx/s, p99", 80, [one.p99 for one in steady], "ms"))
+        if first := ours.get("after a pause"):
+            aims.append(at_most("outbox: first row after a pause, p99", 60, [one.p99 for one in first], "ms"))
+        shares = ratios([one for one in found if one.what == "writers, 16 clients"], OURS, BARE, lambda one: one.value)
+        if shares:
+            aims.append(at_least("outbox: transactions with stash, of the bare INSERT, 16 clients", 0.8, shares))
+        for how, most in MOST_SECONDS.items():
+            if moved := ours.get(how):
+                aims.append(at_most(f"outbox: silence, {how}", most, [one.value for one in moved], "s"))
+        for what, most, unit in ((IDLE, 1, "% of a core"), (QUERIES, 2, "a second and shard")):
+            if idle := ours.get(what):
+                aims.append(at_most(f"outbox: {what}", most, [one.value for one in idle], unit))
+        return aims
+
+
+def _whats(found: Sequence[OutboxResult]) -> list[str]:
+    return list(dict.fromkeys(one.what for one in found))
+
+
+class Place:
+    """Servers, and the steps of the measure on them. Each raises ``Failed``, ``StreamsError``, ``psycopg.Error``."""
+
+    def __init__(self, postgres: Postgres, cluster: Cluster) -> None:
+        self._postgres, self._cluster = postgres, cluster
+        self._number = 0
+
+    def _job(self, shards: int = 1) -> OutboxJob:
+        """Make an outbox, and its topic."""
+        self._number += 1
+        name = f"outbox-{id(self):x}-{self._number}"
+        topic = self._cluster.source(f"{name}-rows")
+        servers = self._cluster.bootstrap_servers
+        job = OutboxJob("relay", name, self._postgres.database(), servers, topic, session_seconds=SESSION_SECONDS)
+        apply(config_of(job), shards)
+        return job
+
+    def drained(self, what: str, way: str, rows: int, keys: int = KEYS, *, is_held: bool = False) -> OutboxResult:
+        """Have waiting rows moved."""
+        job = msgspec.structs.replace(self._job(), what="relay" if way == OURS else BY_HAND, rows=rows, keys=keys)
+        outbox, value = Outbox(), b"x" * VALUE_BYTES
+        with psycopg.connect(job.database) as held, psycopg.connect(job.database) as db:
+            if is_held:
+                held.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                held.execute("SELECT count(*) FROM kes_outbox")  # begins its transaction, and takes the snapshot
+            for start in range(0, rows, STASHED_AT_ONCE):
+                numbers = range(start, min(start + STASHED_AT_ONCE, rows))
+                with db.transaction():
+                    outbox.stash_many(db, [Record(job.topic, value, b"key-%d" % (number % keys)) for number in numbers])
+            with running("benchmarks.outbox.work", job) as child:
+                figures = msgspec.json.decode(child.result(PATIENCE_SECONDS), type=OutboxFigures)
+        there = sum(1 for _ in self._cluster.records(job.topic, PARTITIONS))
+        fault = "" if there == rows else f"{there:,} records of {rows:,} rows"
+        rate = figures.rows / max(figures.seconds, 1e-9)
+        return OutboxResult(what, way, 0, fault, rate, "rows/s", cpu_us=figures.cpu_seconds / rows * 1e6)
+
+    def latency(self, rate: int, seconds: float) -> OutboxResult:
+        """Write at a rate, and read."""
+        job = self._job(PARTITIONS)
+        with self._relaying(job, PARTITIONS), Arrivals(job) as arrivals:
+            writing = msgspec.structs.replace(job, what="write", rate=rate, seconds=seconds)
+            with running("benchmarks.outbox.work", writing) as writer:
+                written = msgspec.json.decode(writer.result(PATIENCE_SECONDS), type=OutboxFigures)
+            arrivals.wait_for(written.rows)
+        p50, p99, _ = percentiles(arrivals.delays())
+        fault = "" if len(arrivals.at) == written.rows else f"{len(arrivals.at)} records of {written.rows} rows"
+        if written.rows < rate * seconds * 0.95:
+            fault = fault or f"the writers made {written.rows / written.seconds:,.0f} in a second"
+        return OutboxResult(f"latency at {rate:,}/s", OURS, 0, fault, p50, "ms", p99)
+
+    def after_pauses(self, samples: int) -> OutboxResult:
+        """Write single rows after pauses."""
+        job = self._job()
+        outbox = Outbox()
+        with self._relaying(job), Arrivals(job) as arrivals, psycopg.connect(job.database) as db:
+            for number in range(samples):
+                time.sleep(PAUSE_SECONDS)
+                with db.transaction():
+                    outbox.stash_many(db, [Record(job.topic, b"%.6f" % time.time(), b"k")])
+                arrivals.wait_for(number + 1)
+        p50, p99, _ = percentiles(arrivals.delays())
+        return OutboxResult("after a pause", OURS, 0, "", p50, "ms", p99)
+
+    def writers(self, clients: int, seconds: float) -> Iterator[OutboxResult]:
+        """Count transactions of ``pgbench`` with and without a stash, while a relay runs."""
+        job = self._job(PARTITIONS)
+        with psycopg.connect(job.database, autocommit=True) as db:
+            db.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, cents int, note text)")
+        insert = "\\set key random(1, 10000)\nBEGIN;\nINSERT INTO orders (cents, note) VALUES (:key, 'a note');\n"
+        value = "jsonb_build_object('cents', :key)"
+        stash = f"SELECT kes_stash('{job.topic}', 'Ordered', 'key-' || :key, {value});\n"
+        with self._relaying(job, PARTITIONS), tempfile.TemporaryDirectory(prefix="kes-pgbench-") as folder:
+            Path(folder).chmod(0o755)
+            for system, text in ((BARE, insert), (OURS, insert + stash)):
+                script = Path(folder) / f"{len(text)}.sql"
+                script.write_text(text + "COMMIT;\n")
+                words = ["-n", "-f", str(script), "-c", str(clients), "-j", str(min(clients, 2)), "-T"]
+                said = self._postgres.run("pgbench", *words, str(int(seconds)), "-d", job.database)
+                found = _RATE.search(said)
+                fault = "" if found else f"pgbench says no rate: {said[-200:]}"
+                rate = float(found.group(1)) if found else 0.0
+                yield OutboxResult(f"writers, {clients} clients", system, 0, fault, rate, "tx/s")
+
+    def moved(self, how: str) -> OutboxResult:
+        """Have a shard move from one relay to another, and return the longest silence."""
+        job = self._job()
+        with tempfile.TemporaryDirectory(prefix="kes-outbox-") as folder, Arrivals(job) as arrivals:
+            notes = Path(folder) / "notes"
+            first = msgspec.structs.replace(job, notes=str(notes))
+            with running("benchmarks.outbox.work", first) as owner:
+                _until(owner, lambda: _lines(notes) > 0, "the relay has its shard")
+                with running("benchmarks.outbox.work", job) as successor:
+                    writing = msgspec.structs.replace(job, what="write", rate=100, seconds=SESSION_SECONDS + 12)
+                    with running("benchmarks.outbox.work", writing) as writer:
+                        _until(successor, lambda: len(arrivals.at) > 300, "rows arrive")
+                        began = time.time()
+                        if how == "PostgreSQL restarted":
+                            self._postgres.restart()
+                        else:
+                            owner.send(signal.SIGTERM if how == "planned stop" else signal.SIGKILL)
+                        if how == "supervised death":
+                            while owner.is_alive:
+                                time.sleep(0.001)
+                            _remove(job, notes.read_text().strip())
+                        written = msgspec.json.decode(writer.result(PATIENCE_SECONDS), type=OutboxFigures)
+                        arrivals.wait_for(written.rows)
+                        silence = arrivals.gap_since(began)
+        return OutboxResult(how, OURS, 0, "", silence, "s")
+
+    def idle(self, seconds: float) -> Iterator[OutboxResult]:
+        """Look at a relay that sleeps."""
+        job = self._job(PARTITIONS)
+        with running("benchmarks.outbox.work", job) as child:
+            time.sleep(8.0)  # it has joined, and is asleep
+            before, queries, began = child.sample(0.0, 0).cpu, self._transactions(job), time.monotonic()
+            time.sleep(max(seconds, 5.0))
+            passed = time.monotonic() - began
+            share = (child.sample(0.0, 0).cpu - before) / passed * 100
+            made = (self._transactions(job) - queries) / passed / PARTITIONS
+        yield OutboxResult(IDLE, OURS, 0, "", share, "% of a core")
+        yield OutboxResult(QUERIES, OURS, 0, "", made, "a second and shard")
+
+    def _transactions(self, job: OutboxJob) -> int:
+        with psycopg.connect(job.database, autocommit=True) as db:
+            text = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+            row = db.execute(text).fetchone()
+        return int(row[0]) if row else 0
+
+    @contextmanager
+    def _relaying(self, job: OutboxJob, shards: int = 1) -> Iterator[Child]:
+        """Run a relay that has all shards when the block begins."""
+        with tempfile.TemporaryDirectory(prefix="kes-outbox-") as folder:
+            notes = Path(folder) / "notes"
+            with running("benchmarks.outbox.work", msgspec.structs.replace(job, notes=str(notes))) as child:
+                _until(child, lambda: _lines(notes) >= shards, "the relay has its shards")
+                yield child
+
+
+class Arrivals:
+    """Reads the topic of a job on a thread, and notes when each record came, and the time that is its value."""
+
+    def __init__(self, job: OutboxJob) -> None:
+        self.at: list[float] = []
+        self._sent: list[float] = []
+        self._stopped = threading.Event()
+        settings = {
+            "bootstrap.servers": job.bootstrap_servers,
+            "group.id": "none",
+            "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 10,
+            "log_level": 2,
+        }
+        self._consumer = Consumer(settings)
+        self._consumer.assign([TopicPartition(job.topic, number, 0) for number in range(PARTITIONS)])
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Arrivals:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def delays(self) -> list[float]:
+        """Return milliseconds from value to arrival."""
+        return [max(0.0, at - sent) * 1e3 for at, sent in zip(self.at, self._sent, strict=True)]
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many have come. Raises ``Failed``."""
+        until = time.monotonic() + 60
+        while len(self.at) < count:
+            if time.monotonic() > until:
+                raise Failed(f"{len(self.at)} of {count} records within a minute")
+            time.sleep(0.001)
+
+    def gap_since(self, moment: float) -> float:
+        """Return the longest time without a record that ended after a moment; 0: none has come since."""
+        at = list(self.at)
+        gaps = [later - earlier for earlier, later in pairwise(at) if later > moment]
+        return max(gaps, default=0.0)
+
+    def _read(self) -> None:
+        while not self._stopped.is_set():
+            for message in self._consumer.consume(500, 0.05):
+                if message.error() is None:
+                    self._sent.append(float(message.value() or b"0"))
+                    self.at.append(time.time())
+
+
+def _remove(job: OutboxJob, member_id: str) -> None:
+    """Take a dead relay out of its group, as a supervisor has it done."""
+    topic = positions_name(job.name)
+    remove_dead_member(ClientSettings(job.bootstrap_servers), topic, topic, member_id, 10.0)
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _until(child: Child, is_so: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        child.check()
+        if time.monotonic() > until:
+            raise Failed(f"not within a minute: {what}")
+        time.sleep(0.005)
+
+
+MEASURES = (Outboxes(),)

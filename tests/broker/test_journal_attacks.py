@@ -1,0 +1,267 @@
+"""An attacker's tries at a journal: cancellations, a fork, a clock that jumps, claims in a row, a deleted group, two
+services under one name, a dead leader that its supervisor removes; and brokers of three that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+from itertools import groupby
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from streams.broker import KafkaCluster
+from streams.errors import NotLeading
+from streams.journal import Journal, JournalTerm, TermBegan
+from streams.journal import writer as writer_module
+from streams.testing.fixtures import BrokerAddress
+from tests.broker.battery_kit import ROOT
+from tests.broker.gate import gate
+from tests.broker.test_journal import all_of, events_of, journal_of, usurp
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize("count", gate([40, 1_000], 40))
+async def test_appends_that_are_cancelled_at_random_are_in_the_log_once_or_never(
+    kafka_broker: BrokerAddress, topic_prefix: str, seed: int, count: int
+) -> None:
+    """And what ``submit`` says of each is what the log says, also of those whose waiting task was cancelled."""
+    journal, luck = journal_of(kafka_broker, topic_prefix + "cancelled"), random.Random(seed)
+    await journal.create()
+    handles = {}
+    async with journal.lead() as term:
+
+        async def append(number: int) -> int:
+            value = b"%d" % number
+            if number % 2:
+                return await term.append(value)
+            handles[value] = term.submit(value)
+            return await handles[value]
+
+        tasks = []
+        for number in range(count):
+            tasks.append(asyncio.create_task(append(number)))
+            await asyncio.sleep(luck.choice([0, 0, 0.001, 0.004]))
+            luck.choice(tasks[-8:]).cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for handle in handles.values():
+            await handle
+        await term.append(b"last")
+    there = events_of(await all_of(journal))
+    assert len(set(there)) == len(there)
+    returned = {b"%d" % number for number, answer in enumerate(answers) if isinstance(answer, int)}
+    assert returned | handles.keys() | {b"last"} <= set(there)
+    assert {answer.__class__ for answer in answers} <= {int, asyncio.CancelledError}
+
+
+@pytest.mark.nightly
+async def test_a_fork_of_a_leader_appends_nothing(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
+    """Nothing is sent there, since no thread of the parent is; and the parent goes on undisturbed."""
+    journal = journal_of(kafka_broker, topic_prefix + "forked")
+    await journal.create()
+    async with journal.lead() as term:
+        await term.append(b"before")
+        child = os.fork()
+        if not child:
+            os._exit(tries_to_append(term))
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            await term.append(b"meanwhile")
+        assert os.waitstatus_to_exitcode(ended[1]) == 7
+        await term.append(b"after")
+    there = events_of(await all_of(journal))
+    assert (there[0], there[-1], set(there[1:-1])) == (b"before", b"after", {b"meanwhile"})
+
+
+def tries_to_append(term: JournalTerm) -> int:
+    try:
+        asyncio.run(asyncio.wait_for(term.append(b"of the fork"), 2))
+    except BaseException:
+        return 7
+    return 0
+
+
+@pytest.mark.nightly
+async def test_a_clock_that_jumps_changes_no_order_and_no_token(
+    kafka_broker: BrokerAddress, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = journal_of(kafka_broker, topic_prefix + "clock")
+    await journal.create()
+    for jump in (0, -86_400, 86_400):
+        clock = SimpleNamespace(monotonic=time.monotonic, time=lambda jump=jump: time.time() + jump)
+        monkeypatch.setattr(writer_module, "time", clock)
+        async with journal.lead() as term:
+            await term.append(b"%d" % jump)
+    items = await all_of(journal)
+    terms = [item.term for item in items if isinstance(item, TermBegan)]
+    assert terms == sorted(set(terms))
+    assert len(terms) == 3
+    assert events_of(items) == [b"0", b"-86400", b"86400"]
+
+
+@pytest.mark.parametrize("claims", gate([2, 10], 2))
+async def test_many_claims_in_a_row_leave_one_writer(
+    kafka_broker: BrokerAddress, topic_prefix: str, claims: int
+) -> None:
+    """Each fences the one before, whose append raises, whatever the group says."""
+    journal = journal_of(kafka_broker, topic_prefix + "claims")
+    await journal.create()
+    async with journal.lead() as term:
+        await term.append(b"first")
+        for _ in range(claims):
+            await usurp(journal)
+        with pytest.raises(NotLeading):
+            await term.append(b"of a term that is over")
+    items = await all_of(journal)
+    terms = [item.term for item in items if isinstance(item, TermBegan)]
+    assert len(terms) == claims + 1
+    assert events_of(items) == [b"first"]
+
+
+@pytest.mark.nightly
+async def test_a_group_that_is_deleted_costs_a_term_and_no_entry(
+    kafka_broker: BrokerAddress, topic_prefix: str
+) -> None:
+    """Kafka deletes an empty group only: between two terms. The next one begins with generation 1 again."""
+    journal = journal_of(kafka_broker, topic_prefix + "group")
+    await journal.create()
+    tokens = []
+    for turn in range(2):
+        async with journal.lead() as term:
+            await term.append(b"%d" % turn)
+            tokens.append(term.token)
+        admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+        admin.delete_consumer_groups([f"{journal.name}.leader"])[f"{journal.name}.leader"].result(30)
+    async with journal.lead() as term:
+        tokens.append(term.token)
+    assert tokens == sorted(set(tokens))
+    assert events_of(await all_of(journal)) == [b"0", b"1"]
+
+
+@pytest.mark.nightly
+async def test_two_services_under_one_name_never_write_at_once(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
+    """They are one group, so one of them leads; and a reader names the entries of the other's types."""
+    ours = journal_of(kafka_broker, topic_prefix + "shared")
+    await ours.create()
+
+    async def serve(name: bytes, journal: Journal) -> None:
+        with suppress(NotLeading):
+            async with journal.lead() as term:
+                for _ in range(20):
+                    await term.append(name)
+
+    theirs = journal_of(kafka_broker, topic_prefix + "shared")
+    await asyncio.gather(serve(b"ours", ours), serve(b"theirs", theirs))
+    items = await all_of(ours)
+    runs = [value for value, _ in groupby(events_of(items))]
+    assert sorted(runs) == [b"ours", b"theirs"]  # one after the other
+    assert [item.term for item in items] == sorted(item.term for item in items)
+
+
+LEADER = """
+import asyncio, sys
+from streams import Journal
+
+async def main(name, servers):
+    journal = Journal(name, bootstrap_servers=servers, replication_factor=1, min_insync_replicas=1, session_seconds=30)
+    candidate = journal.candidate()
+    async with journal.lead(candidate=candidate) as term:
+        await term.append(b"of the dead one")
+        print(candidate.member_id, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.nightly
+async def test_a_dead_leader_that_is_removed_is_replaced_at_once(
+    kafka_broker: BrokerAddress, topic_prefix: str
+) -> None:
+    """The session has 30 seconds; the aim of a quiet machine, of a second, is measured by the benchmarks."""
+    journal = journal_of(kafka_broker, topic_prefix + "supervised", session_seconds=30.0)
+    await journal.create()
+    words = [sys.executable, "-c", LEADER, journal.name, kafka_broker.bootstrap_servers]
+    leader = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert leader.stdout is not None
+    member = (await asyncio.wait_for(leader.stdout.readline(), 60)).decode().strip()
+    began, candidate = 0.0, journal.candidate()
+
+    async def succeed() -> tuple[float, int]:
+        async with journal.lead(candidate=candidate) as term:
+            return time.monotonic() - began, await term.append(b"of the successor")
+
+    successor = asyncio.create_task(succeed())
+    try:
+        while not candidate.member_id:
+            await asyncio.sleep(0.01)
+        assert not successor.done()
+        began = time.monotonic()
+        leader.send_signal(signal.SIGKILL)
+        await leader.wait()
+        assert await journal.remove_member(member)
+        seconds, _ = await asyncio.wait_for(successor, 60)
+    finally:
+        with suppress(ProcessLookupError):
+            leader.kill()
+        successor.cancel()
+    print(f"replaced after {seconds:.2f} s")
+    assert seconds < 15
+    assert events_of(await all_of(journal)) == [b"of the dead one", b"of the successor"]
+    assert not await journal.remove_member(member)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+async def test_appends_on_a_cluster_of_three_whose_brokers_are_killed_in_turn() -> None:
+    """Two of three are in sync at all times, so every append is answered; the log has each acknowledged one once."""
+    with KafkaCluster(3) as cluster:
+        journal = Journal("ledger", bootstrap_servers=cluster.bootstrap_servers)
+        await journal.create()
+        acknowledged: list[bytes] = []
+        stopped = asyncio.Event()
+
+        async def append(term: JournalTerm) -> None:
+            while not stopped.is_set():
+                value = b"%d" % len(acknowledged)
+                await term.append(value)
+                acknowledged.append(value)
+
+        async def lead() -> None:
+            while not stopped.is_set():
+                with suppress(NotLeading):
+                    async with journal.lead() as term:
+                        await append(term)
+
+        leading = asyncio.create_task(lead())
+        try:
+            for node in cluster.nodes.values():
+                await more(acknowledged, leading)
+                await asyncio.to_thread(node.kill)
+                await more(acknowledged, leading)
+                await asyncio.to_thread(node.start)
+                await asyncio.to_thread(cluster.wait_in_sync)
+            await more(acknowledged, leading)
+            stopped.set()
+            await asyncio.wait_for(leading, 60)
+        finally:
+            leading.cancel()
+        assert events_of(await all_of(journal)) == acknowledged
+
+
+async def more(acknowledged: list[bytes], leading: asyncio.Task[None]) -> None:
+    """Wait for 30 more."""
+    wanted, until = len(acknowledged) + 30, time.monotonic() + 150
+    while len(acknowledged) < wanted:
+        if leading.done():
+            leading.result()
+        assert time.monotonic() < until, f"{len(acknowledged)} of {wanted} appends"
+        await asyncio.sleep(0.05)
