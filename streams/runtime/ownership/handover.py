@@ -164,7 +164,13 @@ class Handover:
         if position is not None and worker.is_journalled and not worker.scope.cancel_called:
             timers = worker.timers.contents()
             self._replicas.adopt(
-                partition, worker.take_store(), worker.offset_record, timers, position, worker.take_kept()
+                partition,
+                worker.take_store(),
+                worker.offset_record,
+                timers,
+                position,
+                worker.take_kept(),
+                worker.joined,
             )
         else:
             worker.drop_store()

@@ -99,7 +99,10 @@ class Execution:
         route, event, unreadable = read_event(router.routes, router.default, record, where)
         if unreadable is not None or route is None or route.kind is None:
             return route, event, unreadable
-        return route, route.kind.argument(record, event), None
+        try:
+            return route, route.kind.argument(self._partition, self._host, record, event), None
+        except DecodeError as error:
+            return route, None, DecodeError(f"{where or record.where}: {error}")
 
     async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record to its end: decode errors, retries, policies. ``failure``: of the first attempt, if it
@@ -295,7 +298,10 @@ class Execution:
                 text += f"; or stop all members and pass this record: {passed}"
             raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
-        ctx = self.context(None if timer is not None else record, timer=timer)
+        if route is None:
+            ctx = self.context(None if timer is not None else record, timer=timer)
+        else:  # an update changes its row whatever its handler has done
+            ctx = self._context(record, route, attempts, timer)
         ctx._trace = None  # a letter has it by now, and may not grow any more
         if decision is Decision.DEAD_LETTER:
             handler, instance = "" if route is None else route.handler_name, host.config.instance_id
@@ -308,8 +314,9 @@ class Execution:
         await self._admit(unit)
 
     def _decode_policy(self, record: IncomingRecord) -> Retry:
-        nulls = self._partition.nulls
-        return self._host.config.decode_policy if nulls is None or record.value is not None else nulls
+        nulls, on_error = self._partition.nulls, self._partition.on_error
+        policy = self._host.config.decode_policy if on_error is None else on_error
+        return policy if nulls is None or record.value is not None else nulls
 
     def _watermark(self, record: IncomingRecord, timer: Timer | None) -> int:
         """Return the watermark behind the event of a record, or of a timer, which moves none."""
