@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
@@ -44,8 +44,10 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
     if TYPE_CHECKING:
         store: StoreT
 
-    _row: ClassVar[Any] = None
-    """Of an update's context (``joining.UpdateContext``): the change of its row."""
+    @property
+    def _row(self) -> Any:
+        """The change of a row: of an update's context (``joining.UpdateContext``)."""
+        return None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.where}>"

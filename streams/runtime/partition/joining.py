@@ -57,7 +57,12 @@ class RowChange:
 class UpdateContext(EventContext[StoreT]):
     """The context of an update handler; the row is changed already."""
 
-    _row: RowChange | None = None
+    _change: RowChange | None = None
+
+    @property
+    def _row(self) -> RowChange | None:
+        """The change of the row; ``None``: the record is passed over."""
+        return self._change
 
 
 class JoinKind:
@@ -101,7 +106,7 @@ class JoinKind:
             partition.store, partition.reading, record, [], [], host.message_limit, attempt, partition.timers
         )
         ctx._host = host
-        ctx._row = None if row is None else RowChange(self.topic, table, row)
+        ctx._change = None if row is None else RowChange(self.topic, table, row)
         return ctx
 
     def run(
@@ -159,7 +164,7 @@ class JoinKind:
                 partition.timers,
                 first,
             )
-            ctx._row = None if row is None else RowChange(self.topic, table, row)
+            ctx._change = None if row is None else RowChange(self.topic, table, row)
             try:
                 unit.observe(ctx)
                 answer = handler(ctx, None)
