@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,9 +20,11 @@ from streams import (
     EventSourceConfig,
     PoolConfig,
     Retry,
+    StateConfig,
     Table,
     Update,
 )
+from streams.disk.sqlite import SQLite
 from streams.errors import ConfigError, EventFailure, RegistrationError, StoreError, TopicError, TopicReplaced
 from streams.events import event_type
 from streams.records import Record
@@ -529,4 +532,26 @@ def test_standbys_have_the_rows(tmp_path: Any) -> None:
         driver.advance(60)
         place(driver, "c1")
         assert seen(driver)[-1] == "c1 is Ann"
+        driver.check()
+
+
+@pytest.mark.parametrize("engine", [None, SQLite()])
+def test_a_folder_on_disk_has_the_rows(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = StateConfig(folder=str(tmp_path / "state"), checkpoint_seconds=0.5)
+    store = Table.factory(key=str, value=int, engine=engine)
+    read: list[bytes] = []
+    taken = JoinedRows.receive
+    monkeypatch.setattr(JoinedRows, "receive", lambda self, key, value: (read.append(key), taken(self, key, value))[1])
+    with TestDriver(lambda: Shop(update, store=store, state=state).source) as driver:
+        for name in ("Ann", "Anna"):
+            driver.table(CUSTOMERS).put("ann", Customer(name))
+        driver.table(CUSTOMERS).put("bob", Customer("Bob"))
+        driver.table(CUSTOMERS).delete("bob")
+        driver.advance(5)
+        driver.leave()
+        read.clear()
+        driver.restart()
+        place(driver, "ann", "bob")
+        assert seen(driver)[-2:] == ["ann is Anna", "bob is -"]
+        assert read.count(b"\xff\xffkes.join.customers\0ann") == 1, "from the disk: the changelog has two records of it"
         driver.check()

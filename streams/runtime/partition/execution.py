@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _REPAIR: Final = "repair the handler and deploy it"
 _REPAIR_CLASS: Final = "repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+_REPAIR_ROW: Final = "set on_error=DEAD_LETTER or on_error=SKIP in source.join(...): the row before stays"
 
 Handle = Callable[[EventContext[Any]], Any]
 """The function of an event, or of an interjection, on its context. May be asynchronous."""
@@ -292,7 +293,8 @@ class Execution:
             host.exit_now(f"{text}; {decision.value}")
         if decision is Decision.STOP:
             text += "; the source stops, and the next start meets it again. To go on, "
-            text += _REPAIR_CLASS if route is None else _REPAIR
+            is_row = partition.reading.topic in partition.joined.tables
+            text += _REPAIR if route is not None else _REPAIR_ROW if is_row else _REPAIR_CLASS
             if timer is None and partition.reading == partition.topic_partition:
                 passed = f"kes skip MODULE:SOURCE {record.partition}@{record.offset}"
                 text += f"; or stop all members and pass this record: {passed}"
