@@ -216,6 +216,10 @@ class JoinedTable(Table[K, V], Generic[K, V]):
                 "Forward the event under this key, so that it is handled where the row is"
             )
 
+    def revoked(self) -> None:
+        """Free everything: the partition is no longer here."""
+        self._close(f"the rows of {self.partition} were revoked: the partition is no longer here")
+
     def _refuse_write(self) -> NoReturn:
         self._check_open()
         raise StoreError(

@@ -63,6 +63,7 @@ class JoinedRows:
         """Tables whose rows are in the changelog, and which the source does not join (any more)."""
         self._by_name = {name.encode(): table for name, table in self.tables.items()}
         self._begun: list[Change] = []
+        self._is_over = False
 
     @classmethod
     def of(cls, inputs: Iterable[InputSpec], partition: int) -> JoinedRows:
@@ -119,9 +120,11 @@ class JoinedRows:
             )
 
     def revoked(self) -> None:
-        """Free everything; a handler that kept a table gets ``StoreError``."""
-        for table in self.tables.values():
-            table.revoked()
+        """Free everything; a handler that kept a table gets ``StoreError``. Harmless the second time."""
+        if not self._is_over:
+            self._is_over = True
+            for table in self.tables.values():
+                table.revoked()
 
 
 def row_key(topic: str, key: bytes) -> bytes:
