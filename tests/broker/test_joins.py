@@ -130,6 +130,7 @@ def killed_under_load(bench: JoinBench, folder: Path, seed: int, *, kills: int, 
             bench.send(records, rng)
             wait_until(lambda before=before: bench.handled() > before, "some are handled")
             let_pass(rng.uniform(0.0, 0.3))
+            wait_until(lambda: any(member.times("generation") for member in members.values()), "one has joined")
             name = rng.choice([name for name, member in sorted(members.items()) if member.times("generation")])
             members[name].kill()
             members[name] = JoinWorker(bench.bootstrap, bench.group, name, folder)
