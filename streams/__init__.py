@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
     from streams.stores.heap import Heap
     from streams.stores.indexes import Index
+    from streams.stores.joined import Joined, JoinedTable, Update
     from streams.stores.named_table import NamedTable
     from streams.stores.several import Stores
     from streams.stores.simple import SimpleStore
@@ -99,6 +100,8 @@ __all__ = [
     "Heap",
     "IncomingRecord",
     "Index",
+    "Joined",
+    "JoinedTable",
     "Journal",
     "JournalReader",
     "JournalTerm",
@@ -135,6 +138,7 @@ __all__ = [
     "TopicPartition",
     "Topology",
     "TransactionRecords",
+    "Update",
     "View",
     "ViewChange",
     "ViewSnapshot",
@@ -181,6 +185,7 @@ _NAMES = {
     "statistics": "PartitionStatistics SourceState SourceStatistics",
     "stores.heap": "Heap",
     "stores.indexes": "Index",
+    "stores.joined": "Joined JoinedTable Update",
     "stores.named_table": "NamedTable",
     "stores.several": "Stores",
     "stores.simple": "SimpleStore",

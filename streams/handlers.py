@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, overload
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, overload
 
 from streams.config import EventSourceConfig, check_topic
 from streams.core.router import Route, Router, check_callable
@@ -13,6 +13,7 @@ from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
+from streams.joins import JoinDeclarations
 from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime import source_topics
@@ -21,6 +22,7 @@ from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinitio
 from streams.runtime.async_work.invoke import check_planner
 from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.joining import ROUTE_PREFIX, keep_row
 from streams.sak.numbers import is_number, is_whole
 from streams.sak.users_code import parameter_types, place_of
 from streams.topics import InputSpec, TopicSpec
@@ -36,7 +38,7 @@ BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
 InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
 
 
-class Handlers(Generic[StoreT]):
+class Handlers(JoinDeclarations[StoreT]):
     """The registering half of ``EventSource``."""
 
     def __init__(self, config: EventSourceConfig) -> None:
@@ -276,7 +278,7 @@ class Handlers(Generic[StoreT]):
 
     def input_topics(self) -> list[TopicSpec]:
         """Return the declared inputs as they must be."""
-        return [source_topics.spec(self.config, topic) for topic in self._inputs]
+        return [source_topics.spec_of_input(self.config, spec) for spec in self._inputs.values()]
 
     def _check_inputs(self) -> None:
         """Check that an input's events have a handler. Raises ``RegistrationError``."""
@@ -335,10 +337,14 @@ class Handlers(Generic[StoreT]):
             TopologyTopic(spec.name, source_topics.purposes(self.config)[spec.name], spec.partitions)
             for spec in source_topics.specs(self.config)
         ]
-        declared = [TopologyTopic(spec.name, source_topics.INPUT, spec.partitions) for spec in self.input_topics()]
+        declared = [
+            TopologyTopic(name, source_topics.purpose_of_input(spec), self.config.num_partitions)
+            for name, spec in self._inputs.items()
+        ]
         declared += [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
         default = [] if self._router.default is None else [self._router.default]
-        handlers = [_shown(route) for route in [*self._router.routes.values(), *default]]
+        routes = [route for route in [*self._router.routes.values(), *default] if route.handler is not keep_row]
+        handlers = [_shown(route) for route in routes]
         interjections = tuple(route.name for _, route in self._schedules)
         return Topology(self.config.group_id, (*own, *declared), tuple(handlers), interjections, not self._is_stateless)
 
@@ -391,7 +397,7 @@ def _shown(route: Route) -> TopologyHandler:
         kind = route.kind.name
     else:
         kind = "blocking" if route.is_blocking else "async" if route.is_async else "plain"
-    return TopologyHandler(route.name, route.handler_name, kind)
+    return TopologyHandler(route.name.removeprefix(ROUTE_PREFIX), route.handler_name, kind)
 
 
 def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:

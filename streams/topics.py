@@ -7,7 +7,7 @@ which group a topic belongs to.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,15 +28,25 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     configs: dict[str, str] = {}
     may_have_more: bool = False
     """More partitions than these are no difference."""
+    may_delete: bool = False
+    """A cleanup.policy of ``compact,delete`` is no difference from ``compact``."""
+
+    def further_policies(self, setting: str) -> set[str]:
+        """Return what a list in this setting may have besides."""
+        return {"delete"} if self.may_delete and setting == "cleanup.policy" else set()
 
 
 class InputSpec(msgspec.Struct, frozen=True):
     """A further topic that an event source reads. ``headers``: those of the type that all of its records are of;
-    ``None``: each record has its own. ``nulls``: the policy of records without a value; ``None``: the decode policy."""
+    ``None``: each record has its own. ``nulls``: the policy of records without a value, ``on_error`` of all that cannot
+    be read; ``None``: the decode policy. ``table``: the joined table whose rows the records are
+    (``stores.joined.Joined``)."""
 
     topic: str
     headers: ReceivedHeaders | None = None
     nulls: Retry | None = None
+    on_error: Retry | None = None
+    table: Any = None
 
     def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
         """Return records as their handlers are found: with the headers of the input's type."""

@@ -8,8 +8,8 @@ import msgspec
 
 
 class TopologyTopic(msgspec.Struct, frozen=True):
-    """A topic of an event source. ``purpose``: ``source``, ``input``, ``output``, ``changelog``, ``dead letters``,
-    or ``offsets`` (the stand-in of a source on another cluster)."""
+    """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``output``, ``changelog``, ``dead
+    letters``, or ``offsets`` (the stand-in of a source on another cluster)."""
 
     name: str
     purpose: str
@@ -53,6 +53,8 @@ class Topology(msgspec.Struct, frozen=True):
         if purpose in ("source", "input"):
             types = "<br/>".join(_escaped(handler.event) for handler in self.handlers)
             return [f'{node} -- "{types}" --> source' if types else f"{node} --> source"]
+        if purpose == "table":
+            return [f'{node} -- "rows" --> source']
         return [f"{node} <--> source" if purpose == "changelog" else f"source --> {node}"]
 
 

@@ -24,7 +24,7 @@ from streams.core.manifests import Manifest, SnapshotRefused
 from streams.errors import StoreError, TopicError
 from streams.event_source import EventSource
 from streams.records import IncomingRecord
-from streams.runtime.changelog import TIMER_PREFIX
+from streams.runtime.changelog import KEPT_PREFIXES
 from streams.runtime.keeping.entries import Damaged, decode_pieces
 from streams.runtime.keeping.snapshots import SnapshotStore, open_snapshots
 
@@ -71,8 +71,8 @@ def _changelog(
 
 
 class StateAt(NamedTuple):
-    """The state of one partition, bytes by bytes, timers too. ``offset``: the last record of the changelog that is in
-    it."""
+    """The state of one partition, bytes by bytes, timers and joined rows too. ``offset``: the last record of the
+    changelog that is in it."""
 
     offset: int
     entries: dict[bytes, bytes]
@@ -81,7 +81,7 @@ class StateAt(NamedTuple):
         """Apply records of the changelog."""
         for record in records:
             key = record.key
-            if key is None or (key.startswith(RESERVED_KEY_PREFIX) and not key.startswith(TIMER_PREFIX)):
+            if key is None or (key.startswith(RESERVED_KEY_PREFIX) and not key.startswith(KEPT_PREFIXES)):
                 continue
             if record.value is None:
                 self.entries.pop(key, None)

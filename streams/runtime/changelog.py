@@ -24,6 +24,11 @@ RELEASE_KEY = RESERVED_KEY_PREFIX + b"release"
 """Key of the release marker, the last record of a partition's last transaction on its donor (protocol, section 8)."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
+JOIN_PREFIX = RESERVED_KEY_PREFIX + b"join."
+"""Key of a joined table's row: this, the table's topic, a zero byte, and the row's key. The key without zero byte has
+the end up to which the table is to be read before any event, in decimal digits; a tombstone: it is read."""
+KEPT_PREFIXES = (TIMER_PREFIX, JOIN_PREFIX)
+"""Keys of the toolkit that are part of a partition's state."""
 TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that is known here."""
 

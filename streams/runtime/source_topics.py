@@ -14,7 +14,7 @@ import msgspec
 from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, TopicError
 from streams.runtime.ports import Connections, Topics
-from streams.topics import TopicSpec, missing
+from streams.topics import InputSpec, TopicSpec, missing
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ LONGEST_PAUSE: Final = 5.0
 SOURCE: Final = "source"
 OUTPUT: Final = "output"
 INPUT: Final = "input"
+TABLE: Final = "table"
 
 
 def purposes(config: EventSourceConfig) -> dict[str, str]:
@@ -58,6 +59,19 @@ def spec(
         replication_factor=config.replication_factor if replication_factor is None else replication_factor,
         configs=replicated | dict(configs or {}),
     )
+
+
+def spec_of_input(config: EventSourceConfig, given: InputSpec) -> TopicSpec:
+    """Return a further input as it must be; the topic of a joined table is compacted."""
+    if given.table is None:
+        return spec(config, given.topic)
+    found = spec(config, given.topic, configs={"cleanup.policy": "compact"})
+    return msgspec.structs.replace(found, may_delete=True)
+
+
+def purpose_of_input(given: InputSpec) -> str:
+    """Return the purpose of a further input."""
+    return INPUT if given.table is None else TABLE
 
 
 async def prepare(
@@ -140,7 +154,10 @@ def _of_others(topics: Topics, purpose: str, specs: Sequence[TopicSpec]) -> list
     make = f"an {purpose} is never made at the start: kes topics apply MODULE:SOURCE makes it"
     correct = f"correct source.{purpose}(...), or the topic"
     if purpose == INPUT:
-        correct = "all inputs of a source have the same number of partitions, with the same key in the same partition"
+        correct = (
+            "all inputs and joined tables of a source have the same number of partitions, with the same key in the "
+            "same partition; a joined table's topic is compacted, or its rows would go with their age"
+        )
     found = topics.differences(specs) if specs else []
     return [f"{sentence} ({make if sentence in absent else correct})" for sentence in found]
 

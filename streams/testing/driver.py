@@ -15,6 +15,8 @@ from streams.events import to_record
 from streams.records import IncomingRecord, Record
 from streams.runtime.partition.event_context import EventContext
 from streams.statistics import SourceStatistics
+from streams.stores.joined import Joined, JoinedTable
+from streams.testing.driven_tables import DrivenTable, joined_of
 from streams.testing.driver_base import Driving, Unsettled, decoded
 from streams.testing.fault_points import Point, Trap
 from streams.testing.quiescence import broken_promises
@@ -24,6 +26,8 @@ from streams.testing.world import CALM, committed_records, until, watched
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
+K = TypeVar("K")
+V = TypeVar("V")
 
 Call = Literal["init", "flush", "send_offsets", "commit", "abort", "ask"]
 """Calls to the broker that can be struck: those of a transaction, and the questions of a take-over."""
@@ -127,6 +131,11 @@ class TestDriver(Driving, Generic[StoreT]):
         received = None if headers is None else tuple(headers)
         return IncomingRecord(record.topic, partition, offset, record.key, record.value, received, at)
 
+    def table(self, topic: str) -> DrivenTable:
+        """The topic of a joined table, to ``put`` and ``delete`` rows. Raises ``ConfigError`` for another topic."""
+        joined = joined_of(self._world.inputs_read, topic)
+        return DrivenTable(joined, lambda record, wait: self.send_record(record, wait=wait))
+
     # -- time ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -220,6 +229,17 @@ class TestDriver(Driving, Generic[StoreT]):
     def stores(self) -> dict[int, StoreT]:
         """The stores of all partitions that are worked on."""
         return {number: self.store(number) for number in self._partitions() if self.owner(number) is not None}
+
+    def joined(self, table: Joined[K, V], partition: int) -> JoinedTable[K, V]:
+        """The rows of a joined table in this partition, on the member that works on it. Raises ``NotOwned``."""
+        self.store(partition)
+        owner = self.owner(partition)
+        assert owner is not None
+        engine = self._world.members[owner].engine
+        assert engine is not None
+        rows: Any = engine.workers[partition].joined.tables[table.topic]
+        found: JoinedTable[K, V] = rows
+        return found
 
     def restored_store(self, partition: int) -> StoreT:
         """A new store, filled from the committed changelog: what the next owner would begin with."""

@@ -9,7 +9,9 @@ from typing import Any
 
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
+from streams.runtime.partition.joined_rows import JoinedRows
 from streams.statistics import SourceState
+from streams.testing.driven_tables import committed_rows
 from streams.testing.simulation.broker import Log
 from streams.testing.world import DrivenMember, DrivenWorld, offset_in
 
@@ -173,15 +175,31 @@ def _offsets(world: DrivenWorld, partition: int, topic: str) -> Iterator[str]:
         yield f"{source.topic}[{partition}]: the group's offset is {known}, the changelog's {handled}"
 
 
+def _rows(world: DrivenWorld, partition: int, where: str, joined: JoinedRows) -> Iterator[str]:
+    """Compare joined rows with those in the changelog."""
+    for topic, table in joined.tables.items():
+        expected = committed_rows(world.broker.log(world.config.changelog, partition), topic)
+        rows: Any = table
+        found = dict(rows.dump())
+        if found != expected:
+            yield f"the rows of {topic} in {where} are {found}, in the changelog {expected}"
+
+
 def _stores(world: DrivenWorld, partition: int) -> Iterator[str]:
     expected = contents_of(world.restored_store(partition))
     end = world.broker.log(world.config.changelog, partition).stable
     for member in world.running():
         engine = member.engine
-        if engine is None or expected is None or member.is_frozen:
+        if engine is None or member.is_frozen:
             continue
         worker, copy = engine.workers.get(partition), engine.replicas.standing().get(partition)
         where = f"{world.config.topic}[{partition}] on member {member.number}"
+        if worker is not None and worker.state.value == "active":
+            yield from _rows(world, partition, where, worker.joined)
+        if copy is not None and copy.position >= end:
+            yield from _rows(world, partition, f"the warm copy of {where}", copy.joined)
+        if expected is None:
+            continue
         if worker is not None and worker.state.value == "active" and contents_of(worker.store) != expected:
             yield f"the store of {where} holds {contents_of(worker.store)}, the changelog {expected}"
         if copy is not None and copy.position >= end and contents_of(copy.store) != expected:

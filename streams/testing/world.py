@@ -33,6 +33,7 @@ from streams.testing.simulation.group import Group
 from streams.testing.simulation.process import Process, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 from streams.testing.simulation.wire_broker import WireBroker
+from streams.topics import InputSpec
 
 Source = EventSource[Any] | Callable[[], EventSource[Any]]
 """A source, whose copies are run; or a function that makes one, called for each start of a member, as a new process
@@ -194,6 +195,11 @@ class DrivenWorld:
     def topics_read(self) -> list[str]:
         """All inputs, the source's own topic first."""
         return [self.config.topic, *self._source.inputs]
+
+    @property
+    def inputs_read(self) -> dict[str, InputSpec]:
+        """The inputs beside the source's own topic, as they are declared."""
+        return self._source._inputs
 
     def handled(self, partition: int, topic: str = "") -> int:
         """The first offset of an input (by default the source's own topic) that is not handled, by what is committed

@@ -19,13 +19,16 @@ from streams import (
     ExecutionState,
     Record,
     Retry,
+    Update,
 )
+from streams.codecs import int_codec
+from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.back_ends_kit import BackEnd, Make, Scenario, feed, making, scenario, telling, turn_of_others
 from tests.broker.two_back_ends import must_be_equal
 from tests.unit.bad_input import GOOD_HEADERS, GOOD_VALUE, small_records
 from tests.unit.bad_input import counting as counting_samples
-from tests.vocabulary import ADDED, MISDEEDS, Added, Total, Totals, Words, added, tell_total, write
+from tests.vocabulary import ADDED, MISDEEDS, TOTALS, Added, Total, Totals, Words, added, tell_total, write
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -253,7 +256,57 @@ def members(end: BackEnd) -> None:
         happens()
 
 
+@scenario(partitions=2, topics={"out": 2, "customers": 2}, configs={"customers": {"cleanup_policy": "compact"}})
+def joined_table(end: BackEnd) -> None:
+    """A table that is read first; updates, one that fails, a row that cannot be read; and a restart."""
+
+    def make(config: EventSourceConfig) -> EventSource[Any]:
+        source = EventSource(config, TOTALS)
+        customers = source.join(end.name("customers"), key=str, value=int, on_error=DEAD_LETTER)
+
+        @source.on
+        def work(ctx: EventContext[Totals], event: Added) -> None:
+            said(ctx, event.name, ctx.joined(customers).get(event.name))
+
+        @source.register_update(customers, on_error=RETRIED)
+        def updated(ctx: EventContext[Totals], row: Update[str, int]) -> None:
+            said(ctx, row.key, row.old, row.new)
+            if row.new == 13:
+                raise ValueError("not this one, please")
+
+        return source
+
+    def said(ctx: EventContext[Totals], *facts: object) -> None:
+        assert ctx.input is not None
+        ctx.forward(Record(end.out, repr(facts).encode(), ctx.input.key, None, ctx.input.partition))
+
+    def row(key: bytes, value: bytes | None) -> None:
+        partition = partition_of(key, 2)
+        end.send_record(Record(end.name("customers"), value, key, None, partition))
+
+    def has_said(count: int) -> None:
+        end.until(lambda: len(end.records(end.out)) == count, f"{count} are said")
+
+    end.run(make, start=False)
+    for key, value in ((b"a", 1), (b"b", 2), (b"a", 3)):
+        row(key, int_codec.encode(value))
+    feed(end, "a", "b")
+    end.start()
+    has_said(5)
+    row(b"a", int_codec.encode(13))
+    row(b"b", b"no number")
+    row(b"b", None)
+    has_said(6)
+    end.leave()
+    end.restart()
+    feed(end, "a", "b")
+    has_said(8)
+    end.until(lambda: len(end.records(end.config().dead_letters)) == 2, "two letters")
+    end.settle()
+
+
 SCENARIOS = [
+    joined_table,
     handlers,
     policies("dead_letter", DEAD_LETTER),
     policies("retried", RETRIED),

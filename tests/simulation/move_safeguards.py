@@ -176,12 +176,12 @@ def cancelled_events_leave_their_traces_in_copies(
 
 @instead(Replicas, "adopt", "copies", "standbys", "moves", "rolling", seed=18)
 def spare_copies_begin_where_the_receiver_is(
-    original: Any, self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int, kept: Any
+    original: Any, self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int, *rest: Any
 ) -> None:
     """What it wrote until then is missed."""
     engine: Any = self._member
     log = engine.connections.process.broker.log(engine.config.changelog, partition)
-    original(self, partition, store, offset, timers, log.stable, kept)
+    original(self, partition, store, offset, timers, log.stable, *rest)
 
 
 @missed("take-over", "evictions", "struck_moves", "forgets", seed=66)

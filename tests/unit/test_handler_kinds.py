@@ -32,7 +32,7 @@ class Pairs:
 
     name, option, instead = "pairs", "pairs=True", "there is nothing else"
 
-    def argument(self, record: IncomingRecord, event: Any) -> Any:
+    def argument(self, partition: Partition, host: Host, record: IncomingRecord, event: Any) -> Any:
         return (record.key or b"").decode(), event
 
     def context(
@@ -56,7 +56,9 @@ class Pairs:
         unit = Unit(partition, ctx._outputs, ctx._journal)
         unit.begin()
         try:
-            answer = route.handler(ctx, self.argument(record, route.decode(record.value, route.version)))
+            answer = route.handler(
+                ctx, self.argument(partition, host, record, route.decode(record.value, route.version))
+            )
         except (Exception, asyncio.CancelledError) as error:
             return start, unit.fail(ctx, error)
         failed = unit.complete(ctx, answer, record.offset + 1)

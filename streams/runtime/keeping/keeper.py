@@ -26,7 +26,7 @@ from streams.core.checkpoints import LogIdentity
 from streams.core.transaction import Cut
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
-from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX
+from streams.runtime.changelog import KEPT_PREFIXES, OFFSET_KEY
 from streams.runtime.keeping.entries import Damaged, HalfLoaded, Point
 from streams.runtime.keeping.figures import LoadRate, figures_of, room_at
 from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, set_aside
@@ -102,7 +102,7 @@ class KeptPartition:
                 if key == OFFSET_KEY:
                     if value is not None:
                         self._advance(Point(record.offset, value, record.timestamp_ms))
-                elif not key.startswith(RESERVED_KEY_PREFIX) or key.startswith(TIMER_PREFIX):
+                elif not key.startswith(RESERVED_KEY_PREFIX) or key.startswith(KEPT_PREFIXES):
                     kind = record.header(TYPE_HEADER) if record.headers and change is None else None
                     self._behind[key] = change or Change(key, value, None, kind.decode() if kind else "")
                     self._count(1, len(key) + len(value or b""))

@@ -23,7 +23,7 @@ from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, DiskStore, more_may_follow
 from streams.records import Change
-from streams.runtime.changelog import TIMER_PREFIX
+from streams.runtime.changelog import KEPT_PREFIXES
 from streams.runtime.keeping.entries import HEAD, Damaged, HalfLoaded, Point, decode_pieces, encode
 from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark, set_aside
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
@@ -96,16 +96,15 @@ class DatabaseFolder(StateFolder):
         return True
 
     def load(self) -> Iterator[list[Change]]:
-        """Yield what the source keeps beside the store's state: its timers."""
-        database, low = self.open_database(), TIMER_PREFIX
-        high = TIMER_PREFIX[:-1] + bytes([TIMER_PREFIX[-1] + 1])
-        while True:
-            with _damaged():
-                rows = database.scan(low, high, reverse=False, limit=PAGE)
-            yield [Change(key, value) for key, value in rows]
-            if not more_may_follow(rows, PAGE):
-                return
-            low = rows[-1][0] + b"\0"
+        """Yield what the source keeps beside the store's state: timers, and rows of joined tables."""
+        database = self.open_database()
+        for low in KEPT_PREFIXES:
+            high = low[:-1] + bytes([low[-1] + 1])
+            while low < high:
+                with _damaged():
+                    rows = database.scan(low, high, reverse=False, limit=PAGE)
+                yield [Change(key, value) for key, value in rows]
+                low = rows[-1][0] + b"\0" if more_may_follow(rows, PAGE) else high
 
     def data(self, length: int) -> tuple[FolderMark, Iterator[bytes]] | None:
         """Return the mark of this moment, and everything that is there, as a data file: by the order of keys, cut where

@@ -165,7 +165,13 @@ class Handover:
         if position is not None and is_whole:
             timers = worker.timers.contents()
             self._replicas.adopt(
-                partition, worker.take_store(), worker.offset_record, timers, position, worker.take_kept()
+                partition,
+                worker.take_store(),
+                worker.offset_record,
+                timers,
+                position,
+                worker.take_kept(),
+                worker.joined,
             )
         else:
             worker.drop_store()

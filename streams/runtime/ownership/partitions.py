@@ -64,6 +64,7 @@ class Partitions:
         """Some partition is in another state now, or gone."""
         self._epoch = 0
         self._placement_sample = PLACEMENT_SAMPLE
+        self._warned_tables: set[str] = set()
         self._fresh: list[PartitionWorker] = []  # of restarts that are about to take over
 
     @property
@@ -104,6 +105,7 @@ class Partitions:
         """Start to work on a partition whose store is complete up to ``position``."""
         worker.state = worker.state.to(_S.ACTIVE)
         worker.start_at(position)
+        worker.joined.warn(self._warned_tables)
         self._member.spawn(partial(self._work, worker))
         for port, offset in zip(self._member.inputs, offsets_of(position), strict=True):
             port.add(worker.partition, offset, worker.epoch)

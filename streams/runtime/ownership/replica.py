@@ -12,6 +12,7 @@ from streams.core.timers import Timer
 from streams.errors import OffsetError, Stopped
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.changelog import (
+    JOIN_PREFIX,
     OFFSET_KEY,
     RELEASE_KEY,
     TIMER_PREFIX,
@@ -23,6 +24,7 @@ from streams.runtime.changelog import (
 )
 from streams.runtime.keeping.entries import Point
 from streams.runtime.keeping.keeper import KeptPartition
+from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 
 _log = logging.getLogger(__name__)
@@ -36,9 +38,10 @@ class Replica(FollowedPartition):
     far. ``kept``: its way to the disk, if it is kept there. ``witness``: the record that its folder goes up to, until
     the log has shown that it goes on from there; before that the copy is not taken."""
 
-    def __init__(self, partition: int, epoch: int, store: Any, since: float) -> None:
+    def __init__(self, partition: int, epoch: int, store: Any, since: float, joined: JoinedRows | None = None) -> None:
         super().__init__(partition, epoch)
         self.store = store
+        self.joined = JoinedRows() if joined is None else joined
         self.since = since
         self.goal: int | None = None  # a take-over waits until the position has reached it
         self.busy = False  # the tail's thread is in its store
@@ -72,6 +75,8 @@ class Replica(FollowedPartition):
         for change in changes:
             if change.key.startswith(TIMER_PREFIX):
                 self._receive_timer(IncomingRecord("", self.partition, -1, change.key, change.value, None))
+            elif change.key.startswith(JOIN_PREFIX):
+                self.joined.receive(change.key, change.value)
             else:
                 receive(change)
 
@@ -120,6 +125,8 @@ class Replica(FollowedPartition):
                 self._receive_offset(record)
             elif key.startswith(TIMER_PREFIX):
                 self._receive_timer(record)
+            elif key.startswith(JOIN_PREFIX):
+                self.joined.receive(key, value)
         last = records[-1]
         self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
         self.last = last.offset

@@ -25,6 +25,7 @@ from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.keeping.on_disk import load_after_snapshot, open_for, refuse_without_folder
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
+from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.reading.log_follower import FROM_START
 from streams.runtime.signal import Broadcast
 from streams.statistics import CopyStatistics
@@ -132,15 +133,17 @@ class Replicas:
         timers: dict[str, Timer],
         position: int,
         kept: KeptPartition | None = None,
+        joined: JoinedRows | None = None,
     ) -> None:
-        """Keep store and timers of a partition that was worked on here until now. They contain everything below
-        ``position``, and maybe more: reading that again ends at the same state. ``kept``: the store's way to the
+        """Keep store, timers and joined rows of a partition that was worked on here until now. They contain everything
+        below ``position``, and maybe more: reading that again ends at the same state. ``kept``: the store's way to the
         disk."""
         self._discard(partition)
         copy = self._new(partition, store)
         copy.kept = kept
         copy.offset_record = offset_record
         copy.timers = timers
+        copy.joined = joined or copy.joined
         self._follow(copy, position)
 
     def begin_anew(self, kept: KeptPartition) -> None:
@@ -244,7 +247,8 @@ class Replicas:
         self._epoch += 1
         if store is None:
             store = self._make_store(TopicPartition(self._member.config.topic, partition))
-        return Replica(partition, self._epoch, store, self._member.now())
+        joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition)
+        return Replica(partition, self._epoch, store, self._member.now(), joined)
 
     def _begin(self, copy: Replica) -> None:
         """Fill an empty copy: from its folder, if there is one, and then from the changelog."""

@@ -221,10 +221,9 @@ class TakeOvers:
         return await self._member.control.call(client.stable_offsets, numbers, deadline, *named)
 
     async def _changelog_range(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
-        member = self._member
+        member, changelog = self._member, self._config.changelog
         deadline = member.now() + STEP_SECONDS
-        client, changelog = member.takeover_client, self._config.changelog
-        return await member.control.call(_identified_range, client, changelog, numbers, deadline)
+        return await member.control.call(_identified_range, member.takeover_client, changelog, numbers, deadline)
 
     async def _source_range(self, numbers: list[int], topic: str) -> tuple[dict[int, Range], str]:
         member = self._member
@@ -248,13 +247,13 @@ class TakeOvers:
         position = self._start_position(worker, found, ids)
         worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
         self._partitions.activate(worker, position)
-        record = worker.offset_record
-        if (
+        record, begun = worker.offset_record, worker.joined.begun()
+        if begun or (
             self._config.auto_offset_reset == "latest"
             if record is None
             else None in [record.position_in(one.topic, number) for one in found[1:]]
         ):
-            member.pool.admit(number, worker.watermark, [], [])  # the next start must not skip records from now on
+            member.pool.admit(number, worker.watermark, [], begun)  # the next start must not skip records from now on
         return copy
 
     def _start_position(self, worker: PartitionWorker, found: Sequence[InputStand], ids: TopicIds) -> Position:
@@ -321,6 +320,8 @@ class TakeOvers:
                     f"{config.changelog}[{worker.partition}] holds no offset of {found.topic}: {lost}. Restore the "
                     f"changelog, or delete the group's offsets of {found.topic} to start over{then}"
                 )
+            if worker.joined.begin(found.topic, low, high):
+                return low
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
             return worker.started_at.setdefault(found.topic, low if config.auto_offset_reset == "earliest" else high)

@@ -91,7 +91,7 @@ class BatchKind:
         """Travel to other processes by name."""
         return "BATCH"
 
-    def argument(self, record: IncomingRecord, event: Any) -> Any:
+    def argument(self, partition: Partition, host: Host, record: IncomingRecord, event: Any) -> Any:
         """Make a batch of one."""
         return [event]
 

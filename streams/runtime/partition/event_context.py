@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
@@ -18,9 +18,11 @@ from streams.records import Change, Record
 from streams.runtime.changelog import encode_timer
 from streams.runtime.partition import forwarding
 from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
+from streams.runtime.partition.joined_rows import JoinedTopic
 from streams.sak.numbers import is_number
 
 StoreT = TypeVar("StoreT")
+TableT = TypeVar("TableT")
 
 OWN_NAME: Final = "@"
 """Names of timers that the toolkit chose begin with it."""
@@ -41,6 +43,11 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
 
     if TYPE_CHECKING:
         store: StoreT
+
+    @property
+    def _row(self) -> Any:
+        """The change of a row: of an update's context (``joining.UpdateContext``)."""
+        return None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.where}>"
@@ -102,6 +109,20 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         for change in changes:
             if not any(change is known for known in self._journal[self._first :]):
                 self._journal.append(change)
+
+    def joined(self, table: JoinedTopic[TableT]) -> TableT:
+        """Return the rows of a joined table (``source.join``) in this partition: a read-only ``Table``, as of this
+        event's place in the order. Raises ``StoreError`` ahead of the event's turn, after the handler ended, and for
+        what this source does not join."""
+        if self._closed:
+            raise outlived("joined", self)
+        if self._timers is None:
+            raise StoreError(f"{self.where}: joined was called ahead of the event's turn; await ctx.turn() first")
+        found: Any = self._timers.joined.of_table(table)
+        if found is None:
+            raise StoreError(f"{self.where}: {table!r} is no joined table of this source; source.join(...) makes one")
+        rows: TableT = found
+        return rows
 
     # -- timers --------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _REPAIR: Final = "repair the handler and deploy it"
 _REPAIR_CLASS: Final = "repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+_REPAIR_ROW: Final = "set on_error=DEAD_LETTER or on_error=SKIP in source.join(...): the row before stays"
 
 Handle = Callable[[EventContext[Any]], Any]
 """The function of an event, or of an interjection, on its context. May be asynchronous."""
@@ -99,7 +100,10 @@ class Execution:
         route, event, unreadable = read_event(router.routes, router.default, record, where)
         if unreadable is not None or route is None or route.kind is None:
             return route, event, unreadable
-        return route, route.kind.argument(record, event), None
+        try:
+            return route, route.kind.argument(self._partition, self._host, record, event), None
+        except DecodeError as error:
+            return route, None, DecodeError(f"{where or record.where}: {error}")
 
     async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record to its end: decode errors, retries, policies. ``failure``: of the first attempt, if it
@@ -289,13 +293,17 @@ class Execution:
             host.exit_now(f"{text}; {decision.value}")
         if decision is Decision.STOP:
             text += "; the source stops, and the next start meets it again. To go on, "
-            text += _REPAIR_CLASS if route is None else _REPAIR
+            is_row = partition.reading.topic in partition.joined.tables
+            text += _REPAIR if route is not None else _REPAIR_ROW if is_row else _REPAIR_CLASS
             if timer is None and partition.reading == partition.topic_partition:
                 passed = f"kes skip MODULE:SOURCE {record.partition}@{record.offset}"
                 text += f"; or stop all members and pass this record: {passed}"
             raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
-        ctx = self.context(None if timer is not None else record, timer=timer)
+        if route is None:
+            ctx = self.context(None if timer is not None else record, timer=timer)
+        else:  # an update changes its row whatever its handler has done
+            ctx = self._context(record, route, attempts, timer)
         ctx._trace = None  # a letter has it by now, and may not grow any more
         if decision is Decision.DEAD_LETTER:
             handler, instance = "" if route is None else route.handler_name, host.config.instance_id
@@ -308,8 +316,9 @@ class Execution:
         await self._admit(unit)
 
     def _decode_policy(self, record: IncomingRecord) -> Retry:
-        nulls = self._partition.nulls
-        return self._host.config.decode_policy if nulls is None or record.value is not None else nulls
+        nulls, on_error = self._partition.nulls, self._partition.on_error
+        policy = self._host.config.decode_policy if on_error is None else on_error
+        return policy if nulls is None or record.value is not None else nulls
 
     def _watermark(self, record: IncomingRecord, timer: Timer | None) -> int:
         """Return the watermark behind the event of a record, or of a timer, which moves none."""

@@ -27,8 +27,8 @@ class HandlerKind(Protocol):
     @property
     def instead(self) -> str: ...
 
-    def argument(self, record: IncomingRecord, event: Any) -> Any:
-        """Make the second argument of an attempt on a single event."""
+    def argument(self, partition: Partition, host: Host, record: IncomingRecord, event: Any) -> Any:
+        """Make the second argument of an attempt on a single event. Raises ``DecodeError``."""
         ...
 
     def context(

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streams.core.merging import InputHead, InputKind, Wait, next_input, run_length
-from streams.outcomes import Retry
-from streams.records import IncomingRecord, TopicPartition
+from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.changelog import InputPosition
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.state import Partition
@@ -20,16 +19,18 @@ from streams.topics import InputSpec
 
 
 class PartitionInput:
-    """One input of one partition. ``position``: the first offset that is not admitted. ``nulls``: the policy of records
-    without a value, if it has one of its own. ``at_end``: nothing is behind what is queued here, as far as is known;
-    ``missing_since``: since when it has nothing, and is not known to be at its end."""
+    """One input of one partition. ``position``: the first offset that is not admitted. ``goal``: the end up to which a
+    joined table is to be read before any event, until it is. ``at_end``: nothing is behind what is queued here, as far
+    as is known; ``missing_since``: since when it has nothing, and is not known to be at its end."""
 
-    def __init__(self, place: int, where: TopicPartition, inbox: Inbox, nulls: Retry | None = None) -> None:
+    def __init__(self, place: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
         self.place = place
         self.where = where
         self.inbox = inbox
-        self.nulls = nulls
+        self.nulls = None if spec is None else spec.nulls
+        self.on_error = None if spec is None else spec.on_error
         self.position = -1
+        self.goal: int | None = None
         self.at_end = False
         self.missing_since: float | None = None
 
@@ -37,9 +38,15 @@ class PartitionInput:
     def head(self) -> InputHead:
         """Return what is known of it now."""
         first = self.inbox.first
+        kind = InputKind.EVENTS if self.goal is None else InputKind.UNREAD_TABLE
         if first is None:
-            return InputHead(InputKind.EVENTS, None, self.missing_since)
-        return InputHead(InputKind.EVENTS, first.timestamp_ms)
+            return InputHead(kind, None, self.missing_since)
+        return InputHead(kind, first.timestamp_ms)
+
+    @property
+    def is_read(self) -> bool:
+        """Check whether everything up to the goal is handled: there may be nothing but holes and markers below it."""
+        return self.goal is not None and (self.position >= self.goal or (self.at_end and not self.inbox))
 
     def note(self, now: float) -> None:
         """Note what is known of its end, after something has come or was taken."""
@@ -62,13 +69,14 @@ class MergedInputs:
         self.all = [self.current]
         for place, (spec, inbox) in enumerate(others, 1):
             where = TopicPartition(spec.topic, partition.partition)
-            self.all.append(PartitionInput(place, where, inbox, spec.nulls))
+            self.all.append(PartitionInput(place, where, inbox, spec))
         self.wait_until: float | None = None
 
     def start_at(self, position: Sequence[int], now: float) -> None:
         """Begin work at this position; nothing is known of the ends yet."""
         for one, offset in zip(self.all, position, strict=True):
             one.position, one.missing_since = offset, now
+            one.goal = self._partition.joined.goals.get(one.where.topic)
 
     @property
     def position(self) -> tuple[int, ...]:
@@ -108,6 +116,16 @@ class MergedInputs:
         one.note(now)
         return records
 
+    def tables_read(self) -> list[Change]:
+        """Return the changes that keep which tables are read by now, when everything that was taken is handled; such a
+        table is one of the inputs from then on."""
+        changes = []
+        for one in self.all:
+            if one.is_read:
+                one.goal = None
+                changes.append(self._partition.joined.read_up(one.where.topic))
+        return changes
+
     def waiting_for(self, now: float) -> tuple[str, ...]:
         """Return the topics of the inputs that the others wait for now."""
         if not any(one.inbox for one in self.all):
@@ -118,7 +136,8 @@ class MergedInputs:
     def _turn_to(self, one: PartitionInput) -> None:
         partition = self._partition
         self.current = one
-        partition.watermark, partition.reading, partition.nulls = one.position, one.where, one.nulls
+        partition.watermark, partition.reading = one.position, one.where
+        partition.nulls, partition.on_error = one.nulls, one.on_error
         partition.failures.place = one.place
 
     def positions(self, ids: Sequence[str], position: Sequence[int]) -> dict[str, InputPosition]:

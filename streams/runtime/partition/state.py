@@ -15,6 +15,7 @@ from streams.outcomes import Retry
 from streams.protocols import JournalledStore
 from streams.records import TopicPartition
 from streams.runtime.changelog import OffsetRecord, TopicIds
+from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.timers import PartitionTimers
 
 
@@ -27,6 +28,8 @@ class Restored(Protocol):
     def offset_record(self) -> OffsetRecord | None: ...
     @property
     def timers(self) -> Mapping[str, Timer]: ...
+    @property
+    def joined(self) -> JoinedRows: ...
     @property
     def kept(self) -> KeptState | None: ...
 
@@ -60,6 +63,7 @@ class Partition:
         self.input_ids: tuple[str, ...] = ()
         self.watermark = -1
         self.nulls: Retry | None = None  # the policy of records without a value, if the input has one of its own
+        self.on_error: Retry | None = None  # of its records that cannot be read
         self.timers = timers
         self.failures = KnownFailures()
         self.is_closing = False
@@ -69,9 +73,15 @@ class Partition:
         self.store = restored.store
         self.offset_record = restored.offset_record
         self.timers.restore(restored.timers.values())
+        self.timers.joined = restored.joined
         self.kept = restored.kept
         self.is_journalled = isinstance(self.store, JournalledStore)
         self.before_event = getattr(self.store, "before_event", None) if self.is_journalled else None
+
+    @property
+    def joined(self) -> JoinedRows:
+        """Return the rows of its joined tables."""
+        return self.timers.joined
 
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""

@@ -16,6 +16,7 @@ from streams.core.router import Router
 from streams.core.timers import Timer, Timers
 from streams.records import Change
 from streams.runtime.changelog import encode_timer, timer_key
+from streams.runtime.partition.joined_rows import JoinedRows
 
 
 class TimerHost(Protocol):
@@ -35,6 +36,8 @@ class PartitionTimers:
     def __init__(self, host: TimerHost) -> None:
         self._host = host
         self._timers = Timers()
+        self.joined = JoinedRows()
+        """The rows of the partition's joined tables: what an event has of its partition from its turn on, as timers."""
 
     def __len__(self) -> int:
         return len(self._timers)

@@ -73,6 +73,8 @@ class Unit:
                 outputs[number].headers = stamped(outputs[number].headers, carrier)
         if ctx._timer_changes:
             journal += self._partition.timers.admitted(ctx._timer_changes, ctx._origin)
+        if ctx._row is not None:
+            journal.append(ctx._row.admitted(ctx._origin))
         self._events += events
         self._watermark = watermark
         return None
@@ -83,6 +85,8 @@ class Unit:
         ctx._closed = True
         self.end()
         self._undo(self.journal[self._written :])
+        if ctx._row is not None:
+            ctx._row.undo()
         del self.outputs[self._sent :], self.journal[self._written :]
         if isinstance(error, Exception):
             return error

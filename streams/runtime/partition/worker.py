@@ -83,6 +83,7 @@ class PartitionWorker(Partition):
     def drop_store(self) -> None:
         """Let the store go, if it is still here; what was committed of it is written on another thread."""
         store, kept = self.take_store(), self.take_kept()
+        self.joined.revoked()
         if kept is not None:
             kept.close()
         if store is not None:
@@ -154,6 +155,11 @@ class PartitionWorker(Partition):
         """Events in the reorder buffer."""
         return len(self._buffer)
 
+    @property
+    def _fires_timers(self) -> bool:
+        """Check that no joined table is being read up to its end: the event of a timer is to meet no half of one."""
+        return self.inputs is None or not self.joined.goals
+
     # -- the task ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -180,6 +186,8 @@ class PartitionWorker(Partition):
         inputs = self.inputs
         if inputs is None:
             return self.inbox.take() if self.inbox else []
+        if changes := inputs.tables_read():
+            self.engine.pool.admit(self.partition, self.watermark, [], changes, events=0)
         records = inputs.take(self.engine.now(), only_current=bool(self._buffer) or self._issuer.is_blocked)
         self._reads_from = inputs.current.inbox
         return records
@@ -238,7 +246,9 @@ class PartitionWorker(Partition):
 
     async def _wait(self) -> None:
         now = self.engine.now()
-        times = [self._timetable.seconds_to_next(now), self._due_timers.seconds_to_next()]
+        times = [self._timetable.seconds_to_next(now)]
+        if self._fires_timers:
+            times.append(self._due_timers.seconds_to_next())
         if self.inputs is not None and self.inputs.wait_until is not None:
             times.append(max(0.0, self.inputs.wait_until - now))
         await self._wake.wait(min((time for time in times if time is not None), default=None))
@@ -279,7 +289,7 @@ class PartitionWorker(Partition):
         requested = self.inbox.take_interjection()
         if requested is not None:
             await self._interjection(requested)
-        fired = not self.is_closing and await self._due_timers.run_due()
+        fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
         if due is None and requested is None and not fired:
             return False
         await self._breathe()

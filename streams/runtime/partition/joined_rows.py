@@ -1,0 +1,132 @@
+"""The rows of one partition's joined tables: kept in its changelog, as part of its state. ``joining`` changes them.
+
+A row changes by a record of the changelog in the transaction that moves the position in the table's topic. So any state
+that is restored from the changelog has exactly the rows up to its position.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from streams.records import Change, IncomingRecord
+from streams.runtime.changelog import JOIN_PREFIX
+from streams.topics import InputSpec
+
+_log = logging.getLogger(__name__)
+
+
+class ReadRow(Protocol):
+    """A row as its record has it (``stores.joined.JoinedRow``)."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def value(self) -> bytes | None: ...
+
+
+TableT_co = TypeVar("TableT_co", covariant=True)
+
+
+class JoinedTopic(Protocol[TableT_co]):
+    """A joined table as it is declared (``stores.joined.Joined``)."""
+
+    @property
+    def topic(self) -> str: ...
+
+    def rows(self, partition: int) -> TableT_co:
+        """Make the empty table of a partition."""
+        ...
+
+
+class RowTable(Protocol):
+    """The rows of one joined table in one partition (``stores.joined.JoinedTable``)."""
+
+    @property
+    def joined(self) -> Any: ...
+    def row(self, key: bytes) -> bytes | None: ...
+    def set_row(self, key: bytes, value: bytes | None) -> None: ...
+    def read(self, record: IncomingRecord, size_limit: int) -> Any: ...
+    def update(self, row: Any, old: bytes | None) -> Any: ...
+    def revoked(self) -> None: ...
+
+
+class JoinedRows:
+    """The joined tables of one partition, by their topics. ``goals``: the ends up to which tables are to be read before
+    any event; a table that is read has none. Owned by one thread at a time, as the store."""
+
+    def __init__(self, tables: Mapping[str, RowTable] | None = None) -> None:
+        self.tables: dict[str, RowTable] = dict(tables or {})
+        self.goals: dict[str, int] = {}
+        self.unknown: set[str] = set()
+        """Tables whose rows are in the changelog, and which the source does not join (any more)."""
+        self._by_name = {name.encode(): table for name, table in self.tables.items()}
+        self._begun: list[Change] = []
+        self._is_over = False
+
+    @classmethod
+    def of(cls, inputs: Iterable[InputSpec], partition: int) -> JoinedRows:
+        """Make the empty tables of a partition."""
+        return cls({spec.topic: spec.table.rows(partition) for spec in inputs if spec.table is not None})
+
+    def receive(self, key: bytes, value: bytes | None) -> None:
+        """Take a record of the changelog."""
+        name, is_row, row = key[len(JOIN_PREFIX) :].partition(b"\0")
+        table = self._by_name.get(name)
+        if table is None:
+            self.unknown.add(name.decode(errors="replace"))
+        elif is_row:
+            table.set_row(row, value)
+        elif value is None:
+            self.goals.pop(name.decode(), None)
+        else:
+            self.goals[name.decode()] = int(value)
+
+    def begin(self, topic: str, low: int, high: int) -> bool:
+        """Begin with a table that has no position yet, and is to be read up to ``high`` first. ``False``: the topic is
+        no table."""
+        if topic not in self.tables:
+            return False
+        if low < high:
+            self.goals[topic] = high
+            self._begun.append(Change(JOIN_PREFIX + topic.encode(), b"%d" % high))
+        return True
+
+    def begun(self) -> list[Change]:
+        """Return the changes that keep what ``begin`` began with; once."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def read_up(self, topic: str) -> Change:
+        """Note that a table is read up to its goal. Returns the change that keeps that."""
+        self.goals.pop(topic, None)
+        return Change(JOIN_PREFIX + topic.encode(), None)
+
+    def of_table(self, joined: Any) -> RowTable | None:
+        """Return the rows of a declared table; ``None``: it is of another source."""
+        table = self.tables.get(getattr(joined, "topic", ""))
+        return table if table is not None and table.joined is joined else None
+
+    def warn(self, warned: set[str]) -> None:
+        """Log the tables that are not known, once each."""
+        for name in sorted(self.unknown - warned):
+            warned.add(name)
+            _log.warning(
+                "the changelog has rows of the table %s, which this source does not join: they are left there, and are "
+                "used again when source.join(%r, ...) is back",
+                name,
+                name,
+            )
+
+    def revoked(self) -> None:
+        """Free everything; a handler that kept a table gets ``StoreError``. Harmless the second time."""
+        if not self._is_over:
+            self._is_over = True
+            for table in self.tables.values():
+                table.revoked()
+
+
+def row_key(topic: str, key: bytes) -> bytes:
+    """Return the key of a row in the changelog."""
+    return JOIN_PREFIX + topic.encode() + b"\0" + key

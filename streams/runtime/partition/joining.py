@@ -1,0 +1,199 @@
+"""The records of joined tables, as a kind of handlers: each changes a row, and the table's update handler gets it.
+
+A row changes in the transaction that moves the position in the table's topic, whatever its update handler does: if that
+fails for good, its effects go the way of its policy, and the row is changed all the same, or the table would differ
+from its topic for good. An attempt that fails takes the row back, so each one sees the same row before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from streams.core.origin import Origin
+from streams.core.router import Route
+from streams.core.timers import Timer
+from streams.errors import DecodeError, RecordRefused, RegistrationError
+from streams.records import Change, IncomingRecord
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.failures import describe
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.joined_rows import RowTable, row_key
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.unit import Unit
+
+StoreT = TypeVar("StoreT")
+
+ROUTE_PREFIX: Final = "kes.join."
+"""Names of the routes of joined tables begin with it; the table's topic follows."""
+
+
+class RowChange:
+    """A row that is being changed by an event; it is changed as soon as this is made."""
+
+    __slots__ = ("_key", "_old", "_row", "_table")
+
+    def __init__(self, topic: str, table: RowTable, row: Any) -> None:
+        self._key = row_key(topic, row.key)
+        self._table, self._row = table, row
+        self._old = table.row(row.key)
+        table.set_row(row.key, row.value)
+
+    def undo(self) -> None:
+        """Take it back: the event has failed, and may be attempted again."""
+        self._table.set_row(self._row.key, self._old)
+
+    def admitted(self, origin: Origin) -> Change:
+        """Return the change for the transaction of the event, which is complete."""
+        return Change(self._key, self._row.value, origin=origin)
+
+    def update(self) -> Any:
+        """Make the argument of the update handler."""
+        return self._table.update(self._row, self._old)
+
+
+class UpdateContext(EventContext[StoreT]):
+    """The context of an update handler; the row is changed already."""
+
+    _change: RowChange | None = None
+
+    @property
+    def _row(self) -> RowChange | None:
+        """The change of the row; ``None``: the record is passed over."""
+        return self._change
+
+
+class JoinKind:
+    """The kind of a joined table's records; see ``handler_kind.HandlerKind``. ``handler``: whether the table has an
+    update handler."""
+
+    name = "update"
+    option = "register_update"
+    instead = "to wait for something, forward an event whose handler does"
+
+    def __init__(self, topic: str = "", *, has_handler: bool = False) -> None:
+        self.topic = topic
+        self.has_handler = has_handler
+
+    def __reduce__(self) -> tuple[type[JoinKind], tuple[str]]:
+        """Travel to other processes by its topic: what runs there has no tables."""
+        return JoinKind, (self.topic,)
+
+    def argument(self, partition: Partition, host: Host, record: IncomingRecord, event: Any) -> Any:
+        """Check that the row can be read, and written. Raises ``DecodeError``."""
+        if partition.reading.topic != self.topic:
+            raise DecodeError(f"the type {ROUTE_PREFIX}{self.topic} is for rows of the joined table {self.topic} only")
+        partition.joined.tables[self.topic].read(record, host.message_limit)
+        known = partition.failures.of_event(record.offset)
+        if known is not None and isinstance(known.error, RecordRefused) and host.config.changelog in str(known.error):
+            raise DecodeError(f"the changelog does not take the row: {describe(known.error)}")
+
+    def context(
+        self,
+        partition: Partition,
+        host: Host,
+        records: Sequence[IncomingRecord],
+        attempt: int = 1,
+        timer: Timer | None = None,
+    ) -> UpdateContext[Any]:
+        """Make the context of an attempt, and change the row."""
+        (record,) = records
+        table = partition.joined.tables[self.topic]
+        row = table.read(record, host.message_limit)
+        ctx: UpdateContext[Any] = UpdateContext(
+            partition.store, partition.reading, record, [], [], host.message_limit, attempt, partition.timers
+        )
+        ctx._host = host
+        ctx._change = None if row is None else RowChange(self.topic, table, row)
+        return ctx
+
+    def run(
+        self, partition: Partition, host: Host, route: Route, records: list[IncomingRecord], start: int, stop: int
+    ) -> tuple[int, BaseException | None]:
+        """Change the rows of some records, and admit them. Returns as ``HandlerKind.run``."""
+        if partition.reading.topic != self.topic:
+            return start, None
+        table = partition.joined.tables[self.topic]
+        if self.has_handler:
+            return self._update(partition, host, route, table, records[start:stop], start)
+        changes: list[Change] = []
+        position = start
+        for record in records[start:stop]:
+            try:
+                row = table.read(record, host.message_limit)
+            except DecodeError:
+                break  # met again by Execution.one, which reports it
+            if row is not None:
+                table.set_row(row.key, row.value)
+                changes.append(Change(row_key(self.topic, row.key), row.value, origin=record.offset))
+            position += 1
+        if position > start:
+            partition.watermark = records[position - 1].offset + 1
+            host.pool.admit(partition.partition, partition.watermark, [], changes, events=position - start)
+        return position, None
+
+    def _update(
+        self,
+        partition: Partition,
+        host: Host,
+        route: Route,
+        table: RowTable,
+        records: list[IncomingRecord],
+        position: int,
+    ) -> tuple[int, BaseException | None]:
+        """Change rows, and call the update handler for each. Returns as ``run``."""
+        unit, limit, handler = Unit(partition, [], []), host.message_limit, route.handler
+        error: Exception | None = None
+        unit.begin()
+        for record in records:
+            try:
+                row = table.read(record, limit)
+            except DecodeError:
+                break  # as above
+            first = unit.begin_next()
+            ctx: UpdateContext[Any] = UpdateContext(
+                partition.store,
+                partition.reading,
+                record,
+                unit.outputs,
+                unit.journal,
+                limit,
+                1,
+                partition.timers,
+                first,
+            )
+            ctx._change = None if row is None else RowChange(self.topic, table, row)
+            try:
+                unit.observe(ctx)
+                answer = handler(ctx, None)
+            except (Exception, asyncio.CancelledError) as raised:
+                error = unit.fail(ctx, raised)
+            else:
+                if inspect.iscoroutine(answer):  # a plain function around an async one
+                    answer.close()
+                    ctx._error = RegistrationError(f"the update handler of {self.topic} is asynchronous")
+                error = unit.complete(ctx, answer, record.offset + 1)
+            if error is not None:
+                break
+            position += 1
+        if error is None:
+            unit.end()
+        unit.admit(host.pool)
+        return position, error
+
+
+def keep_row(ctx: EventContext[Any], _: object) -> None:
+    """Handle the rows of a table without update handler: there is nothing else to do."""
+
+
+def with_update(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an update handler as the handler of its records."""
+
+    def handle(ctx: UpdateContext[Any], _: object) -> Any:
+        row = ctx._row
+        return None if row is None else function(ctx, row.update())
+
+    handle.__qualname__, handle.__module__ = getattr(function, "__qualname__", repr(function)), function.__module__
+    return handle

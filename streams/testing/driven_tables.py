@@ -1,0 +1,57 @@
+"""The topics of joined tables, as a test writes them; and the rows of a partition, as the changelog has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from streams.codecs import encoder_of
+from streams.errors import ConfigError
+from streams.records import IncomingRecord, Record
+from streams.runtime.changelog import JOIN_PREFIX
+from streams.stores.joined import Joined
+from streams.testing.simulation.broker import Log
+from streams.topics import InputSpec
+
+
+class DrivenTable:
+    """The topic of a joined table (``TestDriver.table``): records are placed as its partitioner does."""
+
+    def __init__(self, joined: Joined[Any, Any], send: Callable[[Record, bool], IncomingRecord]) -> None:
+        self._joined = joined
+        self._send = send
+
+    def put(self, key: Any, value: Any, *, wait: bool = True) -> IncomingRecord:
+        """Write a row, and run as ``TestDriver.send`` does. Returns the record."""
+        return self._write(key, encoder_of(self._joined.codecs[1])(value), wait)
+
+    def delete(self, key: Any, *, wait: bool = True) -> IncomingRecord:
+        """Write a tombstone, and run as ``put``."""
+        return self._write(key, None, wait)
+
+    def _write(self, key: Any, value: bytes | None, wait: bool) -> IncomingRecord:
+        data = encoder_of(self._joined.codecs[0])(key)
+        return self._send(Record(self._joined.topic, value, data, None, self._joined.partition_of(data)), wait)
+
+
+def joined_of(inputs: dict[str, InputSpec], topic: str) -> Joined[Any, Any]:
+    """Return the declaration of a joined table. Raises ``ConfigError``."""
+    spec = inputs.get(topic)
+    if spec is None or spec.table is None:
+        known = ", ".join(name for name, one in inputs.items() if one.table is not None) or "none"
+        raise ConfigError(f"{topic!r} is no joined table of this source; it joins {known}")
+    found: Joined[Any, Any] = spec.table
+    return found
+
+
+def committed_rows(changelog: Log, topic: str) -> dict[bytes, bytes]:
+    """Return the rows of a joined table as a partition's changelog has them."""
+    prefix, rows = JOIN_PREFIX + topic.encode() + b"\0", dict[bytes, bytes]()
+    for record in changelog.committed(0, changelog.end):
+        if record.key is not None and record.key.startswith(prefix):
+            key = record.key[len(prefix) :]
+            if record.value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = record.value
+    return rows

@@ -1,0 +1,153 @@
+"""Joined tables over faults, moves, releases, and on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams import PoolConfig, StateConfig, Table
+from streams.disk.sqlite import SQLite
+from streams.errors import TopicReplaced
+from streams.runtime.partition.joined_rows import JoinedRows
+from streams.stores.joined import PARTITIONERS
+from streams.testing import TestDriver
+from streams.testing.driver_base import Unsettled
+from streams.testing.simulation.broker import LogEntry
+from tests.unit.joins_kit import CUSTOMERS, Customer, Shop, place, rows, seen, update
+
+
+def loading(driver: TestDriver[Any], count: int = 400) -> None:
+    place(driver, "c1", wait=False)
+    for number in range(count):
+        driver.table(CUSTOMERS).put("c1", Customer(f"n{number}"), wait=False)
+
+
+SMALL: dict[str, Any] = {"pool": PoolConfig(target_batch_size=16, max_batch_size=32)}
+
+
+@pytest.mark.parametrize("how", ["crash", "join"])
+def test_a_first_load_that_is_interrupted_goes_on_before_any_event(how: str) -> None:
+    """The end of the load is in the changelog: a position alone would let events in on half a table."""
+    with TestDriver(Shop(**SMALL).source, start=False) as driver:
+        loading(driver)
+        driver.at("commit.after", driver.crash if how == "crash" else lambda _: driver.join())
+        driver.start()
+        if how == "crash":
+            assert rows(driver, PARTITIONERS["murmur2"](b"c1", 2)) != {b"c1": b'{"name":"n399"}'}
+            driver.restart()
+        driver.settle()
+        assert seen(driver) == ["c1 is n399"]
+        driver.check()
+
+
+def test_without_the_end_of_the_load_in_the_changelog_an_event_would_meet_half_a_table(monkeypatch: Any) -> None:
+    monkeypatch.setattr(JoinedRows, "begun", lambda self: [])
+    with TestDriver(Shop(**SMALL).source, start=False) as driver:
+        loading(driver)
+        driver.at("commit.after", driver.crash)
+        driver.start()
+        driver.restart()
+        driver.settle()
+        assert seen(driver) != ["c1 is n399"]
+
+
+def test_an_open_transaction_in_the_table_holds_up_no_event() -> None:
+    with TestDriver(Shop().source, start=False) as driver:
+        driver.table(CUSTOMERS).put("ann", Customer("Ann"), wait=False)
+        broker, partition = driver._world.broker, PARTITIONERS["murmur2"](b"ann", 2)
+        epoch = broker.init("feeder", 600.0)
+        assert epoch is not None
+        broker.produce("feeder", epoch, CUSTOMERS, partition, LogEntry(b"ann", b'{"name":"Anna"}', None, None))
+        place(driver, "ann", wait=False)
+        with pytest.raises(Unsettled, match="readers wait at offset 1 for feeder"):
+            driver.start()
+        assert seen(driver) == ["ann is Ann"]
+        broker.end("feeder", epoch, True)
+        driver.advance(5)
+        place(driver, "ann")
+        assert seen(driver) == ["ann is Ann", "ann is Anna"]
+
+
+def test_a_join_that_is_taken_out_and_put_back_has_its_rows(caplog: pytest.LogCaptureFixture) -> None:
+    release = {"joins": True}
+    with TestDriver(lambda: Shop(update, joins=release["joins"]).source, members=2) as driver:
+        driver.table(CUSTOMERS).put("ann", Customer("Ann"))
+        for joins in (False, True):
+            release["joins"] = joins
+            for member in list(driver.members):  # a rolling restart
+                driver.leave(member)
+                driver.restart(member)
+                place(driver, "ann")
+            if not joins:
+                assert "rows of the table customers, which this source does not join" in caplog.text
+                assert rows(driver) | rows(driver, 1) == {b"ann": b'{"name":"Ann"}'}
+        driver.table(CUSTOMERS).put("ann", Customer("Anna"))
+        place(driver, "ann")
+        assert seen(driver)[-2:] == ["ann: Ann to Anna", "ann is Anna"]
+        assert seen(driver).count("ann: - to Ann") == 1
+        driver.check()
+
+
+def test_a_join_that_is_added_to_a_source_with_state_is_read_first() -> None:
+    release = {"joins": False}
+    with TestDriver(lambda: Shop(update, joins=release["joins"]).source, members=2) as driver:
+        place(driver, "ann", "bob")
+        release["joins"] = True
+        broker = driver._world.broker
+        partition = PARTITIONERS["murmur2"](b"ann", 2)
+        for number in range(50):
+            broker.append(CUSTOMERS, partition, b"ann", b'{"name":"n%d"}' % number, None, 1)
+        for member in list(driver.members):
+            driver.leave(member)
+            driver.restart(member)
+        driver.advance(5)
+        place(driver, "ann")
+        assert seen(driver)[-1] == "ann is n49"
+        assert [text for text in seen(driver) if "to n0" in text] == ["ann: - to n0"]
+        driver.check()
+
+
+def test_a_table_whose_topic_is_another_one_now_is_refused() -> None:
+    with TestDriver(Shop().source) as driver:
+        driver.table(CUSTOMERS).put("ann", Customer("Ann"))
+        driver.crash()
+        driver._world.broker.recreate(CUSTOMERS)
+        with pytest.raises(TopicReplaced, match=CUSTOMERS):
+            driver.restart()
+
+
+def test_standbys_have_the_rows() -> None:
+    with TestDriver(Shop(update, num_standbys=1).source, members=2) as driver:
+        for number in range(40):
+            driver.table(CUSTOMERS).put(f"c{number}", Customer("Ann"), wait=False)
+        driver.settle()
+        driver.compact()
+        driver.crash(0)
+        driver.advance(60)
+        place(driver, "c1")
+        assert seen(driver)[-1] == "c1 is Ann"
+        driver.check()
+
+
+@pytest.mark.parametrize("engine", [None, SQLite()])
+def test_a_folder_on_disk_has_the_rows(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = StateConfig(folder=str(tmp_path / "state"), checkpoint_seconds=0.5)
+    store = Table.factory(key=str, value=int, engine=engine)
+    read: list[bytes] = []
+    taken = JoinedRows.receive
+    monkeypatch.setattr(JoinedRows, "receive", lambda self, key, value: (read.append(key), taken(self, key, value))[1])
+    with TestDriver(lambda: Shop(update, store=store, state=state).source) as driver:
+        for name in ("Ann", "Anna"):
+            driver.table(CUSTOMERS).put("ann", Customer(name))
+        driver.table(CUSTOMERS).put("bob", Customer("Bob"))
+        driver.table(CUSTOMERS).delete("bob")
+        driver.advance(5)
+        driver.leave()
+        read.clear()
+        driver.restart()
+        place(driver, "ann", "bob")
+        assert seen(driver)[-2:] == ["ann is Anna", "bob is -"]
+        assert read.count(b"\xff\xffkes.join.customers\0ann") == 1, "from the disk: the changelog has two records of it"
+        driver.check()
