@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
 
@@ -14,9 +14,9 @@ from streams.core.timers import Timer
 from streams.errors import EncodeError, RegistrationError, StoreError
 from streams.events import event_type_of
 from streams.outcomes import ExecutionState
-from streams.records import Change, Record
+from streams.records import Change, IncomingRecord, Record
 from streams.runtime.changelog import encode_timer
-from streams.runtime.partition import forwarding
+from streams.runtime.partition import forwarding, looping
 from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
 from streams.sak.numbers import is_number
 
@@ -83,6 +83,17 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
 
     else:
         forward = forwarding.forward
+
+    @property
+    def _records(self) -> Sequence[IncomingRecord]:
+        """The input records of the event, or of a batch."""
+        return () if self.input is None else (self.input,)
+
+    def loop(self, event: object, /, *, key: str | bytes, headers: Iterable[tuple[str, bytes | None]] = ()) -> None:
+        """Send an event to this source itself (``EventSourceConfig(loop=True)``), in this event's transaction: the
+        partition of its key handles it, once, in its own order, before further input. Raises as ``forward``, and
+        ``LoopTooLong`` when ``max_loop_hops`` events have led to one another already."""
+        looping.loop(self, event, key, headers)
 
     def record_change(self, *changes: Change) -> None:
         """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key

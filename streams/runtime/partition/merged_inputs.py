@@ -22,15 +22,27 @@ from streams.topics import InputSpec
 class PartitionInput:
     """One input of one partition. ``position``: the first offset that is not admitted. ``nulls``: the policy of records
     without a value, if it has one of its own. ``at_end``: nothing is behind what is queued here, as far as is known;
-    ``missing_since``: since when it has nothing, and is not known to be at its end."""
+    ``missing_since``: since when it has nothing, and is not known to be at its end.
 
-    def __init__(self, place: int, where: TopicPartition, inbox: Inbox, nulls: Retry | None = None) -> None:
+    The loop is waited for until it was at its end once, so that what was begun before a start is finished first. Later
+    its records come with the commit of what has sent them: none of them is older than what waits.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        where: TopicPartition,
+        inbox: Inbox,
+        nulls: Retry | None = None,
+        kind: InputKind = InputKind.EVENTS,
+    ) -> None:
         self.place = place
         self.where = where
         self.inbox = inbox
         self.nulls = nulls
+        self.kind = kind
         self.position = -1
-        self.at_end = False
+        self.at_end = self.was_at_end = False
         self.missing_since: float | None = None
 
     @property
@@ -38,12 +50,13 @@ class PartitionInput:
         """Return what is known of it now."""
         first = self.inbox.first
         if first is None:
-            return InputHead(InputKind.EVENTS, None, self.missing_since)
-        return InputHead(InputKind.EVENTS, first.timestamp_ms)
+            return InputHead(self.kind, None, self.missing_since)
+        return InputHead(self.kind, first.timestamp_ms)
 
     def note(self, now: float) -> None:
         """Note what is known of its end, after something has come or was taken."""
-        if self.inbox or self.at_end:
+        self.was_at_end = self.was_at_end or self.at_end
+        if self.inbox or self.at_end or (self.kind is InputKind.LOOP and self.was_at_end):
             self.missing_since = None
         elif self.missing_since is None:
             self.missing_since = now
@@ -62,7 +75,8 @@ class MergedInputs:
         self.all = [self.current]
         for place, (spec, inbox) in enumerate(others, 1):
             where = TopicPartition(spec.topic, partition.partition)
-            self.all.append(PartitionInput(place, where, inbox, spec.nulls))
+            kind = InputKind.LOOP if spec.is_loop else InputKind.EVENTS
+            self.all.append(PartitionInput(place, where, inbox, spec.nulls, kind))
         self.wait_until: float | None = None
 
     def start_at(self, position: Sequence[int], now: float) -> None:
