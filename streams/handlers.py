@@ -276,6 +276,11 @@ class Handlers(Generic[StoreT]):
         """Return the inputs beside the source's own topic: its loop, and the declared ones in their order."""
         return [*self._inputs]
 
+    def received(self, topic: str, records: list[IncomingRecord]) -> list[IncomingRecord]:
+        """Return records of an input as its handlers have them: with the headers of the input's type."""
+        spec = self._inputs.get(topic)
+        return records if spec is None else spec.received(records)
+
     def input_topics(self) -> list[TopicSpec]:
         """Return the declared inputs as they must be."""
         return [source_topics.spec(self.config, topic) for topic, spec in self._inputs.items() if not spec.is_loop]

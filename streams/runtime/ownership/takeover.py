@@ -273,8 +273,6 @@ class TakeOvers:
             )
         if group_offset is not None and group_offset > known:
             accept = f"run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
-            if found.topic != config.topic:
-                accept = f"delete the group's offsets of {found.topic} (kafka-consumer-groups.sh --delete-offsets)"
             raise OffsetError(
                 f"{tp}: the group {config.group_id} has committed offset {group_offset}, but the state in "
                 f"{config.changelog}[{worker.partition}] goes on at offset {known}: the changelog lost "
