@@ -33,7 +33,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
 class InputSpec(msgspec.Struct, frozen=True):
     """A further topic that an event source reads. ``headers``: those of the type that all of its records are of;
     ``None``: each record has its own. ``nulls``: the policy of records without a value; ``None``: the decode policy.
-    ``is_loop``: the source's own, which nobody else writes to: its records come first, and it is read from its start.
+    ``is_loop``: the source's own loop: its records come first, and it is read from its start.
     """
 
     topic: str

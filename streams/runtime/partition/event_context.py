@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, overload
 
@@ -14,7 +14,7 @@ from streams.core.timers import Timer
 from streams.errors import EncodeError, RegistrationError, StoreError
 from streams.events import event_type_of
 from streams.outcomes import ExecutionState
-from streams.records import Change, IncomingRecord, Record
+from streams.records import Change, Record
 from streams.runtime.changelog import encode_timer
 from streams.runtime.partition import forwarding, looping
 from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
@@ -83,11 +83,6 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
 
     else:
         forward = forwarding.forward
-
-    @property
-    def _records(self) -> Sequence[IncomingRecord]:
-        """The input records of the event, or of a batch."""
-        return () if self.input is None else (self.input,)
 
     def loop(self, event: object, /, *, key: str | bytes, headers: Iterable[tuple[str, bytes | None]] = ()) -> None:
         """Send an event to this source itself (``EventSourceConfig(loop=True)``), in this event's transaction: the

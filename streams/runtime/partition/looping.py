@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, EncodeError, LoopTooLong
 from streams.records import IncomingRecord
-
-if TYPE_CHECKING:
-    from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition import forwarding
+from streams.runtime.partition.context_fields import ContextFields
 
 HOPS_HEADER: Final = "__kes_hops"
 """Header of a record in the loop: how many events of the loop led to one another up to it, in decimal digits."""
 
 
-def loop(ctx: EventContext[Any], event: object, key: object, headers: Iterable[tuple[str, bytes | None]]) -> None:
+def loop(ctx: ContextFields, event: object, key: object, headers: Iterable[tuple[str, bytes | None]]) -> None:
     """See ``EventContext.loop``."""
     config: EventSourceConfig = ctx._host.config if ctx._timers is None else ctx._timers.config
     if not config.loop:
@@ -30,7 +29,7 @@ def loop(ctx: EventContext[Any], event: object, key: object, headers: Iterable[t
             f"{ctx.where}: {config.max_loop_hops} events of the loop {config.loop_topic} have led to one another, and "
             "this one sends a further one (max_loop_hops): end the loop in the handler, or set the bound higher"
         )
-    ctx.forward(config.loop_topic, event, key=key, headers=[(HOPS_HEADER, b"%d" % hops), *headers])
+    forwarding.forward(ctx, config.loop_topic, event, key=key, headers=[(HOPS_HEADER, b"%d" % hops), *headers])
 
 
 def _hops(record: IncomingRecord) -> int:
