@@ -82,8 +82,10 @@ def accept(
     altogether, or no broker answers; 2 wrong usage.
     """
     named = named_source(source)
-    found, inputs = named.config, named.inputs
-    config = msgspec.structs.replace(found, bootstrap_servers=brokers(bootstrap_servers, found)).resolved()
+    inputs = named.inputs
+    config = msgspec.structs.replace(
+        named.config, bootstrap_servers=brokers(bootstrap_servers, named.config)
+    ).resolved()
     numbers = _numbers(config, partition)
     await_listener(config.bootstrap_servers, timeout)
     with GroupChecks(config, seconds=timeout) as checks:

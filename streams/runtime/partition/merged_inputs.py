@@ -16,6 +16,7 @@ from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import InputPosition
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.state import Partition
+from streams.statistics import InputStatistics
 from streams.topics import InputSpec
 
 
@@ -128,6 +129,20 @@ class MergedInputs:
             return ()
         answer = next_input([one.head for one in self.all], now, self._patience)
         return tuple(self.all[place].where.topic for place in answer.missing) if isinstance(answer, Wait) else ()
+
+    def statistics(self, now: float, ends: Sequence[int]) -> tuple[InputStatistics, ...]:
+        """Return the figures of each input; ``ends``: as far as they are known."""
+        awaited = self.waiting_for(now)
+        return tuple(
+            InputStatistics(
+                one.where.topic,
+                one.position,
+                one.inbox.records,
+                one.where.topic in awaited,
+                ends[one.place] if one.place < len(ends) else -1,
+            )
+            for one in self.all
+        )
 
     def _turn_to(self, one: PartitionInput) -> None:
         partition = self._partition
