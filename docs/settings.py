@@ -122,6 +122,8 @@ SECTIONS: Final = (
                 "with [several inputs](../guides/inputs.md): how long the others wait for one that is not known to be "
                 "at its end"
             ),
+            "loop": "handlers send events to the source itself, by `ctx.loop`: see [A loop](../guides/loop.md)",
+            "max_loop_hops": "so many events of the loop may lead to one another; then `LoopTooLong`. 0: no bound",
             "auto_offset_reset": "where a partition begins that never had an offset: `earliest`, `latest` or `error`",
             "decode_policy": (
                 "for records that cannot be read or have an unknown type ([errors](../guides/errors.md)); never retried"

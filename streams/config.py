@@ -19,7 +19,7 @@ from streams.metrics import MetricsHandler
 from streams.outcomes import STOP, Retry
 from streams.sak.numbers import is_number, is_whole
 from streams.settings_sources import TakesOutsideSettings, bootstrap_servers, flat, variable, without_credentials
-from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name
+from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name, loop_name
 
 BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
 """Environment variable with the brokers' addresses, used when the settings name none."""
@@ -294,6 +294,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
       ``error``. With several inputs (``EventSource.input``), ``alignment_seconds`` is how long the others wait for one
       that is not known to be at its end.
+    * Loop: with ``loop`` handlers send events to this source itself (``ctx.loop``), over a topic of its own;
+      ``max_loop_hops`` bounds how often one leads to the next (0: no bound).
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
@@ -321,6 +323,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"
     alignment_seconds: float = 0.5
+    loop: bool = False
+    max_loop_hops: int = 100
     decode_policy: Retry = STOP
     error_policy: Retry = STOP
     group: GroupConfig = GroupConfig()
@@ -370,6 +374,13 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
             )
         if self.auto_offset_reset not in ("earliest", "latest", "error"):
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
+        _made_of((bool,), "loop", self.loop, "True or False")
+        _count("max_loop_hops", self.max_loop_hops, 0)
+        if self.loop and self.source_is_elsewhere:
+            raise ConfigError(
+                "loop is set beside source_bootstrap_servers: a loop is written and read where the group is, so the "
+                "source's topic has to be there, too"
+            )
         for name in ("client_settings", "source_client_settings"):
             _made_of((Mapping,), name, getattr(self, name), "a dictionary")
         for name in ("decode_policy", "error_policy"):
@@ -381,7 +392,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
                 "source_client_settings are set without source_bootstrap_servers: name the source's cluster, or use "
                 "client_settings"
             )
-        for name in (self.changelog, self.dead_letters, self.offsets_topic):
+        for name in (self.changelog, self.dead_letters, self.offsets_topic, *([self.loop_topic] if self.loop else ())):
             if len(name) > MAX_NAME_LENGTH:
                 raise ConfigError(
                     f"the topic name {name!r} has {len(name)} characters; Kafka allows {MAX_NAME_LENGTH}: "
@@ -419,6 +430,11 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     def dead_letters(self) -> str:
         """Return the name of the dead-letter topic."""
         return self.dead_letter_topic or dead_letter_name(self.group_id, self.topic)
+
+    @property
+    def loop_topic(self) -> str:
+        """Return the name of the loop's topic; there is one with ``loop``."""
+        return loop_name(self.group_id, self.topic)
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> EventSourceConfig:
         """Return the same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError``

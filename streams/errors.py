@@ -14,6 +14,7 @@
     │     ├── ``EncodeError``        an output or a change cannot be turned into bytes
     │     ├── ``PlanError``          a planner's answer is not what a job or a batch takes
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
+    │           └── ``LoopTooLong``  the loop's events have led to one another too often
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
     │     └── ``DiskDamaged``        the engine: a disk does not hold what was written to it; its partition is restored
     ├── ``OutboxError``              the caller: a record cannot be stashed so; or a relay does not fit its database
@@ -103,6 +104,10 @@ class PlanError(RecordError):
 
 class RecordRefused(RecordError):
     """The client or the broker refuses an output or a change (too large, an invalid topic name)."""
+
+
+class LoopTooLong(RecordRefused):
+    """An event was to be sent to the loop as one of too many that led to one another (``max_loop_hops``)."""
 
 
 class StoreError(StreamsError):

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -18,7 +18,6 @@ import anyio
 import msgspec
 
 from streams.config import EventSourceConfig
-from streams.core.position import offsets_of
 from streams.core.router import check_callable
 from streams.errors import RegistrationError, Stopped, StreamsError
 from streams.handlers import Handlers
@@ -33,7 +32,7 @@ from streams.runtime.ports import Connections
 from streams.runtime.replay import Program
 from streams.runtime.system import MACHINE, Environment
 from streams.sak import leaves
-from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
+from streams.statistics import SourceState, SourceStatistics
 from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
 
@@ -187,9 +186,10 @@ class EventSource(Handlers[StoreT]):
         assert loop is not None
 
         async def look() -> SourceStatistics:
-            ends: Mapping[int, int] = {}
+            ends: list[Mapping[int, int]] = []
             with anyio.move_on_after(ENDS_SECONDS):
-                ends = await asyncio.wrap_future(engine.input.ends())
+                for asked in [port.ends() for port in engine.inputs]:
+                    ends.append(await asyncio.wrap_future(asked))
             return self._statistics(ends)
 
         looking = look()
@@ -201,9 +201,9 @@ class EventSource(Handlers[StoreT]):
 
     def statistics(self) -> SourceStatistics:
         """Return the present state in figures. Call it on the loop of the event source."""
-        return self._statistics({})
+        return self._statistics([])
 
-    def _statistics(self, ends: Mapping[int, int]) -> SourceStatistics:
+    def _statistics(self, ends: Sequence[Mapping[int, int]]) -> SourceStatistics:
         engine = self._engine
         if engine is None:
             return SourceStatistics(self._state, self.config.instance_id, -1, (), 0, 0, 0)
@@ -212,18 +212,7 @@ class EventSource(Handlers[StoreT]):
             engine.config.instance_id,
             engine.membership.snapshot.generation,
             tuple(
-                PartitionStatistics(
-                    number,
-                    worker.state.value,
-                    offsets_of(worker.position)[0],
-                    sum(inbox.records for inbox in worker.inboxes),
-                    sum(inbox.size for inbox in worker.inboxes),
-                    any(inbox.paused for inbox in worker.inboxes),
-                    worker.events_ahead,
-                    len(worker.timers),
-                    worker.timers.next_due_ms,
-                    ends.get(number, -1),
-                )
+                worker.statistics([found.get(number, -1) for found in ends])
                 for number, worker in sorted(engine.workers.items())
             ),
             engine.committed_transactions,

@@ -319,6 +319,11 @@ class TakeOver(Protocol):
         joined under the same instance since stays: ids are not used twice. Raises ``ValueError`` without an id."""
         ...
 
+    def delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
+        """Delete what is below these offsets, by partition. It cannot be taken back. Raises ``ConfigError`` without the
+        right to."""
+        ...
+
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         """Return the bytes on disk of each partition, without those that brokers refuse or do not answer in time. Never
         an error."""

@@ -48,6 +48,8 @@ class Handlers(JoinDeclarations[StoreT]):
         self._schedules: list[tuple[Schedule, Route]] = []
         self._outputs: dict[str, TopicSpec] = {}
         self._inputs: dict[str, InputSpec] = {}
+        if config.loop:
+            self._inputs[config.loop_topic] = InputSpec(config.loop_topic, is_loop=True)
 
     def set_tracer(self, tracer: Tracer) -> None:
         """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
@@ -254,10 +256,10 @@ class Handlers(JoinDeclarations[StoreT]):
         if self._router.is_frozen:
             raise RegistrationError(f"source.input({topic!r}) comes too late: declare it before the source is started")
         check_topic("the topic of source.input", topic)
-        if topic in self._inputs:
-            raise RegistrationError(f"the input {topic!r} is declared twice")
         if topic in source_topics.purposes(self.config):
             raise RegistrationError(f"the topic {topic!r} is the event source's own: it cannot be a further input")
+        if topic in self._inputs:
+            raise RegistrationError(f"the input {topic!r} is declared twice")
         if self.config.source_is_elsewhere:
             raise ConfigError(
                 f"source.input({topic!r}): the source's topic is on another cluster (source_bootstrap_servers); a "
@@ -273,12 +275,17 @@ class Handlers(JoinDeclarations[StoreT]):
 
     @property
     def inputs(self) -> list[str]:
-        """Return the declared inputs beside the source's own topic, in the order of their declarations."""
+        """Return the inputs beside the source's own topic: its loop, and the declared ones in their order."""
         return [*self._inputs]
+
+    def received(self, topic: str, records: list[IncomingRecord]) -> list[IncomingRecord]:
+        """Return records of an input as its handlers have them: with the headers of the input's type."""
+        spec = self._inputs.get(topic)
+        return records if spec is None else spec.received(records)
 
     def input_topics(self) -> list[TopicSpec]:
         """Return the declared inputs as they must be."""
-        return [source_topics.spec_of_input(self.config, spec) for spec in self._inputs.values()]
+        return [source_topics.spec_of_input(self.config, spec) for spec in self._inputs.values() if not spec.is_loop]
 
     def _check_inputs(self) -> None:
         """Check that an input's events have a handler. Raises ``RegistrationError``."""

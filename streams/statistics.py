@@ -18,6 +18,22 @@ class SourceState(enum.Enum):
     FAILED = "failed"
 
 
+class InputStatistics(msgspec.Struct, frozen=True):
+    """One input of a partition, of a source that reads several topics. ``awaited``: other inputs wait for it now;
+    ``end`` as in ``PartitionStatistics``."""
+
+    topic: str
+    next_offset: int
+    queued_records: int
+    awaited: bool = False
+    end: int = -1
+
+    @property
+    def lag(self) -> int | None:
+        """Return the records between the next offset and the end; ``None`` while the end is not known."""
+        return max(self.end - self.next_offset, 0) if self.end >= 0 and self.next_offset >= 0 else None
+
+
 class PartitionStatistics(msgspec.Struct, frozen=True):
     """One partition: its state, the next offset to handle, records that wait, and whether it is paused."""
 
@@ -36,6 +52,8 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     end: int = -1
     """End of the partition in the source topic, as far as the consumer has seen it; -1: not known. Only in the answer
     of ``statistics_threadsafe``."""
+    inputs: tuple[InputStatistics, ...] = ()
+    """All inputs, the source's own topic first, if it reads several; ``next_offset`` and ``end`` are of that one."""
 
     @property
     def lag(self) -> int | None:

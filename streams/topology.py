@@ -8,8 +8,8 @@ import msgspec
 
 
 class TopologyTopic(msgspec.Struct, frozen=True):
-    """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``output``, ``changelog``, ``dead
-    letters``, or ``offsets`` (the stand-in of a source on another cluster)."""
+    """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``loop``, ``output``, ``changelog``,
+    ``dead letters``, or ``offsets`` (the stand-in of a source on another cluster)."""
 
     name: str
     purpose: str
@@ -50,9 +50,10 @@ class Topology(msgspec.Struct, frozen=True):
         return "\n".join(lines) + "\n"
 
     def _edges(self, node: str, purpose: str) -> list[str]:
-        if purpose in ("source", "input"):
+        if purpose in ("source", "input", "loop"):
             types = "<br/>".join(_escaped(handler.event) for handler in self.handlers)
-            return [f'{node} -- "{types}" --> source' if types else f"{node} --> source"]
+            edge = f'{node} -- "{types}" --> source' if types else f"{node} --> source"
+            return [edge, f"source --> {node}"] if purpose == "loop" else [edge]
         if purpose == "table":
             return [f'{node} -- "rows" --> source']
         return [f"{node} <--> source" if purpose == "changelog" else f"source --> {node}"]

@@ -153,8 +153,7 @@ def lag(
 
     `lag` is end - committed, as other tools count it: markers of transactions are in it, so a topic that is written
     by transactions may show 1 or more per partition when everything is handled. `stable` is how far committed readers
-    can see (the last stable offset). A source with several inputs has a table for each; `--watch` follows its own
-    topic.
+    can see (the last stable offset). A source with several inputs, or with a loop, has a table for each.
 
     Exit codes: 0 shown; 1 no broker answers, no such topic, or the group of --group has no offset in it; 2 wrong usage.
     """
@@ -175,12 +174,14 @@ def lag(
             committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
             return Look(group, topic, known, standing(committed, source_admin.watermarks(topic, None, timeout)))
 
+        inputs = [topic, *(found.inputs if found else ())]
         if watch:
-            pace = Pace()
+            paces = {name: Pace() for name in inputs}
 
-            def ask_again() -> Look:
-                look = ask()
-                return look._replace(speed=pace.add(time.monotonic(), look.partitions))
+            def ask_again() -> list[Look]:
+                looks = [ask(name) for name in inputs]
+                now = time.monotonic()
+                return [look._replace(speed=paces[look.topic].add(now, look.partitions)) for look in looks]
 
             with _shown(group, json) as show:
                 cluster.watch(ask_again, show, interval, time.monotonic, time.sleep)
@@ -191,23 +192,25 @@ def lag(
                 f"the group {group!r} has no committed offset in topic {topic}: there is no such group, it has not "
                 "committed yet, or its offsets have expired (kes lag --watch waits for it)"
             )
-        for shown in [look, *(ask(further) for further in (found.inputs if found else ()))]:
+        for shown in [look, *(ask(further) for further in inputs[1:])]:
             emit(shown.facts(), json, shown.table)
         if known is not None and len(look.partitions) > known:
             complain(unread(topic, known, len(look.partitions)))
 
 
 @contextmanager
-def _shown(group: str, json: bool) -> Iterator[Callable[[Look, str], None]]:
-    """Show a live table on a terminal; elsewhere, or as JSON, a line each time."""
+def _shown(group: str, json: bool) -> Iterator[Callable[[list[Look], str], None]]:
+    """Show a live table for each input on a terminal; elsewhere, or as JSON, a line each time."""
     console = answers()
     if json or not console.is_terminal or console.is_dumb_terminal:
-        yield lambda look, problem: _line(look, problem, json)
+        yield lambda looks, problem: _lines(looks, problem, json)
         return
     with Live(Text(f"asking for group {group} ..."), console=console, auto_refresh=False) as live:
 
-        def show(look: Look, problem: str) -> None:
-            parts: list[RenderableType] = [look.table(), Text(look.summary())]
+        def show(looks: list[Look], problem: str) -> None:
+            parts: list[RenderableType] = []
+            for look in looks:
+                parts += [look.table(), Text(look.summary())]
             if problem:
                 parts.append(Text(problem, style="bold red"))
             live.update(Group(*parts), refresh=True)
@@ -215,11 +218,13 @@ def _shown(group: str, json: bool) -> Iterator[Callable[[Look, str], None]]:
         yield show
 
 
-def _line(look: Look, problem: str, json: bool) -> None:
+def _lines(looks: list[Look], problem: str, json: bool) -> None:
     if problem:
         complain(problem)
-    elif json:
-        emit(look.facts(), True, Text)
-    else:
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {look.group} in {look.topic}: {look.summary()}\n")
-        sys.stdout.flush()
+        return
+    for look in looks:
+        if json:
+            emit(look.facts(), True, Text)
+        else:
+            sys.stdout.write(f"{time.strftime('%H:%M:%S')} {look.group} in {look.topic}: {look.summary()}\n")
+    sys.stdout.flush()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +17,7 @@ from streams.cli.console import complain, emit, notices, print_whole
 from streams.clients.group_checks import GroupChecks
 from streams.config import EventSourceConfig
 from streams.errors import OffsetError
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset, further_positions
 
 app = typer.Typer(no_args_is_help=True, help="Offsets of a group that contradict its changelog: accept.")
 
@@ -80,43 +81,57 @@ def accept(
     Exit codes: 0 no offset is ahead (any more); 1 not confirmed, a member is running, a partition has lost its state
     altogether, or no broker answers; 2 wrong usage.
     """
-    found = named_source(source).config
-    config = msgspec.structs.replace(found, bootstrap_servers=brokers(bootstrap_servers, found)).resolved()
+    named = named_source(source)
+    inputs = named.inputs
+    config = msgspec.structs.replace(
+        named.config, bootstrap_servers=brokers(bootstrap_servers, named.config)
+    ).resolved()
     numbers = _numbers(config, partition)
     await_listener(config.bootstrap_servers, timeout)
     with GroupChecks(config, seconds=timeout) as checks:
-        standings, adopted = look = _look(config, checks, numbers, restored=restored)
-        ahead = [standing for standing in standings if standing.state == AHEAD]
-        if (ahead or adopted) and not yes:
-            print_whole(notices(), _table(standings))
-            for standing in ahead:
-                notices().print(Text(_warning(config, standing)), soft_wrap=True)
+        standings, adopted = look = _look(config, inputs, checks, numbers, restored=restored)
+        ahead = {topic: [one for one in found if one.state == AHEAD] for topic, found in standings.items()}
+        if (any(ahead.values()) or adopted) and not yes:
+            for topic, found in standings.items():
+                print_whole(notices(), _table(found, title=topic if inputs else None))
+            for topic, found in ahead.items():
+                for standing in found:
+                    notices().print(Text(_warning(topic, standing)), soft_wrap=True)
             if adopted:
-                notices().print(Text(_adopting(config, list(adopted))), soft_wrap=True)
+                notices().print(Text(_adopting(config, inputs, list(adopted))), soft_wrap=True)
             typer.confirm(f"Change the group {config.group_id} and its changelog so?", abort=True, err=True)
-            if _look(config, checks, numbers, restored=restored) != look:  # a member went on while the question stood
+            # a member may have gone on while the question stood
+            if _look(config, inputs, checks, numbers, restored=restored) != look:
                 raise OffsetError(f"the offsets of the group {config.group_id} have changed meanwhile; run this again")
         # The group's offset first: a death in between leaves a start that is refused, and this command to run again.
-        checks.set_offsets({standing.partition: standing.changelog_offset or 0 for standing in ahead})
+        for topic, found in ahead.items():
+            offsets = {standing.partition: standing.changelog_offset or 0 for standing in found}
+            checks.set_offsets(offsets, "" if topic == config.topic else topic)
         encoded = {number: msgspec.json.encode(record) for number, record in adopted.items()}
         checks.write(config.changelog, OFFSET_KEY, encoded)
+    facts = {topic: [_facts(entry) for entry in found] for topic, found in standings.items()}
     emit(
         {
             "group": config.group_id,
             "topic": config.topic,
-            "partitions": [_facts(entry) for entry in standings],
+            "partitions": facts.pop(config.topic),
             "restored": sorted(adopted),
+            **({"inputs": facts} if inputs else {}),
         },
         json,
-        lambda: _table(standings, accepted=True),
+        lambda: Group(
+            *(_table(found, accepted=True, title=name if inputs else None) for name, found in standings.items())
+        ),
     )
-    lost = [standing.partition for standing in standings if standing.state == NO_STATE]
-    if lost:
-        complain(
-            f"the group {config.group_id} has offsets for the partitions {lost}, and the changelog {config.changelog} "
-            "has none: there is nothing to go back to",
-            hint="Restore the changelog, or delete it and the group's offsets to start over.",
-        )
+    lost = {topic: [one.partition for one in found if one.state == NO_STATE] for topic, found in standings.items()}
+    for topic, partitions in lost.items():
+        if partitions:
+            complain(
+                f"the group {config.group_id} has offsets for the partitions {partitions} of {topic}, and the "
+                f"changelog {config.changelog} has none: there is nothing to go back to",
+                hint="Restore the changelog, or delete it and the group's offsets to start over.",
+            )
+    if any(lost.values()):
         raise typer.Exit(1)
 
 
@@ -130,41 +145,63 @@ def _numbers(config: EventSourceConfig, wanted: list[int] | None) -> list[int]:
     return sorted(set(wanted or range(config.num_partitions)))
 
 
+Look = tuple[dict[str, list[Standing]], dict[int, OffsetRecord]]
+"""By input, the source's own topic first: the offsets of the partitions. And the offset records to be written for
+topics that were restored."""
+
+
 def _look(
-    config: EventSourceConfig, checks: GroupChecks, numbers: list[int], *, restored: bool
-) -> tuple[list[Standing], dict[int, OffsetRecord]]:
-    """Return the offsets of the partitions, and the offset records to be written for topics that were restored."""
+    config: EventSourceConfig, inputs: list[str], checks: GroupChecks, numbers: list[int], *, restored: bool
+) -> Look:
     checks.refuse_if_alive()
-    committed = checks.committed(numbers)
     records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
     written = {number: decode_offset(record) for number, record in records.items()}
     offsets = {number: record.offset for number, record in written.items()}
-    standings = [Standing(number, committed[number], offsets.get(number)) for number in numbers]
+    committed = checks.committed(numbers)
+    standings = {config.topic: [Standing(number, committed[number], offsets.get(number)) for number in numbers]}
+    for topic in inputs:
+        at = {number: record.position_in(topic, number) for number, record in written.items()}
+        offsets = {number: found[0] for number, found in at.items() if found is not None}
+        committed = checks.committed(numbers, topic)
+        standings[topic] = [Standing(number, committed[number], offsets.get(number)) for number in numbers]
     if not restored:
         return standings, {}
-    return standings, _adopted(written, TopicIds(checks.source_id(), checks.changelog_id()))
+    ids = TopicIds(checks.source_id(), checks.changelog_id())
+    return standings, _adopted(written, ids, {topic: checks.source_id(topic) for topic in inputs})
 
 
-def _adopted(written: Mapping[int, OffsetRecord], now: TopicIds) -> dict[int, OffsetRecord]:
+def _adopted(written: Mapping[int, OffsetRecord], now: TopicIds, inputs: Mapping[str, str]) -> dict[int, OffsetRecord]:
     """The offset records that name other topics than those that are there now, with the ids of now."""
-    return {
-        number: msgspec.structs.replace(record, source_id=now.source, changelog_id=now.changelog)
-        for number, record in written.items()
-        if any(known not in ("", there) for known, there in zip(record.ids, now, strict=True))
-    }
+    adopted: dict[int, OffsetRecord] = {}
+    for number, record in written.items():
+        at = {topic: record.position_in(topic, number) for topic in inputs}
+        other = {
+            topic: (found[0], inputs[topic])
+            for topic, found in at.items()
+            if found is not None and found[1] not in ("", inputs[topic])
+        }
+        if other or any(known not in ("", there) for known, there in zip(record.ids, now, strict=True)):
+            adopted[number] = msgspec.structs.replace(
+                record,
+                source_id=now.source,
+                changelog_id=now.changelog,
+                inputs=further_positions(record, number, other) if other else record.inputs,
+            )
+    return adopted
 
 
-def _adopting(config: EventSourceConfig, partitions: list[int]) -> str:
+def _adopting(config: EventSourceConfig, inputs: list[str], partitions: list[int]) -> str:
+    topics = ", ".join([config.topic, *inputs])
     return (
-        f"the state of the partitions {partitions} belongs to other topics named {config.topic} and {config.changelog} "
+        f"the state of the partitions {partitions} belongs to other topics named {topics} and {config.changelog} "
         "than those that are there now. It is taken for theirs: right only if they hold the same records at the same "
         "offsets"
     )
 
 
-def _warning(config: EventSourceConfig, standing: Standing) -> str:
+def _warning(topic: str, standing: Standing) -> str:
     return (
-        f"{config.topic}[{standing.partition}]: {standing.next_start} by the next start, from the state in the "
+        f"{topic}[{standing.partition}]: {standing.next_start} by the next start, from the state in the "
         "changelog; outputs that they had before appear a second time"
     )
 
@@ -173,8 +210,8 @@ def _facts(standing: Standing) -> dict[str, Any]:
     return {**standing._asdict(), "state": SET_BACK if standing.state == AHEAD else standing.state}
 
 
-def _table(standings: list[Standing], *, accepted: bool = False) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+def _table(standings: list[Standing], *, accepted: bool = False, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("partition", "group", "changelog"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)

@@ -15,10 +15,12 @@ def of_input(topic: str) -> list[Right]:
 
 def of_source(config: EventSourceConfig, outputs: Iterable[str] = ()) -> list[Right]:
     """List what an event source needs besides; of ``outputs`` only declared ones are known, others to handlers only."""
-    written = (config.changelog, config.dead_letters, *outputs)
+    loop = (config.loop_topic,) if config.loop else ()
+    written = (config.changelog, config.dead_letters, *outputs, *loop)
     return [
         on_topic("Read", config.changelog),
         *(on_topic(operation, topic) for topic in written for operation in ("Write", "DescribeConfigs")),
+        *(on_topic("Delete", topic) for topic in loop),  # of records that are handled
         on_group("Read", config.group_id),
         Right("Write", "transactional-id", f"{config.group_id}.", prefixed=True),
     ]

@@ -41,7 +41,7 @@ from streams.clients.settings import ClientSettings
 from streams.config import EventSourceConfig
 from streams.errors import DecodeError, OffsetError, Stopped, TopicReplaced, TransactionFailed
 from streams.records import IncomingRecord, Output
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.runtime.partition.dead_letters import dead_letter
 
 app = typer.Typer()
@@ -56,17 +56,23 @@ class Skipped(Exception):
 
 
 class Position(NamedTuple):
-    """The next offset of a partition. ``record``: the offset record that says so; ``None``: it begins at the start of
-    its log."""
+    """The next offset of a partition in an input, and in the source's own topic (``own``). ``record``: the offset
+    record that says so; ``None``: it begins at the start of its logs."""
 
     offset: int
+    own: int
     record: OffsetRecord | None
 
 
 @app.command()
 def skip(
     source: SourceName,
-    record: Annotated[str, typer.Argument(metavar="PARTITION@OFFSET", help="The record, as the error names it.")],
+    record: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TOPIC:]PARTITION@OFFSET", help="The record, as the error names it; TOPIC: of a further input."
+        ),
+    ],
     as_letter: Annotated[bool, typer.Option("--dead-letter", help="Write it to the dead letters, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     bootstrap_servers: Servers = "",
@@ -81,23 +87,29 @@ def skip(
     Exit codes: 0 passed; 1 refused (a member is running, it is not the next record), not confirmed, or no broker
     answers; 2 wrong usage.
     """
-    place = checked_place(record)
+    named, _, number = record.rpartition(":")
+    place = checked_place(number)
     if json and not yes:
         raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
     found = named_source(source)
     config = msgspec.structs.replace(
         found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
     ).resolved()
+    topic = named or config.topic
+    if topic not in (config.topic, *found.inputs):
+        inputs = ", ".join((config.topic, *found.inputs))
+        raise typer.BadParameter(f"{topic!r} is no input of {source}, which reads {inputs}", param_hint="TOPIC")
     if place.partition >= config.num_partitions:
-        raise OffsetError(f"{config.topic} has the partitions 0 to {config.num_partitions - 1}, not {place.partition}")
+        raise OffsetError(f"{topic} has the partitions 0 to {config.num_partitions - 1}, not {place.partition}")
     with admin_of(config.bootstrap_servers, config, timeout) as admin:
         if admin.identity(config.changelog, timeout) is None:
             raise OffsetError(f"{config.changelog} does not exist: the source has not run yet, so it stands nowhere")
     with GroupChecks(config, seconds=timeout) as checks, slot_of(config, "kes-skip", timeout) as slot:
         checks.refuse_if_alive()
-        committed = checks.committed([place.partition])[place.partition]
-        position = position_of(config, checks, place.partition, committed)
-        passed = _next(config, checks, place, position, timeout)
+        offsets_topic = config.offsets_topic if topic == config.topic else topic
+        committed = checks.committed([place.partition], offsets_topic)[place.partition]
+        position = position_of(config, checks, topic, place.partition, committed)
+        [passed] = found.received(topic, [_next(config, checks, topic, place, position, timeout)])
         content = Decoder(found).content(passed)
         if not yes:
             notices().print(Text(_shown(passed, content)), soft_wrap=True)
@@ -109,12 +121,16 @@ def skip(
             letter = dead_letter(config.dead_letters, passed, error, 0, int(time.time() * 1000), instance=_WRITER)
             outputs.append(letter.within(found.program().message_limit))
         carried = msgspec.UNSET if position.record is None else position.record.inputs
-        moved = OffsetRecord(place.offset + 1, _WRITER, 0, 0, checks.source_id(), checks.changelog_id(), carried)
+        own = place.offset + 1
+        if topic != config.topic:
+            own, further = position.own, {topic: (place.offset + 1, checks.source_id(topic))}
+            carried = further_positions(position.record, place.partition, further)
+        moved = OffsetRecord(own, _WRITER, 0, 0, checks.source_id(), checks.changelog_id(), carried)
         outputs.append(offset_record(config, place.partition, moved))
         try:
             with transaction(slot, "Run it again: it passes the record, or says that it is handled already"):
-                checks.hold(slot, {place.partition: place.offset + 1})
-                if position_of(config, checks, place.partition, committed) != position:
+                checks.hold(slot, {place.partition: place.offset + 1}, offsets_topic)
+                if position_of(config, checks, topic, place.partition, committed) != position:
                     raise OffsetError(f"a member of group {config.group_id} has handled records meanwhile; look again")
                 slot.send(outputs)
         except TransactionFailed as error:
@@ -123,60 +139,71 @@ def skip(
             raise
     data = {
         "group": config.group_id,
-        "topic": config.topic,
+        "topic": topic,
         "partition": place.partition,
         "offset": place.offset,
         "next_offset": place.offset + 1,
         "dead_letter": as_letter,
     }
-    emit(data, json, lambda: Text(f"{config.topic}[{place.partition}] goes on behind {place.offset}"))
+    emit(data, json, lambda: Text(f"{topic}[{place.partition}] goes on behind {place.offset}"))
 
 
-def position_of(config: EventSourceConfig, checks: GroupChecks, partition: int, committed: int | None) -> Position:
-    """Return where the next start of the source goes on, by the rules of a take-over. Raises ``OffsetError`` where that
-    start is refused."""
-    where = f"{config.topic}[{partition}]"
+def position_of(
+    config: EventSourceConfig, checks: GroupChecks, topic: str, partition: int, committed: int | None
+) -> Position:
+    """Return where the next start of the source goes on in this input, by the rules of a take-over. Raises
+    ``OffsetError`` where that start is refused."""
+    where = f"{topic}[{partition}]"
     found = checks.last_records(config.changelog, [partition], OFFSET_KEY).get(partition)
-    (low, high), source_id = checks.source()[0][partition], checks.source_id()
-    if found is None:
+    record = None if found is None else decode_offset(found)
+    (ranges, topic_id), own_id = checks.source(topic), checks.source_id()
+    low, high = ranges[partition]
+    at: tuple[int, str] | None = None
+    if record is not None:
+        at = (record.offset, record.source_id) if topic == config.topic else record.position_in(topic, partition)
+        known = zip(
+            (*record.ids, topic_id if at is None else at[1]), (own_id, checks.changelog_id(), topic_id), strict=True
+        )
+        if any(before not in ("", now) for before, now in known):
+            raise TopicReplaced(
+                f"{where}: the state in {config.changelog} belongs to other topics of these names; see `kes offsets "
+                "accept --restored`"
+            )
+    if at is None:
         if committed is not None:
             raise OffsetError(
                 f"{where}: the group {config.group_id} has committed offset {committed}, but the changelog "
                 f"{config.changelog} has none: its state is lost"
             )
-        if config.auto_offset_reset != "earliest":
+        if config.auto_offset_reset != "earliest" and topic != config.loop_topic:
             raise OffsetError(f"{where}: no record was handled yet, and a start does not begin with the first one")
-        return Position(low, None)
-    record = decode_offset(found)
-    if any(known not in ("", now) for known, now in zip(record.ids, (source_id, checks.changelog_id()), strict=True)):
-        raise TopicReplaced(
-            f"{where}: the state in {config.changelog} belongs to other topics of these names; see `kes offsets accept "
-            "--restored`"
-        )
-    if committed is not None and committed > record.offset:
+        own = low if topic == config.topic else checks.source()[0][partition][0]
+        return Position(low, own if record is None else record.offset, record)
+    if committed is not None and committed > at[0]:
         raise OffsetError(
-            f"{where}: the group's offset {committed} is ahead of the changelog's {record.offset}: run `kes offsets "
+            f"{where}: the group's offset {committed} is ahead of the changelog's {at[0]}: run `kes offsets "
             "accept` first"
         )
-    if not low <= record.offset <= high:
-        raise OffsetError(f"{where}: the state goes on at {record.offset}, and the log has {low} to {high} only")
-    return Position(record.offset, record)
+    if not low <= at[0] <= high:
+        raise OffsetError(f"{where}: the state goes on at {at[0]}, and the log has {low} to {high} only")
+    assert record is not None
+    return Position(at[0], record.offset, record)
 
 
 def _next(
-    config: EventSourceConfig, checks: GroupChecks, place: Place, position: Position, timeout: float
+    config: EventSourceConfig, checks: GroupChecks, topic: str, place: Place, position: Position, timeout: float
 ) -> IncomingRecord:
     """Return the first committed record at the position. Raises ``OffsetError`` if it is another one than ``place``."""
-    where = f"{config.topic}[{place.partition}]"
+    where = f"{topic}[{place.partition}]"
     if place.offset < position.offset:
         raise OffsetError(
             f"{where}: the record at {place.offset} is handled already, the next one is {position.offset}"
         )
-    end = checks.source()[0][place.partition][1]
+    end = checks.source(topic)[0][place.partition][1]
     found: list[IncomingRecord] = []
     with closing(_reader_of(config)) as reader, suppress(Stopped):
         reader.read(
-            config.topic,
+            topic,
             {place.partition: (position.offset, end)},
             lambda _, records: found.extend(records),
             stalled_after_seconds=timeout,

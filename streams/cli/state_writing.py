@@ -193,7 +193,7 @@ def _write(
         committed = checks.committed(numbers)
         if only_begun:
             numbers = sorted(checks.last_records(config.changelog, numbers, OFFSET_KEY))
-        before = {number: position_of(config, checks, number, committed[number]) for number in numbers}
+        before = {number: position_of(config, checks, config.topic, number, committed[number]) for number in numbers}
         states = state_of(source, "changelog", servers, timeout, numbers)
         wanted = {number: changes(number, states[number].entries) for number in numbers}
         for number, some in wanted.items():
@@ -247,13 +247,13 @@ class _Partition:
             record = OffsetRecord(position.offset, _WRITER, serial, 0, *self._ids, carried)
             with transaction(self._slot, _AGAIN):
                 self._checks.hold(self._slot, {self._number: position.offset})
-                if position_of(self._config, self._checks, self._number, self._committed) != position:
+                if position_of(self._config, self._checks, self._config.topic, self._number, self._committed) != position:
                     raise OffsetError(
                         f"a member of group {self._config.group_id} has written to {self._config.changelog} meanwhile: "
                         "run it again"
                     )
                 self._slot.send([*some, offset_record(self._config, self._number, record)])
-            position = Position(position.offset, record)
+            position = Position(position.offset, position.own, record)
             done += len(some)
             report(f"writing partition {self._number}", done, len(changes))
 

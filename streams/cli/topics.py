@@ -112,7 +112,7 @@ def grow(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Add partitions to the topics of an event source that is stopped, until all have equally many.
+    """Add partitions to the topics of an event source that is stopped, inputs included, until all have equally many.
 
     Keys move: most of the records that are written from now on go to other partitions than the state of their keys.
     That is right for a source without state, or whose keys are new every day; for others start over in new topics.
@@ -126,7 +126,8 @@ def grow(
     addresses = brokers(bootstrap_servers, config)
     with admin_of(addresses, config, timeout) as admin, source_admin_of(config, admin, timeout) as source_admin:
         _refuse_members(addresses, config, timeout)
-        by_topic = {spec.name: source_admin if spec.name == config.topic else admin for spec in found.specs()}
+        specs = [*found.specs(), *found.input_topics()]
+        by_topic = {spec.name: source_admin if spec.name == config.topic else admin for spec in specs}
         growth = _planned(by_topic, config, partitions or 0, timeout)
         if growth.steps and not yes:
             print_whole(notices(), _growth_table(growth))
@@ -142,7 +143,8 @@ def grow(
 
 class Growth(msgspec.Struct, frozen=True):
     """Plan of the growth: ``steps`` are the topics that have fewer than ``partitions``, with how many they have, in the
-    order in which they grow. The source is the last: what follows from a half-way stop is refused at the start."""
+    order in which they grow. Further inputs come behind the source's own topics, and the source is the last: what
+    follows from a half-way stop is refused at the start."""
 
     partitions: int
     steps: dict[str, int]

@@ -30,7 +30,7 @@ _CLOSE_SECONDS: Final = 2.0
 _Source = Annotated[
     str,
     typer.Argument(
-        metavar="[MODULE:SOURCE]", help="A source: its brokers, its settings, and its changelog and dead letters."
+        metavar="[MODULE:SOURCE]", help="A source: its brokers, its settings, and its changelog, dead letters and loop."
     ),
 ]
 _Topics = Annotated[
@@ -153,7 +153,8 @@ def _show(
     servers = brokers(option, config)
     deadline = time.monotonic() + timeout
     found: list[OpenTransaction] = []
-    wanted = topics or ([config.changelog, config.dead_letters] if config else [])
+    loop = [config.loop_topic] if config and config.loop else []
+    wanted = topics or ([config.changelog, config.dead_letters, *loop] if config else [])
     with admin_of(servers, config, timeout) as admin, _questions(servers, config) as questions:
         if not wanted:
             found = questions.find_all(deadline)

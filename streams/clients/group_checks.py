@@ -63,15 +63,15 @@ class GroupChecks:
         self._questions.close()
         self._client.close(_CLOSE_SECONDS)
 
-    def source(self) -> tuple[dict[int, tuple[int, int]], str]:
-        """(log start, high watermark) of each partition of the source topic, and the topic's id. Raises
-        ``TopicError``."""
-        topic, deadline = self._config.topic, self._deadline()
-        return self._source_log.log_range(topic, range(self._config.num_partitions), deadline), self.source_id()
+    def source(self, topic: str = "") -> tuple[dict[int, tuple[int, int]], str]:
+        """(log start, high watermark) of each partition of the source topic, or of another input, and the topic's id.
+        Raises ``TopicError``."""
+        numbers, deadline = range(self._config.num_partitions), self._deadline()
+        return self._source_log.log_range(topic or self._config.topic, numbers, deadline), self.source_id(topic)
 
-    def source_id(self) -> str:
-        """The id of the source topic."""
-        return self._source_log.identity(self._config.topic, self._deadline()).topic_id
+    def source_id(self, topic: str = "") -> str:
+        """The id of the source topic, or of another input."""
+        return self._source_log.identity(topic or self._config.topic, self._deadline()).topic_id
 
     def changelog_id(self) -> str:
         """The id of the changelog."""
@@ -101,12 +101,13 @@ class GroupChecks:
         # The barrier: what a missed fence left open must not be committed after we have looked.
         self._refuse_position(self.committed(list(range(self._config.num_partitions))))
 
-    def hold(self, slot: BlockingSlot, offsets: Mapping[int, int]) -> None:
-        """Send offsets of the group into a transaction, and check after that that no member is alive: a member that
-        joins later waits, before it takes over one of these partitions, for the end of the transaction (its barrier:
-        committed offsets that are pending). Raises ``OffsetError``, ``TransactionFailed``."""
+    def hold(self, slot: BlockingSlot, offsets: Mapping[int, int], topic: str = "") -> None:
+        """Send offsets of the group (in an input, by default the source's own topic) into a transaction, and check
+        after that that no member is alive: a member that joins later waits, before it takes over one of these
+        partitions, for the end of the transaction (its barrier: committed offsets that are pending). Raises
+        ``OffsetError``, ``TransactionFailed``."""
         metadata = metadata_of_no_member(self._config.group_id)
-        slot.send_offsets(self._config.offsets_topic, offsets, metadata)
+        slot.send_offsets(topic or self._config.offsets_topic, offsets, metadata)
         self.refuse_if_alive()
 
     def refuse_if_begun(self) -> None:
@@ -125,16 +126,15 @@ class GroupChecks:
                 "delete the group's offsets and the changelog to start over, or use another group_id"
             )
 
-    def committed(self, partitions: list[int]) -> dict[int, int | None]:
-        """The group's committed offsets; ``None``: none."""
-        return self._group_log.stable_offsets(partitions, self._deadline())
+    def committed(self, partitions: list[int], topic: str = "") -> dict[int, int | None]:
+        """The group's committed offsets in the source topic, or in another input; ``None``: none."""
+        return self._group_log.stable_offsets(partitions, self._deadline(), topic)
 
-    def set_offsets(self, offsets: Mapping[int, int]) -> None:
-        """Commit these offsets for the group. Raises ``OffsetError`` when a member has joined it meanwhile."""
-        config, deadline = self._config, self._deadline()
-        request = commit_request(
-            config.group_id, {(config.offsets_topic, number): (offset, "") for number, offset in offsets.items()}
-        )
+    def set_offsets(self, offsets: Mapping[int, int], topic: str = "") -> None:
+        """Commit these offsets for the group, in the source topic or in another input. Raises ``OffsetError`` when a
+        member has joined it meanwhile."""
+        config, deadline, topic = self._config, self._deadline(), topic or self._config.offsets_topic
+        request = commit_request(config.group_id, {(topic, number): (offset, "") for number, offset in offsets.items()})
 
         async def attempt() -> None:
             node = await self._client.coordinator(GROUP, config.group_id, deadline)
@@ -145,7 +145,7 @@ class GroupChecks:
                 raise _is_alive(config, "a member has joined") from error
 
         if offsets:
-            needed = permissions.on_group("Read", config.group_id), permissions.on_topic("Read", config.offsets_topic)
+            needed = permissions.on_group("Read", config.group_id), permissions.on_topic("Read", topic)
             self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt, needed=needed)
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:

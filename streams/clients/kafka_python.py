@@ -43,6 +43,7 @@ with warnings.catch_warnings():
     ApiVersionsRequest: Any = _from("protocol.metadata", "ApiVersionsRequest")
     ConsumerProtocolAssignment: Any = _from("protocol.consumer.metadata", "ConsumerProtocolAssignment")
     ConsumerProtocolSubscription: Any = _from("protocol.consumer.metadata", "ConsumerProtocolSubscription")
+    DeleteRecordsRequest: Any = _from("protocol.admin", "DeleteRecordsRequest")
     DescribeClusterResponse: Any = _from("protocol.admin", "DescribeClusterResponse")
     DescribeQuorumRequest: Any = _from("protocol.admin", "DescribeQuorumRequest")
     DescribeQuorumResponse: Any = _from("protocol.admin", "DescribeQuorumResponse")

@@ -18,6 +18,7 @@ from typing import Any
 from streams.clients import permissions
 from streams.clients.group_coordinator import leave_group
 from streams.clients.kafka_python import (
+    DeleteRecordsRequest,
     DescribeLogDirsRequest,
     HeartbeatRequest,
     InitProducerIdRequest,
@@ -135,6 +136,10 @@ class KafkaPythonTakeOver(Questions):
             return TopicIdentity(name, len(answer.partitions), cluster)
 
         return self._ask(f"asking for topic {topic}", deadline, attempt, [permissions.on_topic("Describe", topic)])
+
+    def delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
+        step, needed = f"deleting records of topic {topic}", [permissions.on_topic("Delete", topic)]
+        self._ask(step, deadline, lambda limit: self._delete_records(topic, before, limit), needed)
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
         if not member_id:  # it would hit any member with the name
@@ -264,6 +269,21 @@ class KafkaPythonTakeOver(Questions):
         ]
         first, last = [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
         return {number: (first[number], last[number]) for number in partitions}
+
+    async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
+        topic_of = DeleteRecordsRequest.DeleteRecordsTopic
+        for leader, numbers in (await self._by_leader(topic, sorted(before), deadline)).items():
+            if leader < 0:
+                raise kafka_errors.LeaderNotAvailableError()
+            partitions = [
+                topic_of.DeleteRecordsPartition(partition_index=number, offset=before[number]) for number in numbers
+            ]
+            timeout_ms = int(1000 * max(deadline - time.monotonic(), 0.1))
+            request = DeleteRecordsRequest(
+                topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=timeout_ms, max_version=2
+            )
+            for entry in entries_of((await self._client.send(request, leader, deadline)).topics):
+                raise_for(entry.error_code)
 
     async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
         if leader < 0:

@@ -134,6 +134,11 @@ PARTITIONS = _gauge("kes_partitions", "Partitions that are here, by state.", ("s
 MOVES_UNDER_WAY = _gauge("kes_moves_under_way", "Hand-overs that are under way.", ("direction",))
 NEXT_OFFSET = _gauge("kes_partition_next_offset", "Next offset to be handled.", ("partition",))
 LAG = _gauge("kes_partition_lag", "Records between the next offset and the end of the partition.", ("partition",))
+INPUT_OFFSET = _gauge(
+    "kes_input_next_offset", "Next offset of an input, of a source that reads several.", ("partition", "topic")
+)
+INPUT_LAG = _gauge("kes_input_lag", "Records between that and the end of the input.", ("partition", "topic"))
+INPUT_AWAITED = _gauge("kes_input_awaited", "1: the other inputs wait for this one.", ("partition", "topic"))
 QUEUED_RECORDS = _gauge("kes_partition_queued_records", "Records that wait to be handled.", ("partition",))
 QUEUED_BYTES = _gauge("kes_partition_queued_bytes", "Their bytes.", ("partition",))
 PAUSED = _gauge("kes_partition_paused", "1: not read on, because its queue is full.", ("partition",))
@@ -249,6 +254,12 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield TIMERS, each.timers, label
         if each.lag is not None:
             yield LAG, each.lag, label
+        for one in each.inputs:
+            labels = (str(each.partition), one.topic)
+            yield INPUT_OFFSET, one.next_offset, labels
+            yield INPUT_AWAITED, one.awaited, labels
+            if one.lag is not None:
+                yield INPUT_LAG, one.lag, labels
         if each.next_timer_ms is not None:
             yield NEXT_TIMER, each.next_timer_ms / 1000, label
     for copy in statistics.copies:

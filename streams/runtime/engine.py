@@ -32,6 +32,7 @@ from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.keeping.on_disk import refuse_without_folder
 from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
+from streams.runtime.ownership.loop_purge import LoopPurge
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
@@ -226,13 +227,16 @@ class Engine:
         self.spawn(self.status.run)
         self.spawn(self.topic_watch.run, drain=False)
         self.spawn(self.looks.run)
+        if self.config.loop:
+            self.spawn(LoopPurge(self).run, drain=False)
         if self.keeper is not None:
             self.spawn(partial(self.keeper.run, self))
             if self.keeper.snapshots is not None:
                 self.spawn(partial(self.keeper.snapshots.run, self))
         for place, port in enumerate(self.inputs):
             deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
-            port.start(deliver, partial(partitions.make_room, place), self.reading_failed)
+            gone = partitions.position_gone if place and self.further_inputs[place - 1][0].is_loop else None
+            port.start(deliver, partial(partitions.make_room, place), self.reading_failed, gone)
         self.replicas.start()
         inlet = Inlet(self._received)
         self.handover.report()  # the first plan is to know what is on disk
@@ -333,9 +337,8 @@ class Engine:
     def _on_assigned(self, event: Assigned) -> None:
         self.incarnation = self.pool.incarnation = event.incarnation
         self.slots.name_is_ours(True)
-        came, went = _differences(self.members, event.assignment.members)
+        cause = self.status.rebalanced(event, self.members)
         self.members = event.assignment.members
-        cause = self.status.rebalanced(event, came, went)
         owned, added = len(event.owned), len(event.added)
         self.measure(MembershipChanged(event.generation, owned, added, lost=False, cause=cause))
         if not self._has_joined:
@@ -443,8 +446,3 @@ class Engine:
             failure = StreamsError(f"{self.config.topic}[{partition}]: the store's revoked() failed: {error!r}")
             failure.__cause__ = error
             self.fail(failure)
-
-
-def _differences(before: Collection[str], after: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the members that came, and those that went."""
-    return sorted(set(after) - set(before)), sorted(set(before) - set(after))

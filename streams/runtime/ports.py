@@ -100,10 +100,15 @@ class Input(Reading, Protocol):
     """The stream of input records (``poller.Poller``)."""
 
     def start(
-        self, deliver: Callable[[Polled], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
+        self,
+        deliver: Callable[[Polled], None],
+        make_room: Callable[[], None],
+        fail: Callable[[Exception], None],
+        gone: Callable[[tuple[int, int]], None] | None = None,
     ) -> None:
         """Deliver batches to the loop until ``close``; or ``fail``, once. ``make_room``: there is no room, and has not
-        been any for a while."""
+        been any for a while. ``gone``, if there is one: is called with partition and epoch, in place of ``fail``, when
+        the next offset of a partition is not in the log; the others are read on."""
         ...
 
     def expect(self, partitions: Collection[int]) -> None:

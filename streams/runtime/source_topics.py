@@ -29,19 +29,23 @@ SOURCE: Final = "source"
 OUTPUT: Final = "output"
 INPUT: Final = "input"
 TABLE: Final = "table"
+LOOP: Final = "loop"
+KEPT_UNTIL_HANDLED: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""Of the loop's topic: records go when they are handled (``ownership.loop_purge``), and not by their age."""
 
 
 def purposes(config: EventSourceConfig) -> dict[str, str]:
     """Return the names of the source's own topics, each with its purpose in a word or two. The source comes first."""
     found = {config.topic: SOURCE, config.changelog: "changelog", config.dead_letters: "dead letters"}
+    found |= {config.loop_topic: LOOP} if config.loop else {}
     return found | ({config.offsets_topic: "offsets"} if config.source_is_elsewhere else {})
 
 
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
-    """Return the source's own topics as they must be: source, changelog, dead letters, and the stand-in of a source on
-    another cluster; equal numbers of partitions. The source comes first."""
-    compacted = {"cleanup.policy": "compact"}
-    return [spec(config, name, configs=compacted if name == config.changelog else {}) for name in purposes(config)]
+    """Return the source's own topics as they must be: source, changelog, dead letters, loop, and the stand-in of a
+    source on another cluster; equal numbers of partitions. The source comes first."""
+    configs = {config.changelog: {"cleanup.policy": "compact"}, config.loop_topic: KEPT_UNTIL_HANDLED}
+    return [spec(config, name, configs=configs.get(name)) for name in purposes(config)]
 
 
 def spec(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Collection
 from typing import Any, Final
 
 import anyio
@@ -85,9 +86,11 @@ class Status:
         self._published: dict[tuple[str, int], str] = {}
         self.rebalances: deque[RebalanceStatistics] = deque(maxlen=REBALANCES)
 
-    def rebalanced(self, event: Assigned, came: list[str], went: list[str]) -> str:
-        """Note a rebalance; returns its cause, as far as a member can know it."""
+    def rebalanced(self, event: Assigned, before: Collection[str]) -> str:
+        """Note a rebalance, ``before`` which there were these members; returns its cause, as far as a member can know
+        it."""
         plan = event.assignment
+        came, went = sorted(set(plan.members) - set(before)), sorted(set(before) - set(plan.members))
         causes = [f"joined: {', '.join(came)}"] if came else []
         causes += [f"gone: {', '.join(went)}"] if went else []
         if not causes:

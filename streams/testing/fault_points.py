@@ -41,6 +41,8 @@ Point = Literal[
     "handed_over.after",
     "took.before",
     "took.after",
+    "purge.before",
+    "purge.after",
 ]
 """Names of points; ``POINTS`` describes them."""
 
@@ -74,6 +76,8 @@ POINTS: Final[Mapping[Point, str]] = {
     "handed_over.after": "the group knows that",
     "took.before": "the receiver reports to the group that it took a partition",
     "took.after": "the group knows that",
+    "purge.before": "the owner deletes what is handled and committed from the source's loop",
+    "purge.after": "it is deleted",
 }
 """Description of each point."""
 

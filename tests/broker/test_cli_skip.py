@@ -170,8 +170,8 @@ async def test_a_member_that_starts_meanwhile_waits_and_goes_on_behind_the_recor
         started.append(running)
         running.task = asyncio.create_task(running.source.consume_events())
 
-    def hold_and_start(self: GroupChecks, slot: BlockingSlot, offsets: Mapping[int, int]) -> None:
-        hold(self, slot, offsets)
+    def hold_and_start(self: GroupChecks, slot: BlockingSlot, offsets: Mapping[int, int], *topic: str) -> None:
+        hold(self, slot, offsets, *topic)
         asyncio.run_coroutine_threadsafe(start(), loop).result(10)
         wait_until(lambda: self._questions.look(lab.group, 10.0).state == "Stable")
         running = started[0]
@@ -194,8 +194,8 @@ async def test_an_end_before_the_commit_leaves_everything_as_it_was(
     await shop.until_poison()
     hold, abort = GroupChecks.hold, BlockingSlot.abort
 
-    def held(self: GroupChecks, slot: BlockingSlot, offsets: Mapping[int, int]) -> None:
-        hold(self, slot, offsets)
+    def held(self: GroupChecks, slot: BlockingSlot, offsets: Mapping[int, int], *topic: str) -> None:
+        hold(self, slot, offsets, *topic)
         if member:
             raise OffsetError("group is alive")
         raise KeyboardInterrupt

@@ -3,20 +3,25 @@ order in its input, and state, outputs and the positions of both inputs belong t
 
 from __future__ import annotations
 
+import asyncio
 import random
+import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
 from confluent_kafka import Producer
 
+from streams.cli.main import main
 from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable, TopicError
+from streams.errors import BrokerUnavailable, EventFailure, TopicError
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.testing.fixtures import BrokerAddress
@@ -145,3 +150,43 @@ def test_the_numbers_of_partitions_must_be_the_same(bench: Shop) -> None:
 def test_an_input_that_is_missing_is_not_made(bench: Shop) -> None:
     with pytest.raises(TopicError, match=r"payments does not exist \(an input is never made at the start"):
         shop.build(bench.bootstrap, bench.group, "one").run()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("handled", [0, 3])
+def test_a_poison_of_a_further_input_is_passed(
+    bench: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], handled: int
+) -> None:
+    """Also the very first record, before there is any position; the own topic stays where it is."""
+    bench.create()
+    source = shop.build(bench.bootstrap, bench.group, "one")
+    module = ModuleType("shop_of_skip")
+    vars(module).update(source=source)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    payments, producer = bench.inputs[1], Producer({"bootstrap.servers": bench.bootstrap, "log_level": 0})
+    for number in range(handled):
+        producer.produce(payments, b'{"number":%d}' % number, b"k", 0)
+    producer.produce(payments, b"{", b"k", 0)
+    producer.produce(payments, b'{"number":9}', b"k", 0)
+    assert producer.flush(30) == 0
+    place = f"{payments}:0@{handled}"
+    with pytest.raises(EventFailure, match=f"kes skip MODULE:SOURCE {place}"):
+        source.run()
+    for wrong, code, said in [
+        (f"{payments}:0@{handled + 1}", 1, f"the next record is the one at {handled}"),
+        (f"other:0@{handled}", 2, "is no input of"),
+    ]:
+        assert main(["skip", "shop_of_skip:source", wrong, "--yes"]) == code
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert main(["skip", "shop_of_skip:source", place, "--dead-letter", "--yes"]) == 0
+    assert f"{payments}[0] goes on behind {handled}" in capsys.readouterr().out
+    [letter] = bench.read(source.config.dead_letters)[0]
+    assert (letter.value, letter.header("__kes_dlq_topic")) == (b"{", payments.encode())
+    running = threading.Thread(target=lambda: asyncio.run(source.consume_events()))
+    running.start()
+    wait_until(lambda: bench.admin.committed(bench.group, payments, 30.0).get(0) == handled + 2, "the rest is handled")
+    source.stop_now()
+    running.join(30)
+    assert [(line.value or b"").split()[2] for line in bench.read(bench.output)[0]] == [
+        b"%d" % offset for offset in (*range(handled), handled + 1)
+    ]

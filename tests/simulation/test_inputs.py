@@ -53,13 +53,14 @@ def witness(ctx: EventContext[Any], record: IncomingRecord) -> None:
     ctx.forward(Record(SEEN, text.encode(), b"%d" % record.partition, partition=record.partition))
 
 
-def build(*inputs: str) -> EventSource[Any]:
+def build(*inputs: str, **settings: Any) -> EventSource[Any]:
     config = EventSourceConfig(
         group_id="shop",
         topic=ORDERS,
         num_partitions=PARTITIONS,
         error_policy=Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER),
         num_standbys=1,
+        **settings,
     )
     source = EventSource(config, Table.factory(key=str, value=int))
     for topic in inputs:

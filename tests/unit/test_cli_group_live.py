@@ -78,8 +78,10 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     )
     told = Status(member, replicas, handover)
     for generation in range(REBALANCES):
-        plan = Assigned(0, generation, frozenset(), frozenset(), Assignment())
-        told.rebalanced(plan, names, names)
+        plan = Assigned(
+            0, generation, frozenset(), frozenset(), Assignment(members=tuple(f"{name}+" for name in names))
+        )
+        told.rebalanced(plan, names)
     return {place: Note(offset, text[:LONGEST]) for place, (offset, text) in told._news().items()}
 
 

@@ -118,6 +118,22 @@ def test_watching_without_a_terminal_is_a_line_each_time(kes: Kes, admin: FakeCl
     assert slept == [5.0, 5.0, 5.0]
 
 
+def test_watching_follows_each_input_at_its_own_pace(
+    kes: Kes, admin: FakeCluster, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of()
+    source.input("payments")
+    monkeypatch.setattr(sys.modules["fleet"], "source", source)
+    for behind in (9_000, 8_000, 7_000):
+        admin.lags += [[partition(0, 10_000 - behind, 10_000)], [partition(0, 5, 20_000 - behind)]]
+    lines = kes(*WATCH).lines
+    assert lines[-2:] == [
+        "12:00:00 demo in flights: 7,000 behind, 200/s committed, 0/s arriving, 35 s left",
+        "12:00:00 demo in payments: 12,995 behind, 0/s committed, 200/s arriving, not getting nearer",
+    ]
+    assert {asked[2] for asked in admin.asked if asked[0] == "lag"} == {"flights", "payments"}
+
+
 def test_watching_as_json_has_the_rates(kes: Kes, admin: FakeCluster, slept: list[float]) -> None:
     """A broker that goes away meanwhile is waited for."""
     admin.lags = [[partition(0, 1_000, 9_000)], AWAY, [partition(0, 5_000, 11_000)]]

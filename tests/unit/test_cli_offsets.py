@@ -13,7 +13,7 @@ from streams import EventSourceConfig
 from streams.cli import logging_setup, offsets
 from streams.errors import OffsetError
 from streams.records import IncomingRecord
-from streams.runtime.changelog import OFFSET_KEY
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from tests.unit.cli_kit import FakeCluster, Kes, admin, preset, source_of
 
 __all__ = ["admin"]  # the fixture
@@ -27,6 +27,8 @@ class FakeChecks:
 
     done: dict[int, int] | None = None
     written: dict[int, bytes] | None = None
+    further: tuple[str, dict[int, int]] | None = None
+    inputs = b""
     alive = False
 
     def __init__(self, config: EventSourceConfig, *, seconds: float) -> None: ...
@@ -39,26 +41,31 @@ class FakeChecks:
         if self.alive:
             raise OffsetError("group demo is alive (a)")
 
-    def committed(self, partitions: list[int]) -> dict[int, int | None]:
+    def committed(self, partitions: list[int], topic: str = "") -> dict[int, int | None]:
+        if topic:
+            return dict.fromkeys(partitions, 8)
         return {number: ROWS[number][0] for number in partitions}
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
         rows = {number: ROWS[number][1] for number in partitions}
-        value = b'{"offset":%d,"writer":"w","serial":1,"generation":1,"source_id":"s","changelog_id":"c"}'
+        value = b'{"offset":%d,"writer":"w","serial":1,"generation":1,"source_id":"s","changelog_id":"c"'
         return {
-            number: IncomingRecord(topic, number, 0, key, value % offset, None)
+            number: IncomingRecord(topic, number, 0, key, value % offset + self.inputs + b"}", None)
             for number, offset in rows.items()
             if offset is not None and key == OFFSET_KEY
         }
 
-    def source_id(self) -> str:
-        return "s"
+    def source_id(self, topic: str = "") -> str:
+        return f"new of {topic}" if topic else "s"
 
     def changelog_id(self) -> str:
         return "new"
 
-    def set_offsets(self, offsets: Mapping[int, int]) -> None:
-        FakeChecks.done = dict(offsets)
+    def set_offsets(self, offsets: Mapping[int, int], topic: str = "") -> None:
+        if topic:
+            FakeChecks.further = (topic, dict(offsets))
+        else:
+            FakeChecks.done = dict(offsets)
 
     def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
         FakeChecks.written = dict(values)
@@ -95,6 +102,26 @@ def test_topics_that_were_restored_are_taken_for_those_of_the_state(accept: Kes)
     assert FakeChecks.written == {
         1: b'{"offset":4,"writer":"w","serial":1,"generation":1,"source_id":"s","changelog_id":"new"}'
     }
+
+
+def test_further_inputs_are_set_back_and_adopted_too(accept: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its own position; what is of inputs that this release does not know is left as it is."""
+    source = source_of(num_partitions=5, bootstrap_servers="there:1")
+    source.input("payments")
+    monkeypatch.setattr(sys.modules["fleet"], "source", source)
+    positions = b',"inputs":{"payments":{"1":[6,"old"]},"more":{"1":[2, "id"]}}'
+    monkeypatch.setattr(FakeChecks, "inputs", positions)
+    answer = accept("--restored", "--yes", "--json", "-p", "1").data
+    assert FakeChecks.done == {}
+    assert FakeChecks.further == ("payments", {1: 6})
+    assert [(row["group_offset"], row["state"]) for row in answer["inputs"]["payments"]] == [(8, "set back")]
+    assert FakeChecks.written is not None
+    written = decode_offset(IncomingRecord("log", 1, 0, OFFSET_KEY, FakeChecks.written[1], None))
+    assert written.position_in("payments", 1) == (6, "new of payments")
+    assert written.position_in("more", 1) == (2, "id")
+    assert (written.offset, written.changelog_id) == (4, "new")
+    monkeypatch.setattr(FakeChecks, "inputs", b"")
+    assert "offsets for the partitions [1] of payments" in accept("--yes", "-p", "1", code=1).err
 
 
 @pytest.mark.parametrize(("answer", "code", "done"), [("y\n", 0, {0: 3}), ("n\n", 1, None), ("", 1, None)])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
 from streams import EventSource, EventSourceConfig
 from streams.cli import topics
 from streams.clients.group_view import MemberView
-from tests.unit.cli_kit import FakeCluster, Kes, admin, spec
+from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of, spec
 
 __all__ = ["admin"]  # the fixture
 
@@ -128,6 +129,17 @@ def test_all_topics_grow_to_the_sources_count(kes: Kes, there: FakeCluster) -> N
     assert there.grown == OURS[1:]
     kes("topics", "grow", *AT, "--yes")  # again: nothing is left to do
     assert there.grown == OURS[1:]
+
+
+def test_inputs_and_loop_grow_too(kes: Kes, there: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source last, and the inputs before it: whatever a stop half-way leaves is refused at the start."""
+    source = source_of(loop=True)
+    source.input("payments")
+    monkeypatch.setattr(sys.modules["fleet"], "source", source)
+    loop = "demo.flights.loop"
+    there.there |= {name: spec(name, 10) for name in (loop, "payments")}
+    kes("topics", "grow", *AT, "--partitions", "11", "--yes")
+    assert there.grown == [*OURS[1:], loop, "payments", "flights"]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         ("guides/state-on-disk", None),
         ("guides/structures", "test_a_minute_is_reported_when_it_is_over"),
         ("guides/joins", "test_an_order_has_the_address_of_its_customer"),
+        ("guides/loop", "test_each_order_reserves_once"),
         ("guides/timers", "test_a_visit_ends_when_nothing_was_viewed_for_half_an_hour"),
         ("guides/batch-handlers", "test_a_page_is_counted_once_for_each_view"),
         ("guides/async-jobs", "test_a_crash_loses_nothing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -159,6 +160,27 @@ def test_an_input_that_is_silent_is_waited_for_once(monkeypatch: pytest.MonkeyPa
         assert driver.now - before < 1.0, "it was waited for, and not heard of since"
         send(driver, PAYMENTS)
         assert seen(driver)[-1] == "4 payments@0"
+
+
+def test_statistics_have_each_input() -> None:
+    with TestDriver(build(PAYMENTS, CLICKS)) as driver:
+        send(driver, "orders", PAYMENTS, PAYMENTS)
+        [first, *_] = driver.statistics().partitions
+        assert [(one.topic, one.next_offset, one.awaited, one.lag) for one in first.inputs] == [
+            ("orders", 1, False, None),
+            (PAYMENTS, 2, False, None),
+            (CLICKS, 0, False, None),
+        ]
+        member = driver._world.members[0]
+
+        async def look() -> Any:
+            return await asyncio.wrap_future(member.source.statistics_threadsafe())
+
+        assert [one.end for one in driver._run(look()).partitions[0].inputs] == [
+            driver._world.broker.log(topic, 0).end for topic in ("orders", PAYMENTS, CLICKS)
+        ]
+    with TestDriver(build()) as driver:
+        assert driver.statistics().partitions[0].inputs == ()
 
 
 # -- records of others -------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from streams.observability.http_server import parse_address
 from streams.statistics import (
     CopyStatistics,
     FolderStatistics,
+    InputStatistics,
     MoveStatistics,
     PartitionStatistics,
     SourceState,
@@ -149,7 +150,8 @@ def test_every_measurement_and_every_kind_of_figure_has_its_metric() -> None:
 
 FULL = SourceStatistics(
     SourceState.RUNNING, "i-1", 7,
-    (PartitionStatistics(0, "active", 10, 3, 300, True, 4, 5, 1_700_000_000_500, 25),
+    (PartitionStatistics(0, "active", 10, 3, 300, True, 4, 5, 1_700_000_000_500, 25,
+                         (InputStatistics("in", 10, 3, True, 25), InputStatistics("more", 7, 0))),
      PartitionStatistics(1, "restoring", -1, 0, 0, False)),
     11, 12, 2,
     (CopyStatistics(1, "restoring", 5, 9, 4, 5, 50, 1.0, None, 2.5),),
@@ -184,6 +186,8 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partitions state=restoring": 1, "kes_moves_under_way direction=in": 1, "kes_copies state=restoring": 1,
         "kes_copies state=failed": 0, "kes_copy_records_left partition=1": 4, "kes_copy_lag_seconds partition=1": 2.5,
         "kes_partition_next_offset partition=0": 10, "kes_partition_lag partition=0": 15,
+        "kes_input_next_offset partition=0,topic=more": 7, "kes_input_lag partition=0,topic=in": 15,
+        "kes_input_awaited partition=0,topic=in": 1, "kes_input_awaited partition=0,topic=more": 0,
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_partition_paused partition=0": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5,

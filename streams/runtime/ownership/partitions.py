@@ -334,6 +334,13 @@ class Partitions:
             elif worker.state is _S.DRAINING:
                 self._void(worker)
 
+    def position_gone(self, place: tuple[int, int]) -> None:
+        """Restart a partition (number, epoch) that cannot read on in the loop. Another member has handled what it
+        deleted, and this one does not know yet that it was evicted; else the take-over names what is missing."""
+        worker = self.workers.get(place[0])
+        if worker is not None and worker.epoch == place[1]:
+            self._begin_restart(worker, worker.failures, settle=True)
+
     def begin_anew(self, kept: KeptPartition) -> None:
         """Restore a partition from its changelog again, because its folder cannot be used any more."""
         worker = self.workers.get(kept.partition)

@@ -46,7 +46,7 @@ def refuse_replaced_input(config: EventSourceConfig, topic: str, partition: int,
         raise TopicReplaced(
             f"{topic}[{partition}]: the topic was deleted and created again: the committed offset and the state "
             f"belong to the topic with the id {known}, the topic has the id {now} now. "
-            f"{_begin_anew(config, may_be_restored=topic == config.topic)}"
+            f"{_begin_anew(config)}"
         )
 
 
@@ -62,16 +62,11 @@ def refuse_replaced(config: EventSourceConfig, partition: int, known: TopicIds, 
         )
 
 
-def _begin_anew(config: EventSourceConfig, *, may_be_restored: bool = True) -> str:
-    begin_anew = (
-        f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
-        f"{config.group_id} to start over, or use another group_id"
-    )
-    if not may_be_restored:
-        return begin_anew
+def _begin_anew(config: EventSourceConfig) -> str:
     return (
-        f"{begin_anew}. If it was restored or copied with the same offsets, run `kes offsets accept MODULE:SOURCE "
-        "--restored` instead"
+        f"Stop all members, then delete the changelog {config.changelog} and the offsets of the group "
+        f"{config.group_id} to start over, or use another group_id. If it was restored or copied with the same "
+        "offsets, run `kes offsets accept MODULE:SOURCE --restored` instead"
     )
 
 

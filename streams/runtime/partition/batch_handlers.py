@@ -75,6 +75,10 @@ class BatchContext(EventContext[StoreT]):
         """Check whether the event is a timer's."""
         return self.timer is not None
 
+    @property
+    def _records(self) -> Sequence[IncomingRecord]:
+        return self.records
+
     def _own_name(self, number: int) -> str:
         origin = self._origin if self.timer is not None else self.records[-1].offset
         return f"{OWN_NAME}{self._named(origin)}/{number}"

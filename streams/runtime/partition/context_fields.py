@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,6 +42,11 @@ class ContextFields(msgspec.Struct, eq=False):
     def offset(self) -> int:
         """The input record's offset; -1 for an interjection."""
         return -1 if self.input is None else self.input.offset
+
+    @property
+    def _records(self) -> Sequence[IncomingRecord]:
+        """The input records of the event, or of a batch."""
+        return () if self.input is None else (self.input,)
 
     @property
     def where(self) -> str:

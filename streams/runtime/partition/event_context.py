@@ -16,7 +16,7 @@ from streams.events import event_type_of
 from streams.outcomes import ExecutionState
 from streams.records import Change, Record
 from streams.runtime.changelog import encode_timer
-from streams.runtime.partition import forwarding
+from streams.runtime.partition import forwarding, looping
 from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
 from streams.runtime.partition.joined_rows import JoinedTopic
 from streams.sak.numbers import is_number
@@ -90,6 +90,12 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
 
     else:
         forward = forwarding.forward
+
+    def loop(self, event: object, /, *, key: str | bytes, headers: Iterable[tuple[str, bytes | None]] = ()) -> None:
+        """Send an event to this source itself (``EventSourceConfig(loop=True)``), in this event's transaction: the
+        partition of its key handles it, once, in its own order, before further input. Raises as ``forward``, and
+        ``LoopTooLong`` when ``max_loop_hops`` events have led to one another already."""
+        looping.loop(self, event, key, headers)
 
     def record_change(self, *changes: Change) -> None:
         """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key

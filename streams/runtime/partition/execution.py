@@ -295,8 +295,9 @@ class Execution:
             text += "; the source stops, and the next start meets it again. To go on, "
             is_row = partition.reading.topic in partition.joined.tables
             text += _REPAIR if route is not None else _REPAIR_ROW if is_row else _REPAIR_CLASS
-            if timer is None and partition.reading == partition.topic_partition:
-                passed = f"kes skip MODULE:SOURCE {record.partition}@{record.offset}"
+            if timer is None:
+                topic = "" if partition.reading == partition.topic_partition else f"{record.topic}:"
+                passed = f"kes skip MODULE:SOURCE {topic}{record.partition}@{record.offset}"
                 text += f"; or stop all members and pass this record: {passed}"
             raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)

@@ -15,13 +15,18 @@ from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.changelog import InputPosition
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.state import Partition
+from streams.statistics import InputStatistics
 from streams.topics import InputSpec
 
 
 class PartitionInput:
     """One input of one partition. ``position``: the first offset that is not admitted. ``goal``: the end up to which a
     joined table is to be read before any event, until it is. ``at_end``: nothing is behind what is queued here, as far
-    as is known; ``missing_since``: since when it has nothing, and is not known to be at its end."""
+    as is known; ``missing_since``: since when it has nothing, and is not known to be at its end.
+
+    The loop is waited for until it was at its end once, so that what was begun before a start is finished first. Later
+    its records come with the commit of what has sent them: none of them is older than what waits.
+    """
 
     def __init__(self, place: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
         self.place = place
@@ -29,28 +34,35 @@ class PartitionInput:
         self.inbox = inbox
         self.nulls = None if spec is None else spec.nulls
         self.on_error = None if spec is None else spec.on_error
+        self.is_loop = spec is not None and spec.is_loop
         self.position = -1
         self.goal: int | None = None
-        self.at_end = False
+        self.at_end = self.was_at_end = False
         self.missing_since: float | None = None
 
     @property
     def head(self) -> InputHead:
         """Return what is known of it now."""
         first = self.inbox.first
-        kind = InputKind.EVENTS if self.goal is None else InputKind.UNREAD_TABLE
         if first is None:
-            return InputHead(kind, None, self.missing_since)
-        return InputHead(kind, first.timestamp_ms)
+            return InputHead(self._kind, None, self.missing_since)
+        return InputHead(self._kind, first.timestamp_ms)
 
     @property
     def is_read(self) -> bool:
         """Check whether everything up to the goal is handled: there may be nothing but holes and markers below it."""
         return self.goal is not None and (self.position >= self.goal or (self.at_end and not self.inbox))
 
+    @property
+    def _kind(self) -> InputKind:
+        if self.is_loop:
+            return InputKind.LOOP
+        return InputKind.EVENTS if self.goal is None else InputKind.UNREAD_TABLE
+
     def note(self, now: float) -> None:
         """Note what is known of its end, after something has come or was taken."""
-        if self.inbox or self.at_end:
+        self.was_at_end = self.was_at_end or self.at_end
+        if self.inbox or self.at_end or (self.is_loop and self.was_at_end):
             self.missing_since = None
         elif self.missing_since is None:
             self.missing_since = now
@@ -132,6 +144,20 @@ class MergedInputs:
             return ()
         answer = next_input([one.head for one in self.all], now, self._patience)
         return tuple(self.all[place].where.topic for place in answer.missing) if isinstance(answer, Wait) else ()
+
+    def statistics(self, now: float, ends: Sequence[int]) -> tuple[InputStatistics, ...]:
+        """Return the figures of each input; ``ends``: as far as they are known."""
+        awaited = self.waiting_for(now)
+        return tuple(
+            InputStatistics(
+                one.where.topic,
+                one.position,
+                one.inbox.records,
+                one.where.topic in awaited,
+                ends[one.place] if one.place < len(ends) else -1,
+            )
+            for one in self.all
+        )
 
     def _turn_to(self, one: PartitionInput) -> None:
         partition = self._partition

@@ -71,6 +71,11 @@ class PartitionTimers:
         return self._host.wall_ms()
 
     @property
+    def config(self) -> EventSourceConfig:
+        """The source's settings."""
+        return self._host.config
+
+    @property
     def source_topic(self) -> str:
         """The topic of the source's first input."""
         return self._host.config.topic

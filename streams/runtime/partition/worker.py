@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 import anyio
@@ -43,6 +44,7 @@ from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timers import PartitionTimers
 from streams.runtime.signal import Signal
+from streams.statistics import PartitionStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -159,6 +161,22 @@ class PartitionWorker(Partition):
     def _fires_timers(self) -> bool:
         """Check that no joined table is being read up to its end: the event of a timer is to meet no half of one."""
         return self.inputs is None or not self.joined.goals
+
+    def statistics(self, ends: Sequence[int] = ()) -> PartitionStatistics:
+        """Return its figures; ``ends``: of its inputs, as far as they are known (-1: not)."""
+        return PartitionStatistics(
+            self.partition,
+            self.state.value,
+            offsets_of(self.position)[0],
+            sum(inbox.records for inbox in self.inboxes),
+            sum(inbox.size for inbox in self.inboxes),
+            any(inbox.paused for inbox in self.inboxes),
+            self.events_ahead,
+            len(self.timers),
+            self.timers.next_due_ms,
+            ends[0] if ends else -1,
+            () if self.inputs is None else self.inputs.statistics(self.engine.now(), ends),
+        )
 
     # -- the task ------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from streams.core.admission import size_of_records
+from streams.errors import OffsetError
 from streams.records import PolledPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.ports import LogConsumer, Polled
@@ -34,6 +35,7 @@ class Poller(ReadingThread):
         self._batches: Inlet[Polled]
         self._starving: Inlet[None]
         self._failures: Inlet[Exception]
+        self._gone: Inlet[tuple[int, int]] | None = None
         # Of the thread only:
         self._paused: frozenset[int] = frozenset()
         self._awaited: frozenset[int] = frozenset()
@@ -46,13 +48,18 @@ class Poller(ReadingThread):
         self._has_room.set()
 
     def start(
-        self, deliver: Callable[[Polled], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
+        self,
+        deliver: Callable[[Polled], None],
+        make_room: Callable[[], None],
+        fail: Callable[[Exception], None],
+        gone: Callable[[tuple[int, int]], None] | None = None,
     ) -> None:
         def starving(_: None) -> None:
             self._is_starving = False  # on the loop: a loop that stands still has one such call waiting, not many
             make_room()
 
         self._batches, self._starving, self._failures = Inlet(deliver), Inlet(starving), Inlet(fail)
+        self._gone = None if gone is None else Inlet(gone)
         self._commands.put(self._connect_early)
         self._launch()
 
@@ -112,6 +119,9 @@ class Poller(ReadingThread):
         self._batches.put(Polled(records, sizes, self._epochs, at_end))
 
     def _failed(self, partition: int, epoch: int, error: Exception) -> None:
+        if self._gone is not None and isinstance(error, OffsetError):
+            self._gone.put((partition, epoch))
+            return
         self._failures.put(error)
         self.close()  # no record of a topic that may be another one by now
 

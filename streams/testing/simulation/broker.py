@@ -71,6 +71,8 @@ class Log:
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
         self.entries: list[LogEntry] = []
+        self.start = 0
+        """What is below was deleted: clients cannot read it. ``entries`` keep it, for those who judge."""
         self.open: dict[Txn, int] = {}
 
     @property
@@ -164,6 +166,11 @@ class Broker:
             found = self.logs[topic, partition] = Log(topic, partition)
         return found
 
+    def range(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return start and end of a log."""
+        log = self.log(topic, partition)
+        return log.start, log.end
+
     def identity(self, topic: str) -> TopicIdentity:
         """Return the identity of a topic, as metadata has it."""
         return TopicIdentity(f"{topic}#{self.recreated[topic]}", self.topics.get(topic, self.partitions))
@@ -174,6 +181,7 @@ class Broker:
         for log in self.logs.values():
             if log.topic == topic:
                 log.entries.clear()
+                log.start = 0
                 log.open.clear()
 
     def unusable(self, topic: str) -> int | None:

@@ -16,7 +16,7 @@ from streams.config import EventSourceConfig
 from streams.core.admission import size_of_records
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
-from streams.errors import BrokerUnavailable, Stopped
+from streams.errors import BrokerUnavailable, OffsetError, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
@@ -141,9 +141,13 @@ class SimInput:
         process.world.inputs.append(self)
 
     def start(
-        self, deliver: Callable[[Any], None], make_room: Callable[[], None], fail: Callable[[Exception], None]
+        self,
+        deliver: Callable[[Any], None],
+        make_room: Callable[[], None],
+        fail: Callable[[Exception], None],
+        gone: Callable[[tuple[int, int]], None] | None = None,
     ) -> None:
-        self._deliver = deliver
+        self._deliver, self._fail, self._gone = deliver, fail, gone
 
     def expect(self, partitions: Collection[int]) -> None: ...
 
@@ -205,6 +209,9 @@ class SimInput:
             if partition in self._paused or self._outstanding >= 8 * self._limit:
                 continue
             log = process.broker.log(self._topic, partition)
+            if position < log.start:
+                self._out_of_range(partition, OffsetError(f"{self._topic}[{partition}]: {position} is gone"))
+                continue
             reached = position + process.rng.randint(1, self._limit)
             records = list(log.committed(position, reached))
             if records:
@@ -222,6 +229,14 @@ class SimInput:
             self._arrives_at = max(self._arrives_at + ORDERED, process.loop.time() + process.faults.poll())
             process.loop.call_at(self._arrives_at, self._hand_over, batch, self._epochs, frozenset(at_end))
             self.wake()
+
+    def _out_of_range(self, partition: int, error: OffsetError) -> None:
+        epoch = self._epochs[partition]
+        self.remove([partition])
+        if self._gone is None:
+            self._fail(error)
+        else:
+            self._gone((partition, epoch))
 
     def _hand_over(self, batch: Any, epochs: Any, at_end: frozenset[int]) -> None:
         process, frozen = self._process, self._process.frozen()
@@ -330,7 +345,17 @@ class SimTakeOver:
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         broker = self._process.broker
-        return self._ask("range", deadline, lambda: {n: (0, broker.log(topic, n).end) for n in partitions})
+        return self._ask("range", deadline, lambda: {n: broker.range(topic, n) for n in partitions})
+
+    def delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
+        process, broker = self._process, self._process.broker
+        process.at("purge.before")
+        for number, offset in before.items():
+            log = broker.log(topic, number)
+            assert offset <= log.end, "OFFSET_OUT_OF_RANGE"
+            log.start = max(log.start, offset)
+        process.at("purge.after")
+        process.travel()
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         return []
