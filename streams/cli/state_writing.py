@@ -247,7 +247,7 @@ class _Partition:
             record = OffsetRecord(position.offset, _WRITER, serial, 0, *self._ids, carried)
             with transaction(self._slot, _AGAIN):
                 self._checks.hold(self._slot, {self._number: position.offset})
-                if position_of(self._config, self._checks, self._config.topic, self._number, self._committed) != position:
+                if self._position() != position:
                     raise OffsetError(
                         f"a member of group {self._config.group_id} has written to {self._config.changelog} meanwhile: "
                         "run it again"
@@ -256,6 +256,9 @@ class _Partition:
             position = Position(position.offset, position.own, record)
             done += len(some)
             report(f"writing partition {self._number}", done, len(changes))
+
+    def _position(self) -> Position:
+        return position_of(self._config, self._checks, self._config.topic, self._number, self._committed)
 
 
 def _chunks(topic: str, number: int, changes: Changes) -> Iterator[list[Output]]:

@@ -4,8 +4,8 @@ An input is a topic that an event source reads; partition p of all its inputs ha
 topics, and none is promised: time is a preference, the committed positions are the truth. The order of the questions is
 the point.
 
-1. The loop's records: what was begun is finished before more is taken in.
-2. A joined table that was not read up to its end yet: no event meets half a table.
+1. A joined table that was not read up to its end yet: no event meets half a table.
+2. The loop's records: what was begun is finished before more is taken in.
 3. The input whose next record is the oldest, up to the next record of another input; ties by order of declaration.
 
 An input that has nothing here, and is not known to be at its end, may have an older record on its way: the others wait
@@ -69,14 +69,14 @@ def next_input(inputs: Sequence[InputHead], now: float, patience_seconds: float)
         for place, head in enumerate(inputs)
         if head.missing_since is not None and head.missing_since + patience_seconds > now
     }
+    if unread:
+        table = _first(inputs, InputKind.UNREAD_TABLE)
+        return Wait(None, unread) if table is None else Take(table, None)
     loop = _first(inputs, InputKind.LOOP)
     if loop is not None:
         return Take(loop, None)
     if late := [place for place in awaited if inputs[place].kind is InputKind.LOOP]:
         return _wait({place: awaited[place] for place in late})
-    if unread:
-        table = _first(inputs, InputKind.UNREAD_TABLE)
-        return Wait(None, unread) if table is None else Take(table, None)
     if awaited:
         return _wait(awaited)
     _, oldest = min(heads)
