@@ -170,6 +170,7 @@ class DrivenWorld:
         return Environment(
             rng=lambda: random.Random(self._numbers.getrandbits(64)),
             wall_seconds=self.wall_seconds,
+            elapsed_seconds=self.loop.time,
             watchdog=Watched,
             look_up_records=1_000,
             exit=leave,
