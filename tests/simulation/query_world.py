@@ -47,6 +47,7 @@ class QueryWorld:
             strikes=dict.fromkeys(("send", "commit"), rng.choice((0.0, 0.0, 0.1))),
             calm_at=40.0,
         )
+        self.rate = rng.choice((0.5, 0.1, 0.03))  # often nothing is under way when a member is struck
         source = build(partitions=2, num_standbys=1)
         self.driver = TestDriver(source, members=3, seed=seed, conditions=conditions)
         self.visible: list[tuple[float, int]] = [(0.0, 0)]
@@ -76,7 +77,7 @@ class QueryWorld:
     async def _send(self, until: float) -> None:
         driver, rng = self.driver, self.rng
         while driver.now < until:
-            if rng.random() < 0.5:
+            if rng.random() < self.rate:
                 driver.send(Added("k"), partition=0, wait=False)
             for number in driver.members:
                 self._ask(number)
