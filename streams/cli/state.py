@@ -16,11 +16,11 @@ from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_te
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
 from streams.cli.state_queries import (
-    Asked,
     AskOwner,
     AtLeast,
     Confirm,
     MaxStaleness,
+    OwnerOptions,
     get_of_owner,
     scan_of_owners,
 )
@@ -117,8 +117,8 @@ def get(
 
     Exit codes: 0 shown; 1 no such key, no changelog, no such folder, no broker or owner answers; 2 wrong usage.
     """
-    if _asks(asked := Asked(ask_owner, at_least, max_staleness, confirm), folder):
-        rows = get_of_owner(named_source(source), bootstrap_servers, key, partition, asked, timeout)
+    if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder):
+        rows = get_of_owner(named_source(source), bootstrap_servers, key, partition, options, timeout)
         emit({"key": key, "entries": rows}, json, lambda: _answered(rows) if rows else _no_such(key))
         if not rows:
             raise typer.Exit(1)
@@ -156,10 +156,10 @@ def scan(
 
     Exit codes: 0 shown; 1 the source has no changelog or no such folder, no broker or owner answers; 2 wrong usage.
     """
-    if _asks(asked := Asked(ask_owner, None, max_staleness, False), folder):
+    if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False), folder):
         if partition:
-            raise typer.BadParameter("--partition and --ask-owner exclude each other here: all owners are asked")
-        rows = scan_of_owners(named_source(source), bootstrap_servers, prefix, asked, limit, timeout)
+            raise typer.BadParameter("--partition and --ask-owner exclude each other here: all owners answer")
+        rows = scan_of_owners(named_source(source), bootstrap_servers, prefix, options, limit, timeout)
         emit({"entries": rows[:limit], "more": len(rows) > limit}, json, lambda: _answered(rows[:limit]))
         if len(rows) > limit and not json:
             complain(f"{limit:,} keys are shown, and there are more: --limit shows them, --prefix chooses")
@@ -173,10 +173,10 @@ def scan(
         complain(f"{len(shown):,} of {len(found):,} keys are shown: --limit shows more, --prefix chooses")
 
 
-def _asks(asked: Asked, folder: str) -> bool:
-    if folder and asked.check():
+def _asks(options: OwnerOptions, folder: str) -> bool:
+    if folder and options.check():
         raise typer.BadParameter("--folder and --ask-owner exclude each other")
-    return asked.check()
+    return options.check()
 
 
 def _no_such(key: str) -> Text:

@@ -38,8 +38,8 @@ MaxStaleness = Annotated[
 Confirm = Annotated[bool, typer.Option("--confirm", help="Have the owner prove its ownership by a commit.")]
 
 
-class Asked(NamedTuple):
-    """How the owner is asked. Without ``ask_owner`` the other options are refused."""
+class OwnerOptions(NamedTuple):
+    """Options of a query to the owner. Without ``ask_owner`` the others are refused."""
 
     ask_owner: bool
     at_least: list[str] | None
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     confirm: bool
 
     def check(self) -> bool:
-        """Return whether the owner is to be asked. Raises ``BadParameter``."""
+        """Check whether the owner is to answer. Raises ``BadParameter``."""
         if not self.ask_owner and (self.at_least or self.max_staleness is not None or self.confirm):
             raise typer.BadParameter("--at-least, --max-staleness and --confirm go with --ask-owner")
         if self.confirm and self.max_staleness is not None:
@@ -56,7 +56,12 @@ class Asked(NamedTuple):
 
 
 def get_of_owner(
-    source: EventSource[Any], servers: str, key: str, partitions: list[int] | None, asked: Asked, timeout: float
+    source: EventSource[Any],
+    servers: str,
+    key: str,
+    partitions: list[int] | None,
+    options: OwnerOptions,
+    timeout: float,
 ) -> list[dict[str, Any]]:
     """Return the entries of a key, as facts: one, or none. Without ``--partition`` the key is that of its records."""
 
@@ -64,12 +69,12 @@ def get_of_owner(
         wanted = _key_of(store, key)
         found = []
         for number in partitions or [reader.partition_of(wanted)]:
-            least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _places(asked)}
+            least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _places(options)}
             answer: Answer[Any] = await reader.get(
                 wanted,
                 at_least=least,
-                confirm=asked.confirm,
-                max_staleness=asked.max_staleness,
+                confirm=options.confirm,
+                max_staleness=options.max_staleness,
                 timeout_seconds=timeout,
                 partition=number,
             )
@@ -81,15 +86,15 @@ def get_of_owner(
 
 
 def scan_of_owners(
-    source: EventSource[Any], servers: str, prefix: str, asked: Asked, limit: int, timeout: float
+    source: EventSource[Any], servers: str, prefix: str, options: OwnerOptions, limit: int, timeout: float
 ) -> list[dict[str, Any]]:
     """Return the first entries whose keys begin so, in the order of the keys; one more than the limit, if there are."""
-    if asked.at_least or asked.confirm:
+    if options.at_least or options.confirm:
         raise typer.BadParameter("--at-least and --confirm are for one key: scan has pages, each of its own moment")
 
     async def ask(reader: Any, store: Table[Any, Any]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        async for key, value in reader.range(max_staleness=asked.max_staleness, timeout_seconds=timeout):
+        async for key, value in reader.range(max_staleness=options.max_staleness, timeout_seconds=timeout):
             name = one_line(plain(key))
             if name.startswith(prefix):
                 found.append({"partition": _partition(reader, key), "key": plain(key), "value": plain(value)})
@@ -129,8 +134,8 @@ async def _reader(source: EventSource[Any], servers: str, store: Table[Any, Any]
         yield reader
 
 
-def _places(asked: Asked) -> list[Any]:
-    return [checked_place(text) for text in asked.at_least or ()]
+def _places(options: OwnerOptions) -> list[Any]:
+    return [checked_place(text) for text in options.at_least or ()]
 
 
 def _key_of(store: Table[Any, Any], text: str) -> Any:

@@ -11,7 +11,7 @@ from streams.stores.table import Table
 
 PATH: Final = "/api/v1/query"
 PAGE: Final = 1_000
-"""Rows of a page, at most."""
+"""TurnRows of a page, at most."""
 ROWS_IN_A_TURN: Final = 128
 MOST_BYTES_IN: Final = 64 * 1024
 MOST_BYTES_OUT: Final = 1024 * 1024
@@ -61,15 +61,15 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Rows(msgspec.Struct, frozen=True):
-    """Rows of one turn; ``more`` may come behind the last."""
+class TurnRows(msgspec.Struct, frozen=True):
+    """TurnRows of one turn; ``more`` may come behind the last."""
 
     rows: list[tuple[bytes, bytes]]
     more: bool
 
 
 def read_of(question: Question, store: Any) -> Any:
-    """Answer a question from a store: the bytes of a value, a count, or ``Rows``. Raises ``StoreError``."""
+    """Answer a question from a store: the bytes of a value, a count, or ``TurnRows``. Raises ``StoreError``."""
     if not isinstance(store, Table):
         raise StoreError(
             f"the store of {question.group} is {type(store).__name__}, and only a Table is read from other processes; "
@@ -84,7 +84,7 @@ def read_of(question: Question, store: Any) -> Any:
             return _rows(question, store)
 
 
-def _rows(question: Question, store: Table[Any, Any]) -> Rows:
+def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
     if not store.is_ordered:
         raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
     low, inclusive = (question.low, True) if question.after is None else (question.after, False)
@@ -92,10 +92,10 @@ def _rows(question: Question, store: Table[Any, Any]) -> Rows:
     rows: list[tuple[bytes, bytes]] = []
     for key, value in store._ordered().range(low, question.high, reverse=False, inclusive=(inclusive, False)):
         if len(rows) == limit or (rows and size + len(key) + len(value) > _PAGE_BYTES):
-            return Rows(rows, True)
+            return TurnRows(rows, True)
         rows.append((key, value))
         size += len(key) + len(value)
-    return Rows(rows, False)
+    return TurnRows(rows, False)
 
 
 def checked(question: Question, group: str, partitions: int) -> Question:

@@ -48,7 +48,7 @@ def servers_of(view: GroupView, notes: Mapping[str, str], topic: str) -> tuple[S
 
 
 def candidates(servers: Sequence[Server], partition: int, *, copies: bool) -> list[Server]:
-    """Return the members to be asked about a partition, the likeliest first, each once: the owner, the one that is
+    """Return the members to ask about a partition, the likeliest first, each once: the owner, the one that is
     about to take it, then (``copies``) those with a copy, and all others, because the description may be behind a
     move."""
 

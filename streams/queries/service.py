@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +28,7 @@ from streams.queries.questions import (
     Question,
     Refusal,
     Reply,
-    Rows,
+    TurnRows,
     checked,
     read_of,
 )
@@ -121,7 +122,7 @@ class _Service:
                 wanted = msgspec.structs.replace(question, after=rows[-1][0], limit=question.limit - len(rows))
             answer = await local.query(
                 question.partition,
-                lambda store, wanted=wanted: read_of(wanted, store),
+                partial(read_of, wanted),
                 at_least=at_least,
                 confirm=question.confirm,
                 max_staleness=question.max_staleness,
@@ -137,7 +138,7 @@ class _Service:
                 "age_seconds": age,
                 "served_by": answer.served_by,
             }
-            if not isinstance(answer.value, Rows):
+            if not isinstance(answer.value, TurnRows):
                 is_count = question.kind == "len"
                 return Reply(**common, **({"count": answer.value} if is_count else {"value": answer.value}))
             rows += answer.value.rows

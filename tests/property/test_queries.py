@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streams.clients.group_view import CLASSIC, GroupView, MemberView
 from streams.errors import ConfigError
 from streams.group import Assignment
-from streams.queries.questions import Question, Rows, checked, read_of
+from streams.queries.questions import Question, TurnRows, checked, read_of
 from streams.queries.routing import Server, candidates, checked_address, servers_of
 from streams.queries.tickets import TicketRefused, check_seal, check_ticket, group_secret, seal, ticket
 from streams.records import TopicPartition
@@ -179,7 +179,7 @@ def test_pages_of_a_table_are_all_of_it(content: dict[str, int], limit: int) -> 
     while True:
         after = rows[-1][0] if rows else None
         page = read_of(Question(group="g", kind="range", partition=0, after=after, limit=limit), table)
-        assert isinstance(page, Rows)
+        assert isinstance(page, TurnRows)
         assert len(page.rows) <= limit
         rows += page.rows
         if not page.more:

@@ -48,6 +48,9 @@ class QueryWorld:
             calm_at=40.0,
         )
         self.rate = rng.choice((0.5, 0.1, 0.03))  # often nothing is under way when a member is struck
+        self.pauses = rng.choice(((0.2, 1.0, 4.0), (12.0, 15.0)))  # or each strike has its consequences alone
+        # A member that is cut off with a confirmed query has a transaction under way, which all later ones wait for.
+        self.kinds = rng.choice((("leased", "copy"), ("leased", "leased", "leased", "confirmed", "copy")))
         source = build(partitions=2, num_standbys=1)
         self.driver = TestDriver(source, members=3, seed=seed, conditions=conditions)
         self.visible: list[tuple[float, int]] = [(0.0, 0)]
@@ -67,7 +70,7 @@ class QueryWorld:
         sending = asyncio.ensure_future(self._send(until))
         while driver.now < until:
             self._strike()
-            await elapse(rng.choice((0.2, 1.0, 4.0)))
+            await elapse(rng.choice(self.pauses))
         await sending
         for number in driver.members:
             driver.thaw(number)
@@ -88,7 +91,11 @@ class QueryWorld:
         alive = driver.members
         owner = driver.owner(0)
         number = owner if owner is not None and rng.random() < 0.7 else rng.choice(alive) if alive else None
-        kind = rng.choice(("freeze", "freeze", "freeze", "evict", "forget", "crash", "leave", "join", "none"))
+        kinds: tuple[str, ...] = ("freeze", "freeze", "freeze", "evict", "forget", "crash", "leave", "join", "none")
+        alone = self.pauses[0] > HALF_A_SESSION
+        if alone:
+            number, kinds = owner, ("freeze", "freeze", "freeze", "evict", "crash")
+        kind = rng.choice(kinds)
         if kind == "forget":
             driver.forget_group()
             self.forgot_at = driver.now
@@ -97,7 +104,7 @@ class QueryWorld:
         elif number is None or (kind in ("crash", "leave") and len(alive) < 3):
             return
         elif kind == "freeze":
-            driver.freeze(number, rng.choice((1.0, 4.0, 8.0, 12.0)))
+            driver.freeze(number, 12.0 if alone else rng.choice((1.0, 4.0, 8.0, 12.0)))
         elif kind == "evict":
             driver.evict(number)
         elif kind == "crash":
@@ -106,7 +113,7 @@ class QueryWorld:
             driver._world.members[number].source._ask_to_stop(drain=True)
 
     def _ask(self, number: int) -> None:
-        kind = self.rng.choice(("leased", "leased", "leased", "confirmed", "copy"))
+        kind = self.rng.choice(self.kinds)
         task = asyncio.ensure_future(self._query(number, kind))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
