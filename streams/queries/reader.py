@@ -53,7 +53,7 @@ class StateReader(Generic[K, V]):
             answer = await accounts.get("ada")
 
     It finds the owner of a key by the group, and the owner's address by its status note (``kes run --http``), over
-    moves and restarts: what it is told to be elsewhere it asks elsewhere, until ``timeout_seconds`` are over. Answers
+    moves and restarts: a member that does not own it says so, and the next one is asked, until ``timeout_seconds`` are over. Answers
     are committed, with the owner's proof (docs/guides/queries.md).
 
     ``config``: the settings of the source; of them it needs group, topic, partitions, brokers and

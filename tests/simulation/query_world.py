@@ -148,9 +148,8 @@ class QueryWorld:
             self.wrong.append(f"dirty: {seen}, where {most} is committed")
 
     def _visible(self) -> int:
-        log = self.driver._world.broker.log(CHANGELOG, 0)
-        found = [record.value for record in log.committed(0, log.end) if record.key == b"k" and record.value]
-        now = INTS.decode(found[-1]) if found else 0
+        """What is committed now, noted for later looks back."""
+        now = self._decided()
         if now != self.visible[-1][1]:
             self.visible.append((self.driver.now, now))
         return now
