@@ -53,8 +53,8 @@ class StateReader(Generic[K, V]):
             answer = await accounts.get("ada")
 
     It finds the owner of a key by the group, and the owner's address by its status note (``kes run --http``), over
-    moves and restarts: a member that does not own it says so, and the next one is asked, until ``timeout_seconds`` are over. Answers
-    are committed, with the owner's proof (docs/guides/queries.md).
+    moves and restarts: a member that does not own it says so, and the search goes on until ``timeout_seconds`` are
+    over. Answers are committed, with the owner's proof (docs/guides/queries.md).
 
     ``config``: the settings of the source; of them it needs group, topic, partitions, brokers and
     ``QueryConfig.secret_file``. ``routed_by`` makes the key of the *records* from a key of the table, where they
