@@ -21,6 +21,7 @@ from streams import (
     GlobalChangeLog,
     GroupConfig,
     PoolConfig,
+    QueryConfig,
     QueueConfig,
     RelayConfig,
     Retry,
@@ -134,6 +135,7 @@ SECTIONS: Final = (
             "queues": "see `QueueConfig`",
             "pool": "see `PoolConfig`",
             "state": "see `StateConfig`",
+            "queries": "see `QueryConfig`",
             "on_partition_activated": "called with the partition's number, on the event loop",
             "on_partition_revoked": "called with the partition's number, on the event loop",
             "metrics_handler": "called with each measurement, on the event loop (`streams.metrics`)",
@@ -209,6 +211,17 @@ SECTIONS: Final = (
                 "how long a transaction waits for further events when nothing is in flight; 0: it does not; "
                 "`None`: as long as commits take, at most 10 ms"
             ),
+        },
+    ),
+    Section(
+        QueryConfig,
+        "[Queries](../guides/queries.md) between processes.",
+        {
+            "secret_file": "file with the group's secret, at least 16 bytes: the same for all members and readers",
+            "address": "published for readers: `https://HOST:PORT`. `kes run --http` fills it in where it is empty",
+            "tls_certificate_file": "of the server that answers; without it only on the loopback",
+            "tls_key_file": "its key",
+            "tls_ca_file": "certificates by which readers check the server; empty: those of the system",
         },
     ),
     Section(

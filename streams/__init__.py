@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from streams.async_batcher import AsyncBatcher
     from streams.async_jobs import AsyncJobScheduler
     from streams.batch_producer import BatchProducer
-    from streams.config import EventSourceConfig, GroupConfig, PoolConfig, QueueConfig, StateConfig, TimeoutConfig
+    from streams.config import (
+        EventSourceConfig,
+        GroupConfig,
+        PoolConfig,
+        QueryConfig,
+        QueueConfig,
+        StateConfig,
+        TimeoutConfig,
+    )
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.election import Election, ElectionTerm
@@ -116,6 +124,7 @@ __all__ = [
     "PartitionStatistics",
     "PoolConfig",
     "PostgresSink",
+    "QueryConfig",
     "QueueConfig",
     "Record",
     "Relay",
@@ -155,7 +164,7 @@ _NAMES = {
     "async_batcher": "AsyncBatcher",
     "async_jobs": "AsyncJobScheduler",
     "batch_producer": "BatchProducer",
-    "config": "EventSourceConfig GroupConfig PoolConfig QueueConfig StateConfig TimeoutConfig",
+    "config": "EventSourceConfig GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
     "core.schedule": "MissedRuns",
     "core.timers": "Timer",
     "election": "Election ElectionTerm",

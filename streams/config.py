@@ -271,12 +271,29 @@ class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
             _count(f"StateConfig.{name}", getattr(self, name), least)
 
 
+class QueryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Queries between processes. ``secret_file``: its content is the group's secret, of all members and readers.
+    ``address``: published for readers, ``https://HOST:PORT``; ``kes run --http`` fills it in. ``tls_certificate_file``
+    and ``tls_key_file``: of the server; ``tls_ca_file``: what readers check it with (default: the system's)."""
+
+    secret_file: str = ""
+    address: str = ""
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    tls_ca_file: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _made_of((str,), f"QueryConfig.{name}", getattr(self, name), "text")
+
+
 GROUPS = {
     "group": GroupConfig,
     "timeouts": TimeoutConfig,
     "queues": QueueConfig,
     "pool": PoolConfig,
     "state": StateConfig,
+    "queries": QueryConfig,
 }
 """The groups of settings, by the names that ``EventSourceConfig`` has for them."""
 
@@ -300,7 +317,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
       (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
-      transactions), ``state`` (``StateConfig``: state on disk).
+      transactions), ``state`` (``StateConfig``: state on disk), ``queries`` (``QueryConfig``: between processes).
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
 
@@ -332,6 +349,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     queues: QueueConfig = QueueConfig()
     pool: PoolConfig = PoolConfig()
     state: StateConfig = StateConfig()
+    queries: QueryConfig = QueryConfig()
     on_partition_activated: Callable[[int], None] | None = None
     on_partition_revoked: Callable[[int], None] | None = None
     metrics_handler: MetricsHandler | None = None

@@ -20,14 +20,13 @@ import msgspec
 from streams.config import EventSourceConfig
 from streams.core.router import check_callable
 from streams.errors import RegistrationError, Stopped, StreamsError
-from streams.handlers import Handlers
+from streams.interjecting import Interjecting
 from streams.metrics import Measurement, MetricsHandler
 from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.engine import Engine
 from streams.runtime.ownership.replicas import make_store
-from streams.runtime.partition.event_context import EventContext
 from streams.runtime.ports import Connections
 from streams.runtime.replay import Program
 from streams.runtime.system import MACHINE, Environment
@@ -45,7 +44,7 @@ StoreT = TypeVar("StoreT")
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
 
-class EventSource(Handlers[StoreT]):
+class EventSource(Interjecting[StoreT]):
     """Reads a topic of typed events, and handles each exactly once.
 
     ``store`` makes the state store of one partition (``Table.factory(...)``, or a factory of your own); without it the
@@ -81,59 +80,11 @@ class EventSource(Handlers[StoreT]):
         self._is_stateless = store is None
         self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
         self._state = SourceState.CREATED
-        self._engine: Engine | None = None
         self._metrics_handlers: list[MetricsHandler] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._stop_asked: bool | None = None  # drain or not
         self._preparing: anyio.CancelScope | None = None  # while there is no engine yet
         self._entering: asyncio.Task[Any] | None = None  # while its lifespan is entered
-
-    # -- interjections -------------------------------------------------------------------------------------------------
-
-    async def interject(
-        self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
-    ) -> Any:
-        """Run a handler once, in this partition's order and transaction. Returns its answer once it is *committed*. The
-        handler has its place between two events: it waits neither for queued events nor for work that runs ahead.
-        ``blocking=True`` runs a plain function on a thread of the partition.
-
-        Call it on the loop of the event source; ``interject_threadsafe`` is for other threads. Raises the handler's own
-        exception (its effects are undone then), ``NotOwned`` when the partition is not active on this member or is
-        given up before the commit, ``MembershipLost`` when it was lost before the commit, ``Stopped``. Awaiting it
-        always ends. A caller that is cancelled before the interjection began withdraws it. When the partition is
-        restarted meanwhile (another event of it is refused by the broker, or a store cannot undo one) it has its turn
-        afterwards; if it had begun, it starts over. A handler must not await it for its own partition:
-        ``WouldDeadlock``, as far as that can be detected.
-        """
-        return await self._running().ad_hoc.interject(partition, handler, blocking=blocking)
-
-    async def interject_all(
-        self,
-        handler: Callable[[EventContext[StoreT]], Any],
-        /,
-        *,
-        blocking: bool = False,
-        return_exceptions: bool = False,
-    ) -> dict[int, Any]:
-        """Run ``interject`` on every partition that is active on this member. Returns the answers by partition, in the
-        order of their numbers, once all have ended.
-
-        Each partition has its own order and transaction. They run side by side, and some may be committed while others
-        fail. When all have ended, errors are raised as one ``ExceptionGroup`` (each with a note that names its
-        partition), or, with ``return_exceptions``, returned in the place of answers.
-        """
-        return await self._running().ad_hoc.interject_all(
-            handler, blocking=blocking, return_exceptions=return_exceptions
-        )
-
-    def interject_threadsafe(
-        self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
-    ) -> concurrent.futures.Future[Any]:
-        """Run ``interject`` from any thread, or from another event loop (``await asyncio.wrap_future(...)``). The
-        handler runs on the event source's loop, as ever. The future always ends; do not wait for it on the event
-        source's loop. Raises ``Stopped`` when the source is not running."""
-        return self._running().ad_hoc.interject_threadsafe(partition, handler, blocking=blocking)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -373,11 +324,6 @@ class EventSource(Handlers[StoreT]):
             self._entering.cancel()
         if self._engine is not None:
             self._engine.stop(drain=drain)
-
-    def _running(self) -> Engine:
-        if self._engine is None:
-            raise Stopped("the event source is not running")
-        return self._engine
 
     def program(self) -> Program:
         """Return the registrations and settings, to be run elsewhere (``streams.spark.replay``). Addresses, credentials

@@ -293,10 +293,10 @@ class TakeOver(Protocol):
         transactional commits. ``None``: none."""
         ...
 
-    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+    def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         """Check that the group has this member in this generation, and has not begun another one: no other member owns
-        its partitions now. ``False`` also if the group cannot answer. The answer is never about a moment before the
-        call."""
+        its partitions now. ``settled``: and it does not prepare another one. ``False`` also if the group cannot answer.
+        The answer is never about a moment before the call."""
         ...
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:

@@ -27,7 +27,7 @@ _PORTS = range(20000, 32000)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClusterMembers:
     """A Metadata answer: numbers of the brokers that are alive, and the controller's (-1: none yet)."""
 
     brokers: tuple[int, ...]
@@ -43,10 +43,10 @@ class PartitionReplicas:
     in_sync: tuple[int, ...]
 
 
-def metadata(port: int, timeout: float = 2.0) -> Answer | None:
+def metadata(port: int, timeout: float = 2.0) -> ClusterMembers | None:
     """Return the metadata of the broker."""
     answer = _metadata(port, [], timeout)
-    return answer and Answer(tuple(broker.node_id for broker in answer.brokers), answer.controller_id)
+    return answer and ClusterMembers(tuple(broker.node_id for broker in answer.brokers), answer.controller_id)
 
 
 def partitions(port: int, timeout: float = 2.0) -> Mapping[tuple[str, int], PartitionReplicas] | None:

@@ -76,6 +76,9 @@ def run(
     metrics: Annotated[
         str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
     ] = "",
+    http: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for queries of other processes. See kes state.")
+    ] = "",
     reload: Annotated[
         bool, typer.Option("--reload", help="For development: start again when Python files here have changed.")
     ] = False,
@@ -109,7 +112,7 @@ def run(
                 report(status)
 
         supervisor = Supervisor(
-            worker_command(WorkerOptions(source, logs, gc_threshold, bool(metrics))),
+            worker_command(WorkerOptions(source, logs, gc_threshold, bool(metrics), http)),
             workers=workers,
             instance_prefix=prefix,
             policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),

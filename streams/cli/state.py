@@ -16,6 +16,15 @@ from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_te
 from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
+from streams.cli.state_queries import (
+    AskOwner,
+    AtLeast,
+    Confirm,
+    MaxStaleness,
+    OwnerOptions,
+    get_of_owner,
+    scan_of_owners,
+)
 from streams.cli.state_sources import opened
 from streams.cli.state_writing import import_, migrate
 from streams.codecs import RESERVED_KEY_PREFIX
@@ -98,19 +107,29 @@ def get(
     key: Annotated[str, typer.Argument(help="The key, as `scan` shows it: o1, 17, or JSON.")],
     partition: _Partition = None,
     folder: _Folder = "",
+    ask_owner: AskOwner = False,
+    at_least: AtLeast = None,
+    max_staleness: MaxStaleness = None,
+    confirm: Confirm = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Show the value of one key.
+    """Show the value of one key: from the changelog, or with --ask-owner from the running source.
 
-    Exit codes: 0 shown; 1 no such key, no changelog, no such folder, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such key, no changelog, no such folder, no broker or owner answers; 2 wrong usage.
     """
+    if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder):
+        rows = get_of_owner(named_source(source), bootstrap_servers, key, partition, options, timeout)
+        emit({"key": key, "entries": rows}, json, lambda: _answered(rows) if rows else _no_such(key))
+        if not rows:
+            raise typer.Exit(1)
+        return
     found = _entries(named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key)
     emit(
         {"key": key, "entries": [_facts(entry) for entry in found]},
         json,
-        lambda: Text("\n".join(_line(entry) for entry in found) if found else f"no such key: {harmless(key)}"),
+        lambda: Text("\n".join(_line(entry) for entry in found) if found else _no_such(key).plain),
     )
     if len(found) > 1:
         numbers = ", ".join(str(entry.partition) for entry in found)
@@ -129,14 +148,24 @@ def scan(
     partition: _Partition = None,
     folder: _Folder = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many entries at most.")] = 100,
+    ask_owner: AskOwner = False,
+    max_staleness: MaxStaleness = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Show keys and values, by partition and key.
+    """Show keys and values, by partition and key; with --ask-owner those of an ordered table, by key.
 
-    Exit codes: 0 shown; 1 the source has no changelog or no such folder, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 the source has no changelog or no such folder, no broker or owner answers; 2 wrong usage.
     """
+    if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False), folder):
+        if partition:
+            raise typer.BadParameter("--partition and --ask-owner exclude each other here: all owners answer")
+        rows = scan_of_owners(named_source(source), bootstrap_servers, prefix, options, limit, timeout)
+        emit({"entries": rows[:limit], "more": len(rows) > limit}, json, lambda: _answered(rows[:limit]))
+        if len(rows) > limit and not json:
+            complain(f"{limit:,} keys are shown, and there are more: --limit shows them, --prefix chooses")
+        return
     found = _entries(
         named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name.startswith(prefix)
     )
@@ -144,6 +173,31 @@ def scan(
     emit({"keys": len(found), "entries": [_facts(entry) for entry in shown]}, json, lambda: _entry_table(shown))
     if len(shown) < len(found) and not json:
         complain(f"{len(shown):,} of {len(found):,} keys are shown: --limit shows more, --prefix chooses")
+
+
+def _asks(options: OwnerOptions, folder: str) -> bool:
+    if folder and options.check():
+        raise typer.BadParameter("--folder and --ask-owner exclude each other")
+    return options.check()
+
+
+def _no_such(key: str) -> Text:
+    return Text(f"no such key: {harmless(key)}")
+
+
+def _answered(rows: list[dict[str, Any]]) -> Text:
+    lines = [
+        "  ".join(
+            [
+                str(row["partition"]),
+                *([shown_time(int(row["as_of"] * 1000))] if "as_of" in row else []),
+                one_line(row["key"]),
+                one_line(row["value"]),
+            ]
+        )
+        for row in rows
+    ]
+    return Text("\n".join(lines))
 
 
 app.command("import")(import_)

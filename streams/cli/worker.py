@@ -69,6 +69,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     logs: LogOptions
     gc_threshold: int = GC_THRESHOLD
     metrics: bool = False
+    http: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,6 +83,8 @@ def main(argv: Sequence[str]) -> int:
         supervised.source = load(options.source)
         if options.metrics:
             supervised.serve_metrics()
+        if options.http:
+            supervised.serve_queries(options.http, name)
         collect_rarely(options.gc_threshold)
         supervised.source.run()
     except KeyboardInterrupt:
@@ -139,6 +142,23 @@ class _Supervised:
         else:
             raise ConfigError(f"--metrics needs an EventSource; the source is {type(self.source).__name__}")
         self._channel.send(Serving(metrics.serve("127.0.0.1:0").port))
+
+    def serve_queries(self, address: str, name: str) -> None:
+        """Answer the queries of other processes at the address, the first worker's; the others take the ports behind
+        it."""
+        from streams.event_source import EventSource
+
+        try:
+            from streams.queries import QueryServer
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"--http: {error}") from None
+        if not isinstance(self.source, EventSource):
+            raise ConfigError(f"--http needs an EventSource; the source is {type(self.source).__name__}")
+        host, _, port = address.rpartition(":")
+        number = name.rpartition("-")[2]
+        if port.isdecimal() and int(port) and number.isdecimal():
+            port = str(int(port) + int(number))
+        QueryServer(self.source, f"{host}:{port}" if host else port)
 
     def left(self) -> None:
         """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""

@@ -107,7 +107,7 @@ class KafkaPythonTakeOver(Questions):
         needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", topic)
         return self._ask(step, deadline, lambda limit: self._offsets(topic, numbers, limit), needed)
 
-    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+    def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         """Check whether the group has this member in this generation, and no newer one: by a heartbeat.
 
         ``False``: it has not, or its protocol has no such heartbeat (KIP-848). A static member needs no instance here:
@@ -118,8 +118,8 @@ class KafkaPythonTakeOver(Questions):
         async def attempt(limit: float) -> bool:
             node = await self._client.coordinator(GROUP, self._group_id, limit)
             error = kafka_errors.for_code((await self._client.send(request, node, limit)).error_code)
-            # A rebalance that is being prepared has taken nothing from a member yet.
-            return error in (kafka_errors.NoError, kafka_errors.RebalanceInProgressError)
+            # A rebalance that is being prepared has taken nothing from a member yet, but may at any moment from now on.
+            return error is kafka_errors.NoError or (not settled and error is kafka_errors.RebalanceInProgressError)
 
         return self._ask(f"asking group {self._group_id} for {member_id}", deadline, attempt, self._membership)
 

@@ -17,7 +17,7 @@ from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError, W
 from streams.runtime.bridge import for_future
 from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack
-from streams.runtime.partition.interjections import Interjection
+from streams.runtime.partition.interjections import Interjection, Proof
 from streams.tracing import Carrier, carried
 
 Handler = Callable[..., Any]
@@ -35,14 +35,16 @@ class AdHocInterjections:
         self._elsewhere: set[concurrent.futures.Future[Any]] = set()
         self._is_over = False
 
-    async def interject(self, partition: int, handler: Handler, *, blocking: bool) -> Any:
+    async def interject(
+        self, partition: int, handler: Handler, *, blocking: bool, proof: Proof = Proof.HEARTBEAT
+    ) -> Any:
         if asyncio.get_running_loop() is not self._loop:
             raise RegistrationError(
                 "interject was called on another event loop than the event source's; use interject_threadsafe"
             )
-        self._refuse_to_wait_for_itself([partition])
+        self.refuse_to_wait_for_itself([partition])
         future: asyncio.Future[Any] = self._loop.create_future()
-        interjection = self._queue(partition, handler, blocking, future, self._trace())
+        interjection = self._queue(partition, handler, blocking, future, self._trace(), proof)
         try:
             return await future
         finally:
@@ -51,7 +53,7 @@ class AdHocInterjections:
     async def interject_all(self, handler: Handler, *, blocking: bool, return_exceptions: bool) -> dict[int, Any]:
         workers = sorted(self._member.workers.items())
         partitions = [partition for partition, worker in workers if worker.takes_interjections]
-        self._refuse_to_wait_for_itself(partitions)
+        self.refuse_to_wait_for_itself(partitions)
         found = await asyncio.gather(
             *(self.interject(partition, handler, blocking=blocking) for partition in partitions),
             return_exceptions=True,
@@ -96,7 +98,15 @@ class AdHocInterjections:
         tracer = self._member.router.tracer
         return () if tracer is None else carried([(name, text.encode()) for name, text in tracer.current()])
 
-    def _queue(self, partition: int, handler: Handler, blocking: bool, future: _Future, trace: Carrier) -> Interjection:
+    def _queue(
+        self,
+        partition: int,
+        handler: Handler,
+        blocking: bool,
+        future: _Future,
+        trace: Carrier,
+        proof: Proof = Proof.HEARTBEAT,
+    ) -> Interjection:
         """Queue an interjection that ends this future. Raises ``NotOwned``, ``Stopped``."""
         if self._is_over:
             raise Stopped("the event source is not running")
@@ -116,7 +126,7 @@ class AdHocInterjections:
 
         policy = self._member.config.error_policy
         route = Route(_name_of(handler), None, handler, blocking=blocking, policy=policy)
-        interjection = Interjection(route, waiter, trace)
+        interjection = Interjection(route, waiter, trace, proof)
         worker.inbox.put(interjection)
         return interjection
 
@@ -128,7 +138,8 @@ class AdHocInterjections:
         else:
             interjection.done(NotOwned(f"{self._topic}[{partition}] is not active on this member any more"))
 
-    def _refuse_to_wait_for_itself(self, partitions: list[int]) -> None:
+    def refuse_to_wait_for_itself(self, partitions: list[int]) -> None:
+        """Raise ``WouldDeadlock`` in the task that has the turn of one of these partitions."""
         task = asyncio.current_task()
         for partition in partitions:
             worker = self._member.workers.get(partition)

@@ -39,6 +39,7 @@ from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
 from streams.runtime.partition.failures import trace_of
 from streams.runtime.partition.handler_threads import HandlerThreads
+from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
@@ -81,8 +82,7 @@ class Engine:
         topics: Collection[str] | None = None,
         inputs: Sequence[InputSpec] = (),
     ) -> None:
-        """``topics``: the only ones that records are sent to; ``None``: any. ``inputs``: what is read beside the
-        source's own topic."""
+        """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic."""
         self.config = config
         self.router = router
         self.schedules = schedules
@@ -405,8 +405,8 @@ class Engine:
             except Exception:
                 _log.exception("the metrics handler failed")
 
-    def looked(self, partition: Partition, waiter: Waiter) -> None:
-        self.looks.answer(partition, waiter)
+    def looked(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
+        self.looks.answer(partition, waiter, proof)
 
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         return await self.connections.in_process(function, *args)

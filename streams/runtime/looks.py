@@ -1,21 +1,25 @@
 """Interjections that only looked: they are answered when the state that they saw is proven current.
 
 An interjection without changes commits nothing, so no fence would refuse it: a member that was evicted while it was cut
-off, or frozen, would answer from a state that its successor has changed meanwhile. The proof is one of three, each of
-them of a moment *after* the look, at which the partition was still ours:
+off, or frozen, would answer from a state that its successor has changed meanwhile. The proof is one of these, in this
+order. Each but the lease is of a moment *after* the look, at which the partition was still ours:
 
 * the commit of a transaction whose offsets are sent after the look, if one is unsettled: the group fences it;
+* for queries, the *lease*: a heartbeat sent less than half a session ago was answered, and no rebalance had begun then.
+  No other member may own the partition yet, unless the coordinator has lost its memory since;
 * else the group's answer to a heartbeat that was sent after the look: one for all looks that wait;
-* else, where the group's answer proves nothing (the broker's own protocol, a generation that ends, an outage), an empty
-  transaction, which sends the watermark again (rule R1).
+* else, where the group's answer proves nothing (the broker's own protocol, a rebalance, an outage), and for queries
+  that are to be confirmed, an empty transaction, which sends the watermark again (rule R1).
 """
 
 from __future__ import annotations
 
 from streams.core.transaction import UNSENT, Waiter
 from streams.errors import StreamsError
+from streams.group import Snapshot
 from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack
+from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.signal import Broadcast, Signal
 
@@ -29,18 +33,28 @@ class Looks:
         self._waiting: list[tuple[Partition, Waiter]] = []
         self._asking: list[tuple[Partition, Waiter]] = []  # their heartbeat is under way
         self._came, self._answered = Signal(), Broadcast()
+        self._lease: tuple[Snapshot, float] | None = None  # the membership that was confirmed, and up to when
+        settings = member.config.timeouts
+        # Until so long after a heartbeat that found no rebalance, the group cannot have given our partitions away: by
+        # the session, or because we do not come to a rebalance that began right behind it. Half of that is used.
+        self._lease_seconds = min(settings.session_timeout_seconds, settings.rebalance_timeout_seconds) / 2
 
-    def answer(self, worker: Partition, waiter: Waiter) -> None:
-        """Call the waiter of an interjection that has looked at this partition and changed nothing, once that is
-        proven."""
-        last = self._member.pool.last_with(worker.partition)
+    def answer(self, worker: Partition, waiter: Waiter, proof: Proof) -> None:
+        """Call the waiter of an interjection that has looked at this partition just now and changed nothing, once that
+        is proven."""
+        pool = self._member.pool
+        last = pool.last_with(worker.partition)
         if not worker.state.admits:
             waiter(TakenBack())
-        elif last is None or last.state not in UNSENT:  # it may have met the fence before the look
+        elif last is not None and last.state in UNSENT:  # any other may have met the fence before the look
+            last.wait(worker.partition, waiter)
+        elif proof is Proof.FENCE:
+            pool.admit(worker.partition, worker.watermark, [], [], waiter)
+        elif proof is Proof.LEASE and self._has_lease():
+            self._when_committed(worker, waiter)
+        else:
             self._waiting.append((worker, waiter))
             self._came.notify()
-        else:
-            last.wait(worker.partition, waiter)
 
     async def wait_answered(self, worker: Partition) -> None:
         """Wait until no look at this partition waits for its proof any more: the last transaction comes after them."""
@@ -63,29 +77,46 @@ class Looks:
                 waiter(TakenBack())
 
     async def _is_proven(self) -> bool:
-        member, snapshot, sent = self._member, self._member.membership.snapshot, self._member.now()
+        member, snapshot, sent = self._member, self._member.membership.snapshot, self._clock()
         if snapshot.generation < 0 or snapshot.incarnation != member.incarnation:
             return False
-        # The broker's session timer starts when it receives the heartbeat, so later than ``sent``: until sent + session
-        # no other member is given our partitions. Half of that, on a clock that goes on while the process stands still,
-        # and looked at when the answer is here: if it was frozen meanwhile, the proof is too old.
-        patience = member.config.session_timeout_seconds / 2
+        # The broker's session timer starts when it receives the heartbeat, so later than ``sent``. The clock goes on
+        # while the process stands still and while the machine sleeps, and is looked at when the answer is here: if it
+        # was frozen meanwhile, the proof is too old.
+        deadline = member.now() + self._lease_seconds
         try:
             known = await self._thread.call(
-                member.takeover_client.is_member, snapshot.member_id, snapshot.generation, sent + patience
+                member.takeover_client.is_member, snapshot.member_id, snapshot.generation, deadline, True
             )
         except StreamsError:
             return False
-        return known and member.is_current and member.now() < sent + patience
+        if known:
+            self._lease = snapshot, sent + self._lease_seconds
+        return known and member.is_current and self._clock() < sent + self._lease_seconds
+
+    def _has_lease(self) -> bool:
+        """Check the lease, on a clock that is read *after* the look. Another generation needs another heartbeat: with
+        it a rebalance may have begun."""
+        if self._lease is None:
+            return False
+        snapshot, until = self._lease
+        return self._member.membership.snapshot is snapshot and self._member.is_current and self._clock() < until
+
+    def _clock(self) -> float:
+        return self._member.environment.elapsed_seconds()
 
     def _answer(self, worker: Partition, waiter: Waiter, proven: bool) -> None:
-        pool, partition = self._member.pool, worker.partition
-        last = pool.last_with(partition)
         if not worker.state.admits:
             waiter(TakenBack())
-        elif not proven:
-            pool.admit(partition, worker.watermark, [], [], waiter)
-        elif last is None:
+        elif proven:
+            self._when_committed(worker, waiter)
+        else:
+            self._member.pool.admit(worker.partition, worker.watermark, [], [], waiter)
+
+    def _when_committed(self, worker: Partition, waiter: Waiter) -> None:
+        """Answer once the state that was seen is committed."""
+        last = self._member.pool.last_with(worker.partition)
+        if last is None:
             waiter(None)
-        else:  # the state that it saw may not be committed yet
-            last.wait(partition, waiter)
+        else:
+            last.wait(worker.partition, waiter)

@@ -38,6 +38,7 @@ from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.failures import RestartNeeded
 from streams.runtime.partition.handler_threads import HandlerThreads
+from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
 
@@ -147,7 +148,7 @@ class PartitionReplay:
         for key, value in self._state.items():
             yield Change(key, value, None, self._types.get(key, ""))
 
-    def looked(self, partition: Partition, waiter: Waiter) -> None:
+    def looked(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
         waiter(None)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ CAUSE_LETTERS: Final = 100
 
 class MemberStatus(msgspec.Struct, frozen=True):
     """The note of a member, apart from its copies, which have notes of their own. ``at_ms``: when it was written,
-    milliseconds since the epoch."""
+    milliseconds since the epoch. ``address``: where it answers queries."""
 
     at_ms: int
     member_id: str
@@ -47,6 +47,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     copies: tuple[int, ...]
     moves: tuple[MoveStatistics, ...]
     rebalances: tuple[RebalanceStatistics, ...]
+    address: str = ""
 
 
 def note_of(status: MemberStatus) -> str:
@@ -147,6 +148,7 @@ class Status:
             tuple(copy.partition for copy in copies),
             self._handover.statistics(),
             tuple(self.rebalances),
+            config.queries.address,
         )
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
         if found or self._is_new((config.offsets_topic, 0), gist):

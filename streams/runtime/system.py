@@ -12,15 +12,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import anyio
 
 _log = logging.getLogger(__name__)
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 PULSE_SECONDS = 0.25
 SLOW_SECONDS = 1.0
 """A pause of the loop from which on it is logged: transactions of all partitions wait for so long."""
+
+
+def elapsed_seconds() -> float:
+    """Return the time of a clock that never jumps, and goes on while the machine sleeps, where there is such a one:
+    sleep makes no proof younger."""
+    return time.clock_gettime(_CLOCK)
 
 
 class Watchdog:
@@ -93,12 +100,14 @@ class LoopWatch(Protocol):
 @dataclass(frozen=True, slots=True)
 class Environment:
     """The system interface of a run. ``rng``: makes the generator of one run. ``wall_seconds``: seconds since 1970.
-    ``watchdog``: called with the seconds for which the loop may stand still. ``look_up_records``: a look-up begins so
-    many records before what one transaction of ours can have written. ``topic_look_seconds``: between two looks whether
-    source and changelog are still the same topics. ``exit``: ends the process at once."""
+    ``elapsed_seconds``: of a clock that goes on while the machine sleeps. ``watchdog``: called with the seconds for
+    which the loop may stand still. ``look_up_records``: a look-up begins so many records before what one transaction of
+    ours can have written. ``topic_look_seconds``: between two looks whether source and changelog are still the same
+    topics. ``exit``: ends the process at once."""
 
     rng: Callable[[], random.Random] = random.Random
     wall_seconds: Callable[[], float] = time.time
+    elapsed_seconds: Callable[[], float] = elapsed_seconds
     watchdog: Callable[[float], LoopWatch] = Watchdog
     look_up_records: int = 1_000
     topic_look_seconds: float = 10.0

@@ -171,6 +171,7 @@ class DrivenWorld:
         return Environment(
             rng=lambda: random.Random(self._numbers.getrandbits(64)),
             wall_seconds=self.wall_seconds,
+            elapsed_seconds=self.loop.time,
             watchdog=Watched,
             look_up_records=1_000,
             exit=leave,
@@ -282,7 +283,9 @@ def offset_in(record: OffsetRecord, topic: str, partition: int) -> int:
     return -1 if at is None else at[0]
 
 
-RUN_STATE = ("_elsewhere", "_engine", "_entering", "_loop", "_preparing", "_state", "_stop_asked", "_stopped")
+RUN_STATE = (
+    "_elsewhere", "_engine", "_entering", "_loop", "_preparing", "_queries", "_state", "_stop_asked", "_stopped",
+)  # fmt: skip
 """Attributes of a source that belong to its run, and not to its registrations."""
 
 

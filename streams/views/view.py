@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
@@ -23,6 +22,7 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError
 from streams.runtime.signal import Signal
+from streams.runtime.system import elapsed_seconds
 from streams.statistics import SourceState
 from streams.stores.table import Table
 from streams.views.blocking import BlockingView, LoopThread
@@ -36,8 +36,6 @@ SETTLE_SECONDS: Final = 1.0
 """For open transactions to end, before everything behind them counts as not committed yet."""
 _LOOK_SECONDS: Final = 0.25
 """Between two looks at the state."""
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that goes on while the machine sleeps, where there is one: sleep makes no proof of freshness younger."""
 
 
 class ViewState(enum.Enum):
@@ -292,7 +290,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         """
         if not seconds > 0:
             raise ConfigError(f"fresh_within({seconds!r}): it must be more than 0 seconds; a question takes time")
-        log, deadline = self._running(), _now() + timeout_seconds
+        log, deadline = self._running(), elapsed_seconds() + timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._proving.acquire()
@@ -301,10 +299,10 @@ class View(ViewReads[K, V], Generic[K, V]):
         try:
             while (
                 self._proof is None
-                or _now() - self._proof[0] > seconds
+                or elapsed_seconds() - self._proof[0] > seconds
                 or log.state is not SourceState.RUNNING  # below that is raised
             ):
-                requested = _now()
+                requested = elapsed_seconds()
                 if requested >= deadline:
                     raise self._not_proven(seconds, timeout_seconds)
                 settle_seconds = min(SETTLE_SECONDS, seconds / 2)
@@ -383,7 +381,3 @@ async def _arriving(
             await log.wait_stopped()
             return
         await signal.wait()
-
-
-def _now() -> float:
-    return time.clock_gettime(_CLOCK)

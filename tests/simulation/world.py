@@ -94,6 +94,7 @@ class World:
         self.environment = Environment(
             rng=lambda: random.Random(numbers.getrandbits(64)),
             wall_seconds=loop.time,
+            elapsed_seconds=loop.time,
             watchdog=Watched,
             look_up_records=1,  # there are not many in these worlds
         )

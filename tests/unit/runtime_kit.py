@@ -250,7 +250,7 @@ class Group:
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         return {number: (0, len(self._broker.logs[topic, number])) for number in partitions}
 
-    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+    def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         return True
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:

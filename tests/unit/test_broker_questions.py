@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streams.broker import probe
-from streams.broker.probe import Answer, PartitionReplicas, free_port, is_free, metadata
+from streams.broker.probe import ClusterMembers, PartitionReplicas, free_port, is_free, metadata
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # how kafka-python reads its own tables
@@ -109,7 +109,7 @@ def test_metadata_answer_is_read(answering: Answering) -> None:
     broker = struct.pack(">ih4sih2s", 3, 4, b"host", 9092, 2, b"r1")
     alone = struct.pack(">ih4sih", 4, 4, b"host", 9092, -1)
     body = struct.pack(">ii", 7, 2) + broker + alone + struct.pack(">ii", 3, 0)
-    assert metadata(answering(body)) == Answer((3, 4), 3)
+    assert metadata(answering(body)) == ClusterMembers((3, 4), 3)
 
 
 @pytest.mark.parametrize(

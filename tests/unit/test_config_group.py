@@ -35,7 +35,10 @@ def test_a_config_is_still_a_value() -> None:
 
 
 FLAT = {
-    name: group for group, kind in GROUPS.items() if group not in ("pool", "state") for name in kind.__struct_fields__
+    name: group
+    for group, kind in GROUPS.items()
+    if group not in ("pool", "state", "queries")
+    for name in kind.__struct_fields__
 }
 """Settings that were there before there were groups, and their groups now."""
 

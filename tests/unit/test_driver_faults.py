@@ -202,7 +202,7 @@ def test_without_its_proof_it_would_be(monkeypatch: pytest.MonkeyPatch, asked: s
         return True
 
     if without == "any proof":
-        monkeypatch.setattr(Looks, "answer", lambda _, worker, waiter: waiter(None))
+        monkeypatch.setattr(Looks, "answer", lambda _, worker, waiter, proof: waiter(None))
     else:
         monkeypatch.setattr(Looks, "_is_proven", proven)
     assert look_at_a_member_that_was_overtaken(asked) == 1, "where the truth is 2"

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from streams.core.timers import Timer
 from streams.errors import BrokerUnavailable, RegistrationError, StreamsError
@@ -30,6 +30,7 @@ from streams.runtime.reading.log_follower import FROM_START
 from streams.runtime.signal import Broadcast
 from streams.statistics import CopyStatistics
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
@@ -178,6 +179,15 @@ class Replicas:
                 raise copy.failure
             copy.goal = goal
             return not self._is_busy(copy) and copy.failure is None and copy.witness is None and copy.position >= goal
+
+    def look(self, partition: int, goal: int, read: Callable[[Any], T]) -> tuple[OffsetRecord | None, T] | None:
+        """Read the store of a copy that contains everything below ``goal``; with its offset record. ``None``: it is not
+        so far, or takes changes at the moment. ``read`` must be quick: the tail waits for it."""
+        with self._lock:
+            copy = self._copies.get(partition)
+            if copy is None or self._is_busy(copy) or copy.failure is not None or copy.witness is not None:
+                return None
+            return None if copy.position < goal else (copy.offset_record, read(copy.store))
 
     def failure(self, partition: int) -> Exception | None:
         """Return the error that ended the reading of a copy."""

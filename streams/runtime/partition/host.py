@@ -13,6 +13,7 @@ from streams.core.transaction import Transaction, Waiter
 from streams.metrics import Measurement
 from streams.records import Change, Output
 from streams.runtime.partition.handler_threads import HandlerThreads
+from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.partition.state import Partition
 from streams.runtime.ports import Connections, Input
@@ -88,7 +89,7 @@ class Host(Protocol):
     @property
     def fires_timers(self) -> bool: ...
 
-    def looked(self, partition: Partition, waiter: Waiter) -> None:
+    def looked(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
         """Call ``waiter`` once the state seen by an interjection without changes is proven current."""
         ...
 

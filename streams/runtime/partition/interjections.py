@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +13,28 @@ from streams.core.transaction import Waiter
 from streams.tracing import Carrier
 
 
+class Proof(enum.Enum):
+    """The proof that an interjection without changes needs that its state was current (``looks``): the group's answer
+    to a later heartbeat, to an earlier one that still holds, or a commit that is fenced. A later fenced commit that is
+    waited for anyway serves all of them."""
+
+    HEARTBEAT = enum.auto()
+    LEASE = enum.auto()
+    FENCE = enum.auto()
+
+
 class Interjection:
     """One run of an interjection. ``waiter`` is called when it is committed, or with the reason why not; scheduled runs
     have none. ``result``: the handler's answer. ``is_unwanted``: its waiter is gone, so it need not begin.
-    ``trace``: of its caller."""
+    ``trace``: of its caller. ``proof``: what it needs if it changes nothing."""
 
-    __slots__ = ("is_unwanted", "result", "route", "trace", "waiter")
+    __slots__ = ("is_unwanted", "proof", "result", "route", "trace", "waiter")
 
-    def __init__(self, route: Route, waiter: Waiter | None = None, trace: Carrier = ()) -> None:
+    def __init__(
+        self, route: Route, waiter: Waiter | None = None, trace: Carrier = (), proof: Proof = Proof.HEARTBEAT
+    ) -> None:
         self.route = route
+        self.proof = proof
         self.waiter = waiter
         self.trace = trace
         self.result: Any = None

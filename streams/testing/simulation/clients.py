@@ -364,7 +364,7 @@ class SimTakeOver:
         broker = self._process.broker
         return self._ask("sizes", deadline, lambda: {n: 100 * broker.log(topic, n).end for n in partitions})
 
-    def is_member(self, member_id: str, generation: int, deadline: float) -> bool:
+    def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         group = self._process.group
 
         def beats() -> bool:
@@ -373,7 +373,7 @@ class SimTakeOver:
             except Unknown:
                 return False
             except Illegal:  # another generation, or this one ends
-                return generation == group.generation
+                return not settled and generation == group.generation
             return True
 
         return self._ask("heartbeat", deadline, beats)

@@ -1,0 +1,27 @@
+"""Answers of queries: a value of the state, and what it is as of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from streams.records import TopicPartition
+
+T = TypeVar("T")
+
+
+class Answer(msgspec.Struct, Generic[T], frozen=True):
+    """One answer from the state of a partition. It is committed.
+
+    ``positions``: of each input of the partition, the offset below which all events are in it; the ``at_least`` of a
+    later query, also together with those of other partitions. ``as_of``: everything that was committed before this
+    moment (seconds since the epoch, by the clock of the caller) is in it. ``served_by``: the instance that answered.
+    """
+
+    value: T
+    partition: int
+    positions: Mapping[TopicPartition, int]
+    as_of: float
+    served_by: str

@@ -1,0 +1,177 @@
+"""``kes state get`` and ``scan`` with ``--ask-owner``: by a query to the running source, instead of its changelog."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import typer
+
+from streams.answers import Answer
+from streams.cli.cluster import brokers
+from streams.cli.records import checked_place, one_line, plain
+from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.event_source import EventSource
+from streams.records import TopicPartition
+from streams.runtime.ownership.replicas import make_store
+from streams.stores.table import Table
+
+AskOwner = Annotated[
+    bool,
+    typer.Option(
+        "--ask-owner",
+        help="Ask the member that owns the key (see kes run --http) for what is committed now. Needs the secret.",
+    ),
+]
+AtLeast = Annotated[
+    list[str] | None,
+    typer.Option("--at-least", metavar="PARTITION@OFFSET", help="Wait until this input record is in the state."),
+]
+MaxStaleness = Annotated[
+    float | None,
+    typer.Option("--max-staleness", min=0.05, help="A copy may answer that lacks nothing older than these seconds."),
+]
+Confirm = Annotated[bool, typer.Option("--confirm", help="Have the owner prove its ownership by a commit.")]
+
+
+class OwnerOptions(NamedTuple):
+    """Options of a query to the owner. Without ``ask_owner`` the others are refused."""
+
+    ask_owner: bool
+    at_least: list[str] | None
+    max_staleness: float | None
+    confirm: bool
+
+    def check(self) -> bool:
+        """Check whether the owner is to answer. Raises ``BadParameter``."""
+        if not self.ask_owner and (self.at_least or self.max_staleness is not None or self.confirm):
+            raise typer.BadParameter("--at-least, --max-staleness and --confirm go with --ask-owner")
+        if self.confirm and self.max_staleness is not None:
+            raise typer.BadParameter("--confirm and --max-staleness exclude each other: a copy cannot confirm")
+        return self.ask_owner
+
+
+def get_of_owner(
+    source: EventSource[Any],
+    servers: str,
+    key: str,
+    partitions: list[int] | None,
+    options: OwnerOptions,
+    timeout: float,
+) -> list[dict[str, Any]]:
+    """Return the entries of a key, as facts: one, or none. Without ``--partition`` the key is that of its records."""
+
+    async def ask(reader: Any, store: Table[Any, Any]) -> list[dict[str, Any]]:
+        wanted = _key_of(store, key)
+        found = []
+        for number in partitions or [reader.partition_of(wanted)]:
+            least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _places(options)}
+            answer: Answer[Any] = await reader.get(
+                wanted,
+                at_least=least,
+                confirm=options.confirm,
+                max_staleness=options.max_staleness,
+                timeout_seconds=timeout,
+                partition=number,
+            )
+            if answer.value is not None:
+                found.append(_facts(answer, key))
+        return found
+
+    return asyncio.run(_asking(source, servers, ask))
+
+
+def scan_of_owners(
+    source: EventSource[Any], servers: str, prefix: str, options: OwnerOptions, limit: int, timeout: float
+) -> list[dict[str, Any]]:
+    """Return the first entries whose keys begin so, in the order of the keys; one more than the limit, if there are."""
+    if options.at_least or options.confirm:
+        raise typer.BadParameter("--at-least and --confirm are for one key: scan has pages, each of its own moment")
+
+    async def ask(reader: Any, store: Table[Any, Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        async for key, value in reader.range(max_staleness=options.max_staleness, timeout_seconds=timeout):
+            name = one_line(plain(key))
+            if name.startswith(prefix):
+                found.append({"partition": _partition(reader, key), "key": plain(key), "value": plain(value)})
+            if len(found) > limit:
+                break
+        return found
+
+    return asyncio.run(_asking(source, servers, ask))
+
+
+async def _asking(
+    source: EventSource[Any], servers: str, ask: Callable[[Any, Table[Any, Any]], Awaitable[list[dict[str, Any]]]]
+) -> list[dict[str, Any]]:
+    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    try:
+        if not isinstance(store, Table):
+            raise ConfigError(
+                f"the store of {source.config.group_id} is {type(store).__name__}, and only a Table answers other "
+                "processes: leave out --ask-owner"
+            )
+        async with _reader(source, servers, store) as reader:
+            return await ask(reader, store)
+    finally:
+        store.revoked()
+
+
+@asynccontextmanager
+async def _reader(source: EventSource[Any], servers: str, store: Table[Any, Any]) -> AsyncIterator[Any]:
+    try:
+        from streams.queries import StateReader
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--ask-owner: {error}") from None
+    config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config))
+    keys, values = store.codecs
+    any_: Any = object
+    async with StateReader(config, key=any_, value=any_, key_codec=keys, value_codec=values) as reader:
+        yield reader
+
+
+def _places(options: OwnerOptions) -> list[Any]:
+    return [checked_place(text) for text in options.at_least or ()]
+
+
+def _key_of(store: Table[Any, Any], text: str) -> Any:
+    """Return the key that is shown as this text. Raises ``BadParameter``."""
+    keys, _ = store.codecs
+    forms: list[Any] = [text, text.encode()]
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        pass
+    else:
+        forms += [parsed, tuple(parsed)] if isinstance(parsed, list) else [parsed]
+    for form in forms:
+        try:
+            found = keys.decode(keys.encode(form))
+        except (EncodeError, DecodeError):
+            continue
+        if one_line(plain(found)) == text:
+            return found
+    raise typer.BadParameter(f"{text!r} is no key of this table, as `scan` shows them")
+
+
+def _partition(reader: Any, key: Any) -> int | None:
+    try:
+        number: int = reader.partition_of(key)
+    except ConfigError:
+        return None
+    return number
+
+
+def _facts(answer: Answer[Any], key: str) -> dict[str, Any]:
+    return {
+        "partition": answer.partition,
+        "key": key,
+        "value": plain(answer.value),
+        "positions": {str(place): offset for place, offset in answer.positions.items()},
+        "as_of": answer.as_of,
+        "served_by": answer.served_by,
+    }

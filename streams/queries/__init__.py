@@ -1,0 +1,28 @@
+"""Queries: the committed state of a running event source, read in its process and from anywhere (extra ``web``)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streams.queries.reader import StateReader
+    from streams.queries.server import QueryServer
+    from streams.queries.service import query_app
+
+__all__ = ["QueryServer", "StateReader", "query_app"]
+
+_HOMES = {"QueryServer": "server", "StateReader": "reader", "query_app": "service"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn", "httptools", "aiohttp"):
+            raise
+        advice = f"{name} needs {missing}: pip install 'kafka-event-source[web]'"
+        raise ModuleNotFoundError(advice, name=missing) from error

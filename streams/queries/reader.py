@@ -1,0 +1,319 @@
+"""``StateReader``: the state of a running group, read from any process at the member that owns it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+import aiohttp
+import msgspec
+
+from streams.answers import Answer
+from streams.clients import kafka_python_settings
+from streams.clients.group_view import GroupQuestions
+from streams.clients.status_board import StatusBoard
+from streams.codecs import codec_for
+from streams.config import EventSourceConfig
+from streams.errors import ConfigError, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
+from streams.protocols import Codec
+from streams.queries.questions import MOST_BYTES_OUT, PATH, PlacedOffset, Question, Refusal, Reply
+from streams.queries.routing import Server, candidates, servers_of
+from streams.queries.tickets import (
+    SEAL_HEADER,
+    TICKET_HEADER,
+    TicketRefused,
+    check_seal,
+    group_secret,
+    ticket,
+)
+from streams.records import Delivery, TopicPartition
+from streams.sak.murmur2 import partition_of
+from streams.stores.engines import after_prefix
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+SECONDS_BETWEEN_LOOKS: Final = 0.5
+"""Between two looks at the group."""
+_REQUEST_SECONDS: Final = 6.0
+_PAUSE_SECONDS: Final = 0.05
+
+AtLeast = Delivery | Mapping[TopicPartition, int]
+
+
+class StateReader(Generic[K, V]):
+    """Reads the ``Table`` of a running source, from any process::
+
+        async with StateReader(config, key=str, value=Account) as accounts:
+            answer = await accounts.get("ada")
+
+    It finds the owner of a key by the group, and the owner's address by its status note (``kes run --http``), over
+    moves and restarts: a member that does not own it says so, and the search goes on until ``timeout_seconds`` are
+    over. Answers are committed, with the owner's proof (docs/guides/queries.md).
+
+    ``config``: the settings of the source; of them it needs group, topic, partitions, brokers and
+    ``QueryConfig.secret_file``. ``routed_by`` makes the key of the *records* from a key of the table, where they
+    differ; by default they are the same text or bytes. Use it on one loop.
+
+    All reads raise ``NotOwned`` when no member has answered at the deadline, ``NotCaughtUp`` when the owner has not
+    come to ``at_least`` by then, ``StoreError`` for what its store cannot do, ``ConfigError`` for arguments that cannot
+    be, ``TicketRefused`` when the group's secret differs, ``BrokerUnavailable``.
+    """
+
+    def __init__(
+        self,
+        config: EventSourceConfig,
+        *,
+        key: type[K],
+        value: type[V],
+        key_codec: Codec[K] | None = None,
+        value_codec: Codec[V] | None = None,
+        routed_by: Callable[[K], str | bytes] | None = None,
+    ) -> None:
+        self.config = config.resolved()
+        self._secret = group_secret(config.queries.secret_file)
+        self._keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
+        self._values: Codec[V] = codec_for(value) if value_codec is None else value_codec
+        self._routed_by = routed_by
+        self._session: aiohttp.ClientSession | None = None
+        self._found: tuple[Server, ...] = ()
+        self._looked_at = float("-inf")
+        self._looking: asyncio.Lock  # made on the loop
+
+    async def __aenter__(self) -> Self:
+        """Connect. The group is looked at by the first read."""
+        security = kafka_python_settings.security_of(self.config.client_settings)
+        servers = self.config.bootstrap_servers
+        self._questions = GroupQuestions(servers, security)
+        self._board = StatusBoard(servers, "kes-reader", security, self.config.group_id)
+        self._looking = asyncio.Lock()
+        ca = self.config.queries.tls_ca_file
+        context = ssl.create_default_context(cafile=ca or None)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context, limit=64), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        await asyncio.to_thread(self._board.close)
+        await asyncio.to_thread(self._questions.close)
+
+    # -- reads ---------------------------------------------------------------------------------------------------------
+
+    async def get(
+        self,
+        key: K,
+        *,
+        at_least: AtLeast | None = None,
+        confirm: bool = False,
+        max_staleness: float | None = None,
+        timeout_seconds: float = 10.0,
+        partition: int | None = None,
+    ) -> Answer[V | None]:
+        """Return the value of a key, ``None`` if there is none. ``at_least`` and ``confirm``: as of
+        ``EventSource.query``. ``max_staleness``: a copy may answer, too, if it has everything that was committed so
+        many seconds before the call. ``partition``: by the key if it is not given."""
+        encoded, number = self._encoded(key), self.partition_of(key) if partition is None else partition
+        question = Question(
+            group=self.config.group_id,
+            kind="get",
+            partition=number,
+            key=encoded,
+            at_least=_placed(at_least, number),
+            confirm=confirm,
+            max_staleness=max_staleness,
+        )
+        reply, called = await self._ask(question, timeout_seconds)
+        value = None if reply.value is None else self._values.decode(reply.value)
+        return _answer(reply, called, value)
+
+    async def len(self, *, max_staleness: float | None = None, timeout_seconds: float = 10.0) -> int:
+        """Count the keys of all partitions, each at a moment of its own."""
+        questions = [
+            Question(group=self.config.group_id, kind="len", partition=number, max_staleness=max_staleness)
+            for number in range(self.config.num_partitions)
+        ]
+        replies = await asyncio.gather(*(self._ask(question, timeout_seconds) for question in questions))
+        return sum(reply.count for reply, _ in replies)
+
+    async def range(
+        self,
+        low: K | None = None,
+        high: K | None = None,
+        *,
+        max_staleness: float | None = None,
+        timeout_seconds: float = 10.0,
+    ) -> AsyncIterator[tuple[K, V]]:
+        """Iterate over the keys from ``low`` up to and without ``high`` of an ordered table, in order, all partitions.
+        Rows come in pages, each read in several turns: it is no snapshot. ``timeout_seconds``: for each page."""
+        low_bytes = None if low is None else self._encoded(low)
+        high_bytes = None if high is None else self._encoded(high)
+        async for row in self._merged(low_bytes, high_bytes, max_staleness, timeout_seconds):
+            yield row
+
+    async def prefix(
+        self, prefix: K | tuple[Any, ...], *, max_staleness: float | None = None, timeout_seconds: float = 10.0
+    ) -> AsyncIterator[tuple[K, V]]:
+        """Iterate over the keys that start with ``prefix``, as ``range``."""
+        encode = getattr(self._keys, "encode_prefix", None)
+        if encode is None:
+            raise StoreError(f"keys of {type(self._keys).__name__} have no prefixes; use range(low, high)")
+        low: bytes = encode(prefix)
+        async for row in self._merged(low, after_prefix(low), max_staleness, timeout_seconds):
+            yield row
+
+    def partition_of(self, key: K) -> int:
+        """Return the partition of a key. Raises ``ConfigError`` for a key that is no text or bytes, without
+        ``routed_by``."""
+        routed: object = key if self._routed_by is None else self._routed_by(key)
+        if isinstance(routed, str):
+            routed = routed.encode()
+        if not isinstance(routed, bytes):
+            raise ConfigError(
+                f"keys are {type(routed).__name__}: say by routed_by=... which key their records have, as text or bytes"
+            )
+        return partition_of(routed, self.config.num_partitions)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _encoded(self, key: K) -> bytes:
+        if key is None:
+            raise ConfigError("a query needs a key, and this is None")
+        return self._keys.encode(key)
+
+    async def _merged(
+        self, low: bytes | None, high: bytes | None, max_staleness: float | None, timeout_seconds: float
+    ) -> AsyncIterator[tuple[K, V]]:
+        def question(number: int, after: bytes | None) -> Question:
+            common: dict[str, Any] = {"group": self.config.group_id, "kind": "range", "partition": number}
+            return Question(**common, low=low, high=high, after=after, max_staleness=max_staleness)
+
+        numbers = range(self.config.num_partitions)
+        asked = (self._ask(question(number, None), timeout_seconds) for number in numbers)
+        pages = {number: reply for number, (reply, _) in enumerate(await asyncio.gather(*asked))}
+        heap = [(page.rows[0][0], number, 0) for number, page in pages.items() if page.rows]
+        heapq.heapify(heap)
+        while heap:
+            key, number, place = heapq.heappop(heap)
+            page = pages[number]
+            yield self._keys.decode(key), self._values.decode(page.rows[place][1])
+            place += 1
+            if place == len(page.rows) and page.more:
+                pages[number], _ = await self._ask(question(number, key), timeout_seconds)
+                page, place = pages[number], 0
+            if place < len(page.rows):
+                heapq.heappush(heap, (page.rows[place][0], number, place))
+
+    async def _ask(self, question: Question, timeout_seconds: float) -> tuple[Reply, float]:
+        """Put the question to members until one answers. Returns the answer, and when it was called for."""
+        if self._session is None:
+            raise Stopped("the reader is not open: enter it, by async with")
+        if not timeout_seconds > 0:
+            raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be more than 0")
+        called, began = time.time(), time.monotonic()
+        deadline = began + timeout_seconds
+        reason: StreamsError = NotOwned(f"no member of {self.config.group_id} has an address for queries")
+        first = True
+        while (left := deadline - time.monotonic()) > 0:
+            servers = await self._servers(left)
+            asked = candidates(servers, question.partition, copies=question.max_staleness is not None)
+            for server in asked:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                try:
+                    return await self._put(server, question, left), called
+                except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
+                    reason = error
+                if first and server is asked[0]:
+                    break  # the description is too old: look once more before others are bothered
+            first = False
+            self._found = ()
+            await asyncio.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
+        where = f"{self.config.topic}[{question.partition}]"
+        raise type(reason)(f"{where}: no answer within {timeout_seconds:g} s; the last reason: {reason}")
+
+    async def _servers(self, seconds: float) -> tuple[Server, ...]:
+        async with self._looking:
+            if self._found:
+                return self._found
+            pause = self._looked_at + SECONDS_BETWEEN_LOOKS - time.monotonic()
+            if pause > 0:
+                await asyncio.sleep(min(pause, seconds))
+            self._looked_at = time.monotonic()
+            self._found = await asyncio.to_thread(self._look, max(seconds, 1.0))
+            return self._found
+
+    def _look(self, seconds: float) -> tuple[Server, ...]:
+        """Describe the group, and read the notes of its members. Blocks."""
+        config = self.config
+        view = self._questions.look(config.group_id, seconds)
+        notes = self._board.read([member.instance for member in view.members if member.instance], seconds)
+        texts = {
+            instance: found[config.offsets_topic, 0].text
+            for instance, found in notes.items()
+            if (config.offsets_topic, 0) in found
+        }
+        return servers_of(view, texts, config.topic)
+
+    async def _put(self, server: Server, question: Question, left: float) -> Reply:
+        """Put the question to one member. Raises ``NotOwned`` also for one that does not answer."""
+        assert self._session is not None
+        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=left))
+        asked = ticket(self._secret, "POST", PATH, body, server.address, time.time())
+        timeout = aiohttp.ClientTimeout(total=min(left + 0.5, _REQUEST_SECONDS))
+        try:
+            async with self._session.post(
+                server.address + PATH,
+                data=body,
+                headers={TICKET_HEADER: asked, "content-type": "application/json"},
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                content = await response.content.read(2 * MOST_BYTES_OUT)
+                while not response.content.at_eof() and len(content) < 2 * MOST_BYTES_OUT:
+                    content += await response.content.read(2 * MOST_BYTES_OUT - len(content))
+                status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None
+        if status == 401 and not sealed:
+            raise TicketRefused(
+                f"{server.instance} at {server.address} does not accept the ticket: secret or clocks differ"
+            )
+        if not sealed and status in (413, 503, 504):
+            raise NotOwned(f"{server.instance} at {server.address} is busy ({status})")
+        check_seal(self._secret, sealed, asked, status, content)
+        if status == 200:
+            return msgspec.json.decode(content, type=Reply)
+        refusal = msgspec.json.decode(content, type=Refusal)
+        kinds = {"NotCaughtUp": NotCaughtUp, "ConfigError": ConfigError, "StoreError": StoreError}
+        kinds |= dict.fromkeys(("NotOwned", "MembershipLost", "Stopped"), NotOwned)
+        raise kinds.get(refusal.error, StreamsError)(f"{server.instance}: {refusal.message}")
+
+
+def _placed(at_least: AtLeast | None, partition: int) -> tuple[PlacedOffset, ...]:
+    if at_least is None:
+        return ()
+    if isinstance(at_least, Delivery):
+        if at_least.offset < 0 or at_least.partition != partition:
+            raise ConfigError(
+                f"at_least: {at_least.record.topic}[{at_least.partition}]@{at_least.offset} is no record of partition "
+                f"{partition}, which the key is in"
+            )
+        return ((at_least.record.topic, at_least.partition, at_least.offset + 1),)
+    return tuple((place[0], place[1], offset) for place, offset in at_least.items() if place[1] == partition)
+
+
+def _answer(reply: Reply, called: float, value: Any) -> Answer[Any]:
+    positions = {TopicPartition(topic, partition): offset for topic, partition, offset in reply.positions}
+    return Answer(value, reply.partition, positions, called - reply.age_seconds, reply.served_by)

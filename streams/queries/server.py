@@ -1,0 +1,106 @@
+"""An HTTP server for queries, on a thread and loop of its own: a slow client never touches the event source's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvicorn
+
+from streams.errors import ConfigError
+from streams.event_source import EventSource
+from streams.queries.routing import LOOPBACK, checked_address
+from streams.queries.service import query_app
+from streams.queries.tickets import group_secret
+
+_log = logging.getLogger(__name__)
+
+CLOSE_SECONDS: Final = 2.0
+MOST_CONNECTIONS: Final = 512
+
+
+class QueryServer:
+    """Answers the queries of other processes until ``close``, or the end of its ``with``; and has the source publish
+    the address. Make it before the source starts.
+
+    ``address``: ``HOST:PORT``; port 0 is a free one. Off the loopback it needs the files of a certificate and its key
+    (``QueryConfig``), whose name is ``QueryConfig.address`` then, or the host. Raises ``ConfigError``.
+    """
+
+    def __init__(self, source: EventSource[Any], address: str) -> None:
+        settings = source.config.queries
+        secret = group_secret(settings.secret_file)
+        host, port = _parsed(address)
+        has_tls = bool(settings.tls_certificate_file)
+        if host not in LOOPBACK and not has_tls:
+            raise ConfigError(
+                f"queries are not served at {address} without TLS: set QueryConfig.tls_certificate_file and "
+                "tls_key_file, or use 127.0.0.1"
+            )
+        for name in ("tls_certificate_file", "tls_key_file"):
+            path = getattr(settings, name)
+            if has_tls and not Path(path).is_file():
+                raise ConfigError(f"QueryConfig.{name} is {path!r}, which is no file")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"queries cannot be served at {address}: {error.strerror or error}; stop the process that has it, or "
+                "name another port"
+            ) from error
+        bound = self._socket.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.address = settings.address or checked_address(f"{'https' if has_tls else 'http'}://{shown}:{bound}")
+        source.config = msgspec.structs.replace(
+            source.config, queries=msgspec.structs.replace(settings, address=self.address)
+        )
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                query_app(source, secret, lambda: self.address),
+                http="httptools",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=1,
+                ssl_certfile=settings.tls_certificate_file or None,
+                ssl_keyfile=settings.tls_key_file or None,
+            )
+        )
+        self._thread = threading.Thread(target=self._run, name="kes-queries", daemon=True)
+        self._thread.start()
+        _log.info("queries are answered at %s", self.address)
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+    def close(self) -> None:
+        """Stop, and free the port; requests that are under way have a second."""
+        self._server.should_exit = True
+        self._thread.join(CLOSE_SECONDS)
+        self._socket.close()
+
+    def __enter__(self) -> QueryServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) <= 65_535):
+        raise ConfigError(f"the address {address!r} is none: use HOST:PORT or PORT, as in 127.0.0.1:9200")
+    return host.strip("[]") or "127.0.0.1", int(port)

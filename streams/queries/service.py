@@ -1,0 +1,170 @@
+"""The HTTP service of a member: it answers the questions of readers that have a ticket. Any loop and thread; the store
+is read on that of the event source.
+
+``query_app`` is an ASGI application with one route (``POST /api/v1/query``), for an application of your own to mount,
+or for ``QueryServer``. It never asks another member: a reader that has come to the wrong one goes to the right one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from streams.answers import Answer
+from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
+from streams.event_source import EventSource
+from streams.queries.questions import (
+    MOST_BYTES_IN,
+    PATH,
+    PlacedOffset,
+    Question,
+    Refusal,
+    Reply,
+    TurnRows,
+    checked,
+    read_of,
+)
+from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_ticket, seal
+from streams.records import TopicPartition
+
+MOST_AT_A_TIME: Final = 64
+LONGEST_SECONDS: Final = 5.0
+"""For one request, its body included."""
+
+_STATUS: Final[dict[type[Exception], int]] = {
+    TicketRefused: 401,
+    NotOwned: 421,
+    MembershipLost: 421,
+    Stopped: 421,
+    NotCaughtUp: 504,
+    ConfigError: 400,
+    StoreError: 400,
+}
+
+
+class _TooLarge(StreamsError):
+    pass
+
+
+class _Busy(StreamsError):
+    pass
+
+
+class _Service:
+    def __init__(self, source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> None:
+        self._source, self._secret, self._address = source, secret, address
+        self._busy = 0
+
+    async def answer(self, request: Request) -> Response:
+        if self._busy >= MOST_AT_A_TIME:
+            return self._sealed("", 503, _refusal(_Busy(f"{MOST_AT_A_TIME} requests are under way"), "Busy"))
+        self._busy += 1
+        asked = request.headers.get(TICKET_HEADER, "")
+        is_known = False  # nothing is sealed for a ticket that was not made with the secret
+        try:
+            async with asyncio.timeout(LONGEST_SECONDS):
+                body = await _body(request)
+                check_ticket(self._secret, asked, "POST", PATH, body, self._address(), time.time())
+                is_known = True
+                reply = await self._reply(body)
+            return self._sealed(asked, 200, msgspec.json.encode(reply))
+        except _TooLarge as error:
+            return self._sealed("", 413, _refusal(error, "TooLarge"))
+        except (TimeoutError, ClientDisconnect) as error:
+            return self._sealed(asked if is_known else "", 504, _refusal(error, "NotCaughtUp"))
+        except StreamsError as error:
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+            return self._sealed(asked if is_known else "", status, _refusal(error, type(error).__name__))
+        finally:
+            self._busy -= 1
+
+    def _sealed(self, asked: str, status: int, body: bytes) -> Response:
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        if asked:
+            headers[SEAL_HEADER] = seal(self._secret, asked, status, body)
+        return Response(body, status, headers, media_type="application/json")
+
+    async def _reply(self, body: bytes) -> Reply:
+        config = self._source.config
+        try:
+            question = msgspec.json.decode(body, type=Question)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"the question cannot be read: {error}") from None
+        checked(question, config.group_id, config.num_partitions)
+        loop = self._source._loop
+        if loop is None:
+            raise Stopped("the event source is not running")
+        asking = self._ask(question)
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, loop))
+        except RuntimeError as error:  # its loop is closed
+            asking.close()
+            raise Stopped("the event source is not running") from error
+
+    async def _ask(self, question: Question) -> Reply:
+        """Answer on the loop of the source. A page is of several turns, and no snapshot."""
+        engine = self._source._running()
+        local = self._source._local(engine)
+        at_least = {TopicPartition(topic, partition): offset for topic, partition, offset in question.at_least}
+        rows: list[tuple[bytes, bytes]] = []
+        first: Answer[Any] | None = None
+        while True:
+            wanted = question
+            if rows:
+                wanted = msgspec.structs.replace(question, after=rows[-1][0], limit=question.limit - len(rows))
+            answer = await local.query(
+                question.partition,
+                partial(read_of, wanted),
+                at_least=at_least,
+                confirm=question.confirm,
+                max_staleness=question.max_staleness,
+                timeout_seconds=min(question.timeout_seconds, LONGEST_SECONDS),
+            )
+            first = first or answer
+            age = 0.0
+            if question.max_staleness is not None:
+                age = max(0.0, engine.environment.wall_seconds() - first.as_of)
+            common: dict[str, Any] = {
+                "partition": question.partition,
+                "positions": _placed(first),
+                "age_seconds": age,
+                "served_by": answer.served_by,
+            }
+            if not isinstance(answer.value, TurnRows):
+                is_count = question.kind == "len"
+                return Reply(**common, **({"count": answer.value} if is_count else {"value": answer.value}))
+            rows += answer.value.rows
+            size = sum(len(key) + len(value) for key, value in rows)
+            if not answer.value.more or len(rows) >= question.limit or size > MOST_BYTES_IN:
+                return Reply(**common, rows=tuple(rows), more=answer.value.more)
+
+
+def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> Router:
+    """Make the ASGI application that answers readers of this source. ``secret``: the group's (``group_secret``).
+    ``address``: returns the address in the member's status note, for which tickets are made."""
+    return Router([Route(PATH, _Service(source, secret, address).answer, methods=["POST"])])
+
+
+def _placed(answer: Answer[Any]) -> tuple[PlacedOffset, ...]:
+    return tuple((place.topic, place.partition, offset) for place, offset in answer.positions.items())
+
+
+async def _body(request: Request) -> bytes:
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > MOST_BYTES_IN:
+            raise _TooLarge(f"the question has more than {MOST_BYTES_IN} bytes")
+    return bytes(found)
+
+
+def _refusal(error: BaseException, name: str) -> bytes:
+    return msgspec.json.encode(Refusal(error=name, message=str(error) or f"no answer within {LONGEST_SECONDS:g} s"))

@@ -1,0 +1,288 @@
+"""``StateReader`` on a real broker: the owner is found, over a move and a crash; nobody else gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import msgspec
+import pytest
+
+from examples import bank as example_bank
+from examples import query_service
+from streams import EventContext, EventProducer, EventSource, Table
+from streams.config import QueryConfig
+from streams.errors import ConfigError, NotCaughtUp, NotOwned, StoreError
+from streams.queries import QueryServer, StateReader
+from streams.queries.questions import PATH, Question, Reply
+from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, group_secret, ticket
+from streams.records import TopicPartition
+from streams.sak.murmur2 import partition_of
+from tests.broker.engine_kit import Lab, Running
+from tests.broker.kes_kit import ROOT, KesRun
+from tests.vocabulary import Totals, count, register
+
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
+
+PARTITIONS = 2
+NAMES = ("ann", "bob", "cid", "dan", "eve")
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.write_text("the secret of this group\n")
+    return str(path)
+
+
+def member(lab: Lab, secret_file: str, **settings: Any) -> EventSource[Totals]:
+    config = lab.config(queries=QueryConfig(secret_file=secret_file), num_standbys=1, **settings)
+    source = EventSource(config, Table.factory(key=str, value=int, ordered=True))
+    register(source, count)
+    return source
+
+
+@asynccontextmanager
+async def answering(source: EventSource[Totals], *, active: int) -> AsyncIterator[tuple[Running, QueryServer]]:
+    server = QueryServer(source, "127.0.0.1:0")
+    try:
+        async with Running(source, active=active) as run:
+            yield run, server
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+def reader_of(lab: Lab, secret_file: str) -> StateReader[str, int]:
+    return StateReader(lab.config(queries=QueryConfig(secret_file=secret_file)), key=str, value=int)
+
+
+async def fill(lab: Lab) -> None:
+    for name in NAMES:
+        await lab.add(name, partition=partition_of(name.encode(), lab.partitions))
+
+
+async def put(address: str, question: Question, asked: str) -> tuple[int, bytes, str]:
+    async with aiohttp.ClientSession() as session:
+        headers = {TICKET_HEADER: asked}
+        async with session.post(address + PATH, data=msgspec.json.encode(question), headers=headers) as response:
+            return response.status, await response.read(), response.headers.get(SEAL_HEADER, "")
+
+
+async def test_the_owner_is_found_over_a_move(lab: Lab, secret_file: str) -> None:
+    await lab.create()
+    await fill(lab)
+    first, second = member(lab, secret_file), member(lab, secret_file)
+    async with AsyncExitStack() as stack:
+        _, server = await stack.enter_async_context(answering(first, active=2))
+        reader = await stack.enter_async_context(reader_of(lab, secret_file))
+        counts = dict.fromkeys(range(2), 0)
+        for name in NAMES:
+            counts[reader.partition_of(name)] += 1
+        ends = {TopicPartition(lab.topic, number): end for number, end in counts.items()}
+        answers = [await reader.get(name, at_least=ends, timeout_seconds=20.0) for name in NAMES]
+        assert [answer.value for answer in answers] == [1] * 5
+        assert {answer.served_by for answer in answers} == {first.config.instance_id}
+        assert (await reader.get("nobody", confirm=True)).value is None
+        assert await reader.len() == 5
+        assert [row async for row in reader.range("b", "d")] == [("bob", 1), ("cid", 1)]
+        assert [row async for row in reader.prefix("e")] == [("eve", 1)]
+        with pytest.raises(NotCaughtUp):
+            await reader.get("ann", at_least=dict.fromkeys(ends, 99), timeout_seconds=1.0)
+
+        async with answering(second, active=0) as (run, other):
+            await run.until(lambda: run.active == 1, "it has taken one")
+            answers = [await reader.get(name, at_least=ends, timeout_seconds=20.0) for name in NAMES]
+            assert [answer.value for answer in answers] == [1] * 5
+            assert {answer.served_by for answer in answers} == {first.config.instance_id, second.config.instance_id}
+            await check_the_door(lab, secret_file, server, other)
+            await check_copies(reader, answers)
+        answers = [await reader.get(name, timeout_seconds=20.0) for name in NAMES]
+        assert {answer.served_by for answer in answers} == {first.config.instance_id}, "the other one is gone"
+    async with reader_of(lab, secret_file) as late:
+        with pytest.raises(NotOwned, match="no answer within"):
+            await late.get("ann", timeout_seconds=1.0)
+
+
+async def test_the_command_line_and_the_example_ask_the_owner(
+    lab: Lab, secret_file: str, kes: Callable[..., tuple[int, Any, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lab.create(lab.topic)
+    account = example_bank.source
+    config = lab.config(queries=QueryConfig(secret_file=secret_file))
+    source = EventSource(config, Table.factory(key=str, value=example_bank.Account, ordered=True))
+    source.register_event_type(example_bank.Deposited, deposited)
+    monkeypatch.setattr(account, "config", config)
+    app = query_service.app
+
+    async def ask(*words: str) -> tuple[int, Any]:
+        code, answer, _ = await asyncio.to_thread(kes, source, "state", *words)
+        return code, answer
+
+    async with (
+        answering(source, active=lab.partitions),
+        EventProducer(lab.bootstrap) as producer,
+        query_service.lifespan(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://bank") as client,
+    ):
+        sent = await producer.send(lab.topic, example_bank.Deposited("ada", 750), key="ada")
+        place = f"{sent.partition}@{sent.offset}"
+        code, answer = await ask("get", "ada", "--ask-owner", "--at-least", place)
+        (entry,) = answer["entries"]
+        assert (code, entry["value"], entry["served_by"]) == (0, {"cents": 750}, source.config.instance_id)
+        code, answer = await ask("scan", "--ask-owner", "--prefix", "a")
+        assert (code, [(row["key"], row["value"]) for row in answer["entries"]]) == (0, [("ada", {"cents": 750})])
+        assert (await ask("get", "eve", "--ask-owner", "--confirm"))[0] == 1
+        assert (await ask("get", "ada", "--confirm"))[0] == 2, "without --ask-owner"
+        answer = await client.get("/accounts/ada?confirm=true")
+        assert (answer.status_code, answer.json()["cents"]) == (200, 750)
+        assert (await client.get("/accounts/eve")).status_code == 404
+        assert (await client.get("/accounts/ada?max_staleness=0")).status_code == 422
+
+
+def deposited(ctx: EventContext[Any], event: example_bank.Deposited) -> None:
+    before = ctx.store.get(event.account) or example_bank.Account()
+    ctx.store.put(event.account, example_bank.Account(before.cents + event.cents))
+
+
+SOURCE = """
+from streams import EventSource, EventSourceConfig, Table
+from tests.vocabulary import count, register
+
+config = EventSourceConfig(group_id={group!r}, topic={topic!r}, num_partitions=2, num_standbys=1)
+source = EventSource(config, Table.factory(key=str, value=int))
+register(source, count)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("strike", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])
+async def test_no_read_goes_back_while_owners_are_struck(
+    lab: Lab, secret_file: str, tmp_path: Path, strike: signal.Signals
+) -> None:
+    """Leased and confirmed reads of one key, side by side, are in one order: that of its growing value."""
+    await lab.create(lab.topic)
+    (tmp_path / "asked.py").write_text(SOURCE.format(group=lab.group, topic=lab.topic))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        "KES_BOOTSTRAP_SERVERS": lab.bootstrap, "KES_QUERIES_SECRET_FILE": secret_file,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }  # fmt: skip
+    options = ["--http", f"127.0.0.1:{port}"]
+    run = KesRun("asked:source", 2, tmp_path / "log", tmp_path, environment, options)
+    history: list[tuple[float, float, int]] = []
+    over = asyncio.Event()
+    number = partition_of(b"ann", 2)
+
+    async def read(reader: StateReader[str, int], confirm: bool) -> None:
+        while not over.is_set():
+            called = time.monotonic()
+            with contextlib.suppress(NotOwned, NotCaughtUp):
+                answer = await reader.get("ann", confirm=confirm, timeout_seconds=30.0)
+                history.append((called, time.monotonic(), answer.value or 0))
+
+    try:
+        async with reader_of(lab, secret_file) as reader:
+            await lab.add("ann", partition=number)
+            reading = [asyncio.ensure_future(read(reader, confirm)) for confirm in (False, False, True)]
+            for _ in range(3):
+                answer = await reader.get("ann", timeout_seconds=60.0)
+                pid = run.pid(answer.served_by)
+                os.kill(pid, strike)
+                began, sent = time.monotonic(), 0
+                while time.monotonic() < began + 8.0:  # its session is over, and another one goes on
+                    await lab.add("ann", partition=number)
+                    sent += 1
+                    await asyncio.sleep(0.05)
+                if strike == signal.SIGSTOP:
+                    os.kill(pid, signal.SIGCONT)
+                await reader.get("ann", confirm=True, timeout_seconds=60.0)
+            over.set()
+            await asyncio.gather(*reading)
+    finally:
+        run.close()
+    assert len(history) > 100
+    assert max(value for _, _, value in history) > 1
+    for called, _, value in history:
+        before = max((other for _, answered, other in history if answered < called), default=0)
+        assert value >= before, "it goes back"
+
+
+async def check_copies(reader: StateReader[str, int], answers: list[Any]) -> None:
+    """A copy may answer as well, and says as of when."""
+    called = time.time()
+    for name, before in zip(NAMES, answers, strict=True):
+        answer = await reader.get(name, max_staleness=2.0, at_least=before.positions, timeout_seconds=20.0)
+        assert answer.value == 1
+        assert answer.as_of > called - 2.0
+
+
+async def check_the_door(lab: Lab, secret_file: str, server: QueryServer, other: QueryServer) -> None:
+    """Without a ticket for this request at this member, nothing is answered."""
+    secret = group_secret(secret_file)
+    question = Question(group=lab.group, kind="get", partition=0, key=b"ann", timeout_seconds=1.0)
+    body = msgspec.json.encode(question)
+    good = ticket(secret, "POST", PATH, body, server.address, time.time())
+    status, content, sealed = await put(server.address, question, good)
+    if status == 200:
+        msgspec.json.decode(content, type=Reply)
+    else:
+        assert status == 421, content
+    check_seal(secret, sealed, good, status, content)
+    bad = {
+        "none": "",
+        "of another member": ticket(secret, "POST", PATH, body, other.address, time.time()),
+        "of another question": ticket(secret, "POST", PATH, b"{}", server.address, time.time()),
+        "of another group": ticket(b"a guess at the secret", "POST", PATH, body, server.address, time.time()),
+        "too old": ticket(secret, "POST", PATH, body, server.address, time.time() - 120.0),
+    }
+    for what, asked in bad.items():
+        status, content, sealed = await put(server.address, question, asked)
+        assert (status, sealed) == (401, ""), what
+        assert secret not in content
+    guess = Path(secret_file).with_name("guess")
+    guess.write_text("a guess at the secret")
+    async with reader_of(lab, str(guess)) as stranger:
+        with pytest.raises(TicketRefused):
+            await stranger.get("ann", timeout_seconds=2.0)
+    huge = msgspec.structs.replace(question, key=b"x" * 100_000)
+    asked = ticket(secret, "POST", PATH, msgspec.json.encode(huge), server.address, time.time())
+    assert (await put(server.address, huge, asked))[0] == 413
+
+
+async def test_a_server_that_would_be_open_does_not_start(lab: Lab, secret_file: str) -> None:
+    with pytest.raises(ConfigError, match="without TLS"):
+        QueryServer(member(lab, secret_file), "0.0.0.0:0")
+    with pytest.raises(ConfigError, match="secret_file"):
+        QueryServer(member(lab, ""), "127.0.0.1:0")
+    source = member(lab, secret_file)
+    with QueryServer(source, "127.0.0.1:0") as server:
+        port = server.address.rpartition(":")[2]
+        with pytest.raises(ConfigError, match="name another port"):
+            QueryServer(member(lab, secret_file), f"127.0.0.1:{port}")
+        question = Question(group=lab.group, kind="get", partition=0, key=b"ann")
+        asked = ticket(
+            group_secret(secret_file), "POST", PATH, msgspec.json.encode(question), server.address, time.time()
+        )
+        status, content, _ = await put(server.address, question, asked)
+        assert (status, b"not running" in content) == (421, True)
+
+
+async def test_reads_of_a_reader_that_is_not_open_or_cannot_be(lab: Lab, secret_file: str) -> None:
+    reader = StateReader(lab.config(queries=QueryConfig(secret_file=secret_file)), key=int, value=int)
+    with pytest.raises(ConfigError, match="routed_by"):
+        reader.partition_of(5)
+    with pytest.raises(StoreError, match="no prefixes"):
+        await anext(reader.prefix(5))

@@ -1,0 +1,69 @@
+"""Queries in worlds from seeds: no answer is stale, dirty or backwards, and without a proof one is."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streams.queries.copies import CopyReads
+from streams.runtime.looks import Looks
+from streams.runtime.partition.failures import TakenBack
+from streams.runtime.partition.interjections import Proof
+
+from .query_world import QueryWorld, simulate_queries
+from .seeds import assert_missed, assert_right
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+SEEDS = int(os.environ.get("SIM_QUERY_SEEDS", "3"))
+TRIES = 30
+
+
+def _at_once(self: Looks, worker: Any, waiter: Any, proof: Proof) -> None:
+    waiter(None if worker.state.admits else TakenBack())
+
+
+async def _heartbeat_is_not_needed(self: Looks) -> bool:
+    return True
+
+
+async def _no_question(self: CopyReads, partitions: list[int]) -> None:
+    """The end that the copy knows itself."""
+    for partition in partitions:
+        self._ends[partition] = self._engine.environment.elapsed_seconds(), self._engine.replicas.position(partition)
+
+
+PROOFS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "any proof, and the commit": lambda patch: patch.setattr(Looks, "answer", _at_once),
+    "the end of the lease": lambda patch: patch.setattr(Looks, "_has_lease", lambda self: self._lease is not None),
+    "the heartbeat": lambda patch: patch.setattr(Looks, "_is_proven", _heartbeat_is_not_needed),
+    "the commit of what was seen": lambda patch: patch.setattr(
+        Looks, "_when_committed", lambda self, worker, waiter: waiter(None)
+    ),
+    "the end of a copy": lambda patch: patch.setattr(CopyReads, "_request", _no_question),
+}
+
+
+def test_no_answer_is_stale_dirty_or_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_right(simulate_queries, range(SEEDS), monkeypatch)
+
+
+def test_there_are_answers_of_each_kind() -> None:
+    counts: Counter[str] = Counter()
+    for seed in (0, 2):
+        counts += QueryWorld(seed).run().counts
+    assert all(counts[kind] > 20 for kind in ("leased", "confirmed", "copy", "refused")), counts
+
+
+NIGHTLY = ("any proof, and the commit", "the heartbeat")
+
+
+@pytest.mark.parametrize(
+    "proof", [pytest.param(proof, marks=[pytest.mark.nightly] if proof in NIGHTLY else []) for proof in PROOFS]
+)
+def test_each_proof_is_missed(proof: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_missed(simulate_queries, proof, TRIES, monkeypatch)
