@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -69,6 +70,8 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     logs: LogOptions
     gc_threshold: int = GC_THRESHOLD
     metrics: bool = False
+    facts: bool = False
+    """Serve facts for the pages of ``--http`` beside the metrics."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,8 +83,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         configure_logging(options.logs, worker=name)
         supervised.source = load(options.source)
-        if options.metrics:
-            supervised.serve_metrics()
+        if options.metrics or options.facts:
+            supervised.serve_metrics(options.facts)
         collect_rarely(options.gc_threshold)
         supervised.source.run()
     except KeyboardInterrupt:
@@ -125,14 +128,24 @@ class _Supervised:
         threading.Event().wait(ORPHAN_DRAIN_SECONDS)
         os._exit(EXIT_FAILED)
 
-    def serve_metrics(self) -> None:
-        """Serve the source's metrics to the supervisor, on a free port of the loopback address."""
+    def serve_metrics(self, with_facts: bool) -> None:
+        """Serve the source's metrics to the supervisor, on a free port of the loopback address; and facts for its
+        pages, with a secret that goes over the channel only."""
         from streams.event_source import EventSource
         from streams.observability import PrometheusMetrics
 
         if not isinstance(self.source, EventSource):
-            raise ConfigError(f"--metrics needs an EventSource; the source is {type(self.source).__name__}")
-        self._channel.send(Serving(PrometheusMetrics(self.source).serve("127.0.0.1:0").port))
+            option = "--http" if with_facts else "--metrics"
+            raise ConfigError(f"{option} needs an EventSource; the source is {type(self.source).__name__}")
+        secret, further = "", {}
+        if with_facts:
+            from streams.web.facts import SourceFacts
+            from streams.web.workers import facts_probe
+
+            secret = secrets.token_urlsafe(32)
+            further = {"/facts": facts_probe(SourceFacts(self.source), secret)}
+        served = PrometheusMetrics(self.source).serve("127.0.0.1:0", further)
+        self._channel.send(Serving(served.port, secret))
 
     def left(self) -> None:
         """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""
