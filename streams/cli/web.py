@@ -15,10 +15,11 @@ from streams.cli.console import complain, notices
 from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile, web_options
 from streams.errors import StreamsError
 from streams.event_source import EventSource
+from streams.web.monitor import Monitor, WebOptions, monitor_of
+from streams.web.workers import WorkerMembers, WorkerPlace
 
 if TYPE_CHECKING:
     from streams.cli.worker_metrics import WorkerMetrics
-    from streams.web.monitor import Monitor, WebOptions
 
 Report = Callable[[dict[str, Any]], None]
 """Takes a status line of ``kes run``."""
@@ -46,8 +47,6 @@ def web(
     """
     if bool(target) == bool(group):
         raise typer.BadParameter("name either MODULE:SOURCE or --group GROUP", param_hint="MODULE:SOURCE")
-    from streams.web.monitor import Monitor, monitor_of
-
     options = web_options(http, http_tokens, http_certificate, http_key, http_name, http_behind_tls_proxy)
     source = named_source(target) if target else None
     monitor = Monitor(group=group, bootstrap_servers=bootstrap_servers) if source is None else monitor_of(source)
@@ -68,8 +67,6 @@ def web(
 def pages_of_workers(name: str, options: WebOptions, board: WorkerMetrics, report: Report) -> Iterator[None]:
     """Serve the pages of ``kes run`` while the block runs: with the facts of its workers, and what the source itself
     says (topology, dead letters, settings), if it can be loaded here."""
-    from streams.web.monitor import Monitor, monitor_of
-    from streams.web.workers import WorkerMembers, WorkerPlace
 
     def places() -> dict[str, WorkerPlace]:
         return {worker: WorkerPlace(*place) for worker, place in board.places().items()}

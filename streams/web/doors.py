@@ -57,7 +57,7 @@ class _AnswerTooLarge(Exception):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the monitor is reached: the names that ``Host`` may have, and whether by TLS."""
+    """The ways to the monitor: the names that ``Host`` may have, and whether by TLS."""
 
     names: frozenset[str]
     is_tls: bool

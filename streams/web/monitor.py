@@ -40,7 +40,7 @@ _made: weakref.WeakValueDictionary[int, Monitor] = weakref.WeakValueDictionary()
 
 
 class WebOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the pages are served, and to whom.
+    """The place of the pages, and who may see them.
 
     ``address``: ``HOST:PORT`` or ``PORT`` (of 127.0.0.1; 0: a free one). An address that other machines can reach needs
     ``certificate`` (and ``key``, unless it is in the same file), or ``behind_tls_proxy``. ``token_file``: see the

@@ -39,7 +39,8 @@ class Watched:
         page.on("request", self._sent)
 
     def _said(self, message: ConsoleMessage) -> None:
-        self.complaints.append(f"{message.type}: {message.text}")
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text}")
 
     def _sent(self, request: Request) -> None:
         self.addresses.append(request.url)

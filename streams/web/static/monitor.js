@@ -36,9 +36,8 @@ function attributes(here, next) {
   }
 }
 
-function follow(live) {
+function follow(live, attempt = 0) {
   const connection = document.getElementById("connection");
-  let silent = 0;
   const stream = new EventSource(live.dataset.stream);
   const say = (text, isLive) => {
     if (connection.textContent !== text) {
@@ -47,7 +46,7 @@ function follow(live) {
     }
   };
   stream.onmessage = (message) => {
-    silent = 0;
+    attempt = 0;
     // Parsed apart from the page: nothing in it is run or loaded, and the server has escaped what users wrote.
     const parsed = new DOMParser().parseFromString(`<div>${JSON.parse(message.data)}</div>`, "text/html");
     morph(live, parsed.body.firstElementChild);
@@ -56,9 +55,8 @@ function follow(live) {
   stream.onopen = () => say("live", true);
   stream.onerror = () => {
     say("not connected: this is the last that was known", false);
-    silent += 1;
-    if (stream.readyState === EventSource.CLOSED && silent < 5) {
-      setTimeout(() => follow(live), 3000); // refused for now, as while the server starts again
+    if (stream.readyState === EventSource.CLOSED && attempt < 5) {
+      setTimeout(() => follow(live, attempt + 1), 3000); // refused for now, as while the server starts again
     }
   };
   window.addEventListener("pagehide", () => stream.close());
