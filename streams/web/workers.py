@@ -19,7 +19,7 @@ _decoder: Final[msgspec.json.Decoder[MemberFacts]] = msgspec.json.Decoder(Member
 
 
 class WorkerPlace(NamedTuple):
-    """The port at which a worker serves its facts (``None``: none yet), the secret that it gave, its number of starts."""
+    """The port where a worker serves its facts (``None``: none yet), the secret that it gave, its number of starts."""
 
     port: int | None
     secret: str
