@@ -67,7 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._received > MOST_RECEIVED:
             self.transport.abort()
             return
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+        if self._head_timer is None and not self._is_at_work:
             self._await_head()
         super().data_received(data)
 
@@ -76,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_at_work:
             self.transport.abort()
             return
         super().on_headers_complete()
@@ -104,6 +104,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close an idle connection, whether its client reads the rest or not."""
         super().timeout_keep_alive_handler()
         self._await_reader()
+
+    @property
+    def _is_at_work(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
@@ -152,7 +157,7 @@ class ServerThread:
     ) -> None:
         self._socket = bound_socket(address)
         self.port: int = self._socket.getsockname()[1]
-        tls = {"ssl_certfile": certificate, "ssl_keyfile": key or None} if certificate else {}
+        tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key or None} if certificate else {}
         config = uvicorn.Config(
             application, loop="asyncio", http=BoundedProtocol, ws="none", lifespan="off", log_config=None,
             log_level="critical", access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=5,

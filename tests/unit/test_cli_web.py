@@ -1,4 +1,4 @@
-"""``kes run --http`` and ``kes web``: one page for all workers, whatever becomes of them. No broker: the source waits."""
+"""``kes run --http`` and ``kes web``: one page for all workers, whatever becomes of them. No broker: a source waits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_the_pages_of_a_supervisor_show_each_worker_and_outlive_it(
 
     both = {"w-0": (True, ""), "w-1": (True, "")}
     wait_until(lambda: members() == both, "both answer", step=0.1)
-    assert ask(port, "/ready").text == "w-0: shop: the source is starting\nw-1: shop: the source is starting\n"
+    starting = "w-0: shop: the source is starting\nw-1: shop: the source is starting\n"
+    wait_until(lambda: ask(port, "/ready").text == starting, "both are starting", step=0.1)
     assert 'worker="w-1"' in ask(port, "/metrics").text
     assert "waits" not in ask(port, "/live", None).text
 
