@@ -38,7 +38,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
     "tests/spark/test_transaction_trouble.py": "a store that is slow",
     "tests/broker/test_web.py": "an action that takes its time",
-    "tests/unit/test_web_pages.py": "an action that would take an hour",
+    "tests/unit/test_web_actions.py": "an action that would take an hour",
 }
 
 # Written in pieces, so that this file does not find itself.

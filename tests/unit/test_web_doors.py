@@ -7,8 +7,6 @@ import logging
 import os
 import re
 import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from tests.unit.web_kit import (
     ACT,
     LOOK,
     QUERY,
-    TOKENS,
     ask,
     form_of,
     raw,
@@ -26,9 +23,12 @@ from tests.unit.web_kit import (
     signed_in,
     source_of,
     until_closed,
+    web_port,
 )
 
-from streams.web import Monitor, doors, serving, tokens  # isort: skip
+from streams.web import Monitor, doors, tokens  # isort: skip
+
+__all__ = ["web_port"]  # the fixture
 
 PATHS = [
     "/",
@@ -45,66 +45,49 @@ API = ["group", "topology", "settings", "views", "actions", "openapi.json"]
 STARTS = "/actions/start"
 
 
-@pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
-    path.write_text(TOKENS)
-    monitor = served(source_of(), str(path))
-
-    @monitor.action("count")
-    async def count() -> str:
-        return "counted"
-
-    with monitor:
-        yield monitor.port
-
-
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "FREE_TRIES", 10**6)
-
-
-@pytest.fixture
-def short_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [*PATHS, *(f"/api/v1/{name}" for name in API)])
-def test_no_address_answers_without_a_token_or_with_a_wrong_or_expired_one(port: int, path: str) -> None:
+def test_no_address_answers_without_a_token_or_with_a_wrong_or_expired_one(web_port: int, path: str) -> None:
     for token in (None, "", "a-token-that-is-wrong", "a-token-that-has-expired", ACT[:-1], ACT + "\u00e9"):
         with contextlib.suppress(UnicodeEncodeError):
-            reply = ask(port, path, token)
+            reply = ask(web_port, path, token)
             assert reply.status == 401, token
             assert reply.headers["www-authenticate"] == "Bearer"
             assert "shop" not in reply.text
-    assert ask(port, path, None, Authorization="Basic b3BzOmE=").status == 401
-    assert ask(port, f"{path}{'&' if '?' in path else '?'}token={ACT}", None).status == 401, "an address is no place"
+    assert ask(web_port, path, None, Authorization="Basic b3BzOmE=").status == 401
+    assert ask(web_port, f"{path}{'&' if '?' in path else '?'}token={ACT}", None).status == 401, (
+        "an address is no place"
+    )
 
 
-def test_only_these_answer_without_a_token(port: int) -> None:
+def test_only_these_answer_without_a_token(web_port: int) -> None:
     for path in sorted(doors.OPEN_PATHS):
-        assert ask(port, path, None).status == 200, path
-    assert ask(port, "/live", None).text == "live\n"
+        assert ask(web_port, path, None).status == 200, path
+    assert ask(web_port, "/live", None).text == "live\n"
 
 
-def test_a_browser_without_a_session_comes_to_the_sign_in_page(port: int) -> None:
-    reply = ask(port, "/source", None, Accept="text/html")
+def test_a_browser_without_a_session_comes_to_the_sign_in_page(web_port: int) -> None:
+    reply = ask(web_port, "/source", None, Accept="text/html")
     assert (reply.status, reply.headers["location"]) == (303, "/login")
 
 
-def test_a_token_that_may_look_changes_nothing_and_sees_no_values(port: int) -> None:
+def test_a_token_that_may_look_changes_nothing_and_sees_no_values(web_port: int) -> None:
     for path in ("/", "/source", "/settings", "/api/v1/group"):
-        assert ask(port, path, LOOK).status == 200
+        assert ask(web_port, path, LOOK).status == 200
     for path in (STARTS, "/actions/cancel", "/dead-letters/replay", "/api/v1/actions/count/start"):
         for token in (LOOK, QUERY):
-            assert ask(port, path, token, method="POST", body={"action": "count"}).status == 403, path
-    assert ask(port, "/api/v1/dead-letters", LOOK).status == 403
-    assert ask(port, "/api/v1/views/orders?key=a", LOOK).status == 403
-    assert ask(port, "/views?topic=orders&key=a", LOOK).status == 403
-    assert ask(port, "/api/v1/actions", ACT).text.count('"number"') == 0, "nothing has been started"
+            assert ask(web_port, path, token, method="POST", body={"action": "count"}).status == 403, path
+    assert ask(web_port, "/api/v1/dead-letters", LOOK).status == 403
+    assert ask(web_port, "/api/v1/views/orders?key=a", LOOK).status == 403
+    assert ask(web_port, "/views?topic=orders&key=a", LOOK).status == 403
+    assert ask(web_port, "/api/v1/actions", ACT).text.count('"number"') == 0, "nothing has been started"
 
 
 def test_wrong_tokens_have_to_wait_longer_and_longer() -> None:
@@ -163,58 +146,58 @@ def test_a_token_file_that_cannot_be_used_is_named_and_not_quoted(
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]", "", "a b", "0"])
-def test_a_foreign_host_name_is_refused(port: int, host: str) -> None:
-    assert ask(port, "/", Host=host).status == 421
-    assert ask(port, "/live", None, Host=host).status == 421
+def test_a_foreign_host_name_is_refused(web_port: int, host: str) -> None:
+    assert ask(web_port, "/", Host=host).status == 421
+    assert ask(web_port, "/live", None, Host=host).status == 421
 
 
-def test_a_request_has_one_host_name(port: int) -> None:
+def test_a_request_has_one_host_name(web_port: int) -> None:
     for hosts in (b"", b"Host: 127.0.0.1\r\nHost: evil.example\r\n"):
-        with raw(port) as connection:
+        with raw(web_port) as connection:
             connection.sendall(b"GET /live HTTP/1.1\r\n" + hosts + b"Connection: close\r\n\r\n")
             assert until_closed(connection).startswith(b"HTTP/1.1 421")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])
-def test_names_of_loopback_are_its_own(port: int, host: str) -> None:
-    assert ask(port, "/live", None, Host=f"{host}:{port}").status == 200
+def test_names_of_loopback_are_its_own(web_port: int, host: str) -> None:
+    assert ask(web_port, "/live", None, Host=f"{host}:{web_port}").status == 200
 
 
 @pytest.mark.parametrize("origin", ["null", "http://evil.example", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
-def test_a_request_of_another_page_is_refused(port: int, origin: str) -> None:
-    origin = origin.format(port=port)
-    cookie = signed_in(port)
-    form = {"form": form_of(port, cookie), "action": "count"}
-    assert ask(port, STARTS, None, method="POST", body=form, Cookie=cookie, Origin=origin).status == 403
-    assert ask(port, STARTS, method="POST", body=form, Origin=origin).status == 403
-    assert ask(port, "/login", None, method="POST", body={"token": ACT}, Origin=origin).status == 403
-    assert ask(port, "/", Origin=origin).status == 403
+def test_a_request_of_another_page_is_refused(web_port: int, origin: str) -> None:
+    origin = origin.format(port=web_port)
+    cookie = signed_in(web_port)
+    form = {"form": form_of(web_port, cookie), "action": "count"}
+    assert ask(web_port, STARTS, None, method="POST", body=form, Cookie=cookie, Origin=origin).status == 403
+    assert ask(web_port, STARTS, method="POST", body=form, Origin=origin).status == 403
+    assert ask(web_port, "/login", None, method="POST", body={"token": ACT}, Origin=origin).status == 403
+    assert ask(web_port, "/", Origin=origin).status == 403
 
 
-def test_a_form_needs_its_origin_and_what_its_session_was_given(port: int) -> None:
-    cookie, other = signed_in(port), signed_in(port)
-    own = f"http://127.0.0.1:{port}"
-    right = {"form": form_of(port, cookie), "action": "count"}
-    assert ask(port, STARTS, None, method="POST", body=right, Cookie=cookie).status == 403, "no origin"
-    assert ask(port, "/login", None, method="POST", body={"token": ACT}).status == 403, "no origin"
-    for form in ({"action": "count"}, {**right, "form": ""}, {**right, "form": form_of(port, other)}):
-        assert ask(port, STARTS, None, method="POST", body=form, Cookie=cookie, Origin=own).status == 403
-    assert ask(port, STARTS, None, method="POST", body=right, Cookie=cookie, Origin=own).status == 303
+def test_a_form_needs_its_origin_and_what_its_session_was_given(web_port: int) -> None:
+    cookie, other = signed_in(web_port), signed_in(web_port)
+    own = f"http://127.0.0.1:{web_port}"
+    right = {"form": form_of(web_port, cookie), "action": "count"}
+    assert ask(web_port, STARTS, None, method="POST", body=right, Cookie=cookie).status == 403, "no origin"
+    assert ask(web_port, "/login", None, method="POST", body={"token": ACT}).status == 403, "no origin"
+    for form in ({"action": "count"}, {**right, "form": ""}, {**right, "form": form_of(web_port, other)}):
+        assert ask(web_port, STARTS, None, method="POST", body=form, Cookie=cookie, Origin=own).status == 403
+    assert ask(web_port, STARTS, None, method="POST", body=right, Cookie=cookie, Origin=own).status == 303
 
 
-def test_the_cookie_is_out_of_reach_and_ends_with_the_session(port: int) -> None:
-    own = f"http://127.0.0.1:{port}"
-    reply = ask(port, "/login", None, method="POST", body={"token": ACT}, Origin=own)
+def test_the_cookie_is_out_of_reach_and_ends_with_the_session(web_port: int) -> None:
+    own = f"http://127.0.0.1:{web_port}"
+    reply = ask(web_port, "/login", None, method="POST", body={"token": ACT}, Origin=own)
     parts = {part.strip().lower() for part in reply.headers["set-cookie"].split(";")[1:]}
     assert {"httponly", "samesite=strict", "path=/"} <= parts
     assert ACT not in str(reply)
-    assert ask(port, "/", None, Cookie=reply.cookie).status == 200
-    form = {"form": form_of(port, reply.cookie)}
-    assert ask(port, "/logout", None, method="POST", body=form, Cookie=reply.cookie, Origin=own).status == 303
-    assert ask(port, "/", None, Cookie=reply.cookie).status == 401
+    assert ask(web_port, "/", None, Cookie=reply.cookie).status == 200
+    form = {"form": form_of(web_port, reply.cookie)}
+    assert ask(web_port, "/logout", None, method="POST", body=form, Cookie=reply.cookie, Origin=own).status == 303
+    assert ask(web_port, "/", None, Cookie=reply.cookie).status == 401
     for cookie in (reply.cookie[:-1], reply.cookie + "x", "kes-monitor=1", "a=b; =; ;;", "\xff"):
-        assert ask(port, "/", None, Cookie=cookie).status == 401
-    wrong = ask(port, "/login", None, method="POST", body={"token": "wrong"}, Origin=own, Accept="text/html")
+        assert ask(web_port, "/", None, Cookie=cookie).status == 401
+    wrong = ask(web_port, "/login", None, method="POST", body={"token": "wrong"}, Origin=own, Accept="text/html")
     assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
 
 
@@ -236,15 +219,20 @@ def test_sessions_end_in_time_and_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("path", [STARTS, "/actions/cancel", "/dead-letters/replay", "/logout"])
-def test_nothing_is_changed_by_looking(port: int, path: str) -> None:
-    assert ask(port, f"{path}?action=count").status == 405
-    assert ask(port, "/api/v1/actions/count/start").status == 405
+def test_nothing_is_changed_by_looking(web_port: int, path: str) -> None:
+    assert ask(web_port, f"{path}?action=count").status == 405
+    assert ask(web_port, "/api/v1/actions/count/start").status == 405
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
-        assert ask(port, path, method=method).status == 405
+        assert ask(web_port, path, method=method).status == 405
 
 
-def test_every_answer_forbids_what_pages_do_not_need(port: int) -> None:
-    for reply in (ask(port, "/"), ask(port, "/nowhere"), ask(port, "/", None), ask(port, "/", Host="evil.example")):
+def test_every_answer_forbids_what_pages_do_not_need(web_port: int) -> None:
+    for reply in (
+        ask(web_port, "/"),
+        ask(web_port, "/nowhere"),
+        ask(web_port, "/", None),
+        ask(web_port, "/", Host="evil.example"),
+    ):
         assert reply.headers["content-security-policy"].startswith("default-src 'self'; ")
         assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
         assert reply.headers["x-content-type-options"] == "nosniff"
@@ -262,129 +250,11 @@ def test_every_answer_forbids_what_pages_do_not_need(port: int) -> None:
         "/static//monitor.py", "/%ff%fe", "/login/", "/%0d%0aSet-Cookie:a=b",
     ],
 )  # fmt: skip
-def test_no_path_leads_out(port: int, path: str) -> None:
-    reply = ask(port, path)
+def test_no_path_leads_out(web_port: int, path: str) -> None:
+    reply = ask(web_port, path)
     assert reply.status in (400, 404)
     assert "import" not in reply.text
     assert "set-cookie" not in reply.headers
-
-
-# -- size, time, number ------------------------------------------------------------------------------------------------
-
-
-def test_a_body_has_its_bounds(port: int) -> None:
-    most = doors.MOST_BODY
-    assert ask(port, "/api/v1/actions/count/start", method="POST", body=b" " * most + b"{}").status == 413
-    assert ask(port, "/login", None, method="POST", body=b"a" * (most + 1), Origin="x").status == 413
-    assert ask(port, "/", body=b"a" * (most + 1)).status == 413
-    with raw(port) as connection:  # without its length, and without end
-        connection.sendall(
-            f"POST /login HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        )
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for _ in range(1_000):
-                connection.sendall(b"4000\r\n" + b"a" * 0x4000 + b"\r\n")
-            pytest.fail("sixteen megabytes were taken")
-
-
-def test_a_body_that_never_ends_has_its_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "REQUEST_SECONDS", 0.3)
-    with raw(port) as connection:
-        connection.sendall(f"POST /login HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 9\r\n\r\na".encode())
-        assert b"HTTP/1.1 503" in connection.recv(4096)
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\nX: "])
-@pytest.mark.usefixtures("short_head")
-def test_a_head_that_does_not_end_has_its_time(port: int, sent: bytes) -> None:
-    with raw(port) as connection:
-        connection.sendall(sent)
-        assert until_closed(connection) == b""
-
-
-def test_a_second_head_has_its_time_too(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with raw(port) as connection:
-        connection.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
-        connection.sendall(b"GET /")
-        assert b"HTTP/1.1" not in until_closed(connection)
-
-
-@pytest.mark.parametrize("piece", [b"x" * 65_536, b"X-Header: a\r\n" * 5_000])
-def test_an_endless_head_is_cut_off(port: int, piece: bytes) -> None:
-    with raw(port) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for _ in range(1_000):
-                connection.sendall(piece)
-            pytest.fail("it was taken")
-
-
-def test_requests_are_not_piled_up_on_a_connection(port: int) -> None:
-    with raw(port) as connection:
-        one = f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.sendall(one * 1_000)
-        assert until_closed(connection).count(b"HTTP/1.1 200") <= 2
-
-
-@pytest.mark.parametrize(
-    "junk", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"\0" * 100, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
-)
-@pytest.mark.usefixtures("short_head")
-def test_what_is_no_http_is_refused(port: int, junk: bytes) -> None:
-    with raw(port) as connection:
-        connection.sendall(junk)
-        assert until_closed(connection)[:12] in (b"", b"HTTP/1.1 400")
-    assert ask(port, "/live", None).status == 200
-
-
-def test_more_connections_than_there_is_room_for_are_cut_off_and_the_rest_goes_on(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 20.0)
-    with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(raw(port)) for _ in range(serving.MOST_CONNECTIONS)]
-        for _ in range(200):
-            with raw(port) as late:
-                assert until_closed(late) == b""
-        idle[0].sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
-        assert b"200 OK" in idle[0].recv(4096)
-    deadline = threading.Event()
-    while not _answers(port):
-        deadline.wait(0.05)
-
-
-def _answers(port: int) -> bool:
-    try:
-        return ask(port, "/live", None).status == 200
-    except OSError:
-        return False
-
-
-def test_streams_have_their_own_number(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "MOST_STREAMS", 3)
-    head = f"GET /events?page=overview HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {LOOK}\r\n\r\n"
-    with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(raw(port)) for _ in range(3)]
-        for stream in streams:
-            stream.sendall(head.encode())
-            assert b"text/event-stream" in stream.recv(65_536)
-        assert ask(port, "/events?page=overview").status == 503
-        assert ask(port, "/live", None).status == 200, "pages have room"
-
-
-def test_requests_at_a_time_have_their_number(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "MOST_REQUESTS", 0)
-    reply = ask(port, "/live", None)
-    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-
-
-def test_an_answer_has_its_bounds(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "MOST_ANSWER", 100)
-    reply = ask(port, "/settings")
-    assert (reply.status, reply.text) == (503, '{"error":"the answer is too large: choose less"}')
 
 
 # -- where it serves ---------------------------------------------------------------------------------------------------
@@ -435,14 +305,16 @@ def test_behind_a_proxy_it_is_reached_by_its_name(tmp_path: Path) -> None:
 
 
 def test_the_token_is_in_no_log_no_page_and_no_error(
-    port: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    web_port: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    texts = [ask(port, path).text for path in (*PATHS[:-1], *(f"/api/v1/{name}" for name in API), "/nowhere")]
-    texts += [ask(port, "/settings", "a-wrong-token-that-is-secret").text]
+    texts = [ask(web_port, path).text for path in (*PATHS[:-1], *(f"/api/v1/{name}" for name in API), "/nowhere")]
+    texts += [ask(web_port, "/settings", "a-wrong-token-that-is-secret").text]
     for token in ("a-wrong-token-that-is-secret", ACT):
         form = {"token": token}
-        texts.append(str(ask(port, "/login", None, method="POST", body=form, Origin=f"http://127.0.0.1:{port}")))
+        texts.append(
+            str(ask(web_port, "/login", None, method="POST", body=form, Origin=f"http://127.0.0.1:{web_port}"))
+        )
     texts += [record.getMessage() for record in caplog.records]
     texts += [*capfd.readouterr(), Path("/proc/self/cmdline").read_text() if os.path.exists("/proc/self") else ""]
     for secret in (ACT, LOOK, QUERY, "a-wrong-token-that-is-secret"):

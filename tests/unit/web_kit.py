@@ -118,3 +118,17 @@ def until_closed(connection: socket.socket) -> bytes:
 def served(source: EventSource[Any], tokens: str, **settings: Any) -> Monitor:
     """A monitor on a free port of loopback."""
     return Monitor(source, address="127.0.0.1:0", token_file=tokens, **settings)
+
+
+@pytest.fixture(scope="module")
+def web_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
+    path.write_text(TOKENS)
+    monitor = served(source_of(), str(path))
+
+    @monitor.action("count")
+    async def count() -> str:
+        return "counted"
+
+    with monitor:
+        yield monitor.port
