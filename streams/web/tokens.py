@@ -56,7 +56,7 @@ class Tokens:
     def made(cls) -> tuple[Self, str]:
         """Make a token with all rights; returns its text too."""
         text = secrets.token_urlsafe(32)
-        return cls([Token("made at the start", Scope.ACT, _digest(text))]), text
+        return cls([Token("the token of this start", Scope.ACT, _digest(text))]), text
 
     @classmethod
     def of_file(cls, path: str | Path) -> Self:
