@@ -3,7 +3,7 @@
 pip install 'kafka-event-source[web]' fastapi
 head -c 32 /dev/urandom | base64 > secret
 export KES_BOOTSTRAP_SERVERS=127.0.0.1:9092 KES_QUERIES_SECRET_FILE=secret
-kes run examples.bank:source --http 127.0.0.1:9200
+kes run examples.bank:source --queries 127.0.0.1:9200
 uvicorn examples.query_service:app
 
 curl 127.0.0.1:8000/accounts/ada

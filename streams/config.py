@@ -273,8 +273,9 @@ class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class QueryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Queries between processes. ``secret_file``: its content is the group's secret, of all members and readers.
-    ``address``: published for readers, ``https://HOST:PORT``; ``kes run --http`` fills it in. ``tls_certificate_file``
-    and ``tls_key_file``: of the server; ``tls_ca_file``: what readers check it with (default: the system's)."""
+    ``address``: published for readers, ``https://HOST:PORT``; ``kes run --queries`` fills it in.
+    ``tls_certificate_file`` and ``tls_key_file``: of the server; ``tls_ca_file``: what readers check it with (default:
+    the system's)."""
 
     secret_file: str = ""
     address: str = ""

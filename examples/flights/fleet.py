@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
@@ -43,7 +45,9 @@ class Fleet:
     A context manager; one thread. Raises ``DemoFailed`` when they cannot go on.
     """
 
-    def __init__(self, cluster: Cluster, servers: str, log: IO[bytes], view: View) -> None:
+    def __init__(
+        self, cluster: Cluster, servers: str, log: IO[bytes], view: View, token_file: Path | None = None
+    ) -> None:
         self._cluster, self._view, self._log = cluster, view, log
         self._meters = {group: Meter() for group in SOURCES}
         self._reach: dict[str, Reach] = {}
@@ -51,9 +55,16 @@ class Fleet:
         self._moved = time.monotonic()
         self._killed_at = 0.0
         self.killed: Killed | None = None
+        self._watchable = token_file
+        http = [] if token_file is None else ["--http", "127.0.0.1:0", "--http-tokens", str(token_file)]
         self._workers = {
             AIRCRAFT_GROUP: Workers(
-                "examples.flights.aircraft:source", AIRCRAFT_WORKERS, name=AIRCRAFT_GROUP, servers=servers, log=log
+                "examples.flights.aircraft:source",
+                AIRCRAFT_WORKERS,
+                name=AIRCRAFT_GROUP,
+                servers=servers,
+                log=log,
+                more=http,
             )
         }
         try:
@@ -121,6 +132,7 @@ class Fleet:
 
     def _look(self, group: str) -> Reach:
         """Ask for both groups, show them; how far ``group`` is."""
+        self._show_monitor()
         now = time.monotonic()
         rows = []
         for name, workers in self._workers.items():
@@ -144,6 +156,18 @@ class Fleet:
             )
         self._view.rows(rows)
         return self._reach[group]
+
+    def _show_monitor(self) -> None:
+        """Say once where the workers can be watched. The token is for this terminal only, else for who reads the
+        file."""
+        address = self._workers[AIRCRAFT_GROUP].monitor
+        if self._watchable is None or not address:
+            return
+        token, self._watchable = self._watchable, None
+        if sys.stderr.isatty():
+            self._view.note(f"watch the workers in a browser: {address}login#{token.read_text().strip()}")
+        else:
+            self._view.note(f"the monitor of the workers is at {address}, its token in {token}")
 
     def _pause(self, seconds: float = POLL_SECONDS) -> None:
         self._note_return()

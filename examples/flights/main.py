@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -90,7 +92,7 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
     )
 
     log: IO[bytes] = stack.enter_context((out / "workers.log").open("wb"))
-    fleet = stack.enter_context(Fleet(cluster, servers, log, view))
+    fleet = stack.enter_context(Fleet(cluster, servers, log, view, _token_file(out, stack)))
     wanted = pool.submit(expected.expect, spark, csv)
     began = time.monotonic()
     fleet.fold(kill_at=0.5 if options.kill else None)
@@ -117,6 +119,19 @@ def _demo(options: Options, out: Path, view: View, stack: contextlib.ExitStack) 
         airlines=names,
         plot=str(picture),
     )
+
+
+def _token_file(out: Path, stack: contextlib.ExitStack) -> Path | None:
+    """A token for the monitor of the workers, for the time of the demo; none without the monitor's packages."""
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "httptools", "jinja2", "aiohttp")):
+        return None
+    path = out / "monitor-token"
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(secrets.token_urlsafe(32))
+    stack.callback(path.unlink, missing_ok=True)
+    return path.resolve()
 
 
 def _tasks(spark: SparkSession) -> list[Row]:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -25,11 +26,14 @@ STOP_SECONDS = 30.0
 
 class Workers:
     """``number`` processes of one event source. ``pids`` and ``starts`` follow what the supervisor says.
+    ``more``: further options of ``kes run``. ``monitor``: the address of its monitor, once there is one.
 
     Made and stopped by one thread; the attributes may be read by any.
     """
 
-    def __init__(self, source: str, number: int, *, name: str, servers: str, log: IO[bytes]) -> None:
+    def __init__(
+        self, source: str, number: int, *, name: str, servers: str, log: IO[bytes], more: Sequence[str] = ()
+    ) -> None:
         root = Path(__file__).resolve().parents[2]
         self.name = name
         self.number = number
@@ -37,8 +41,9 @@ class Workers:
         self.tallies: dict[int, Tally] = {}
         self.crashes: list[str] = []
         self.restarts = 0
+        self.monitor = ""
         module = "examples.flights.workers"
-        options = ["-n", str(number), "--instance-prefix", name, "--json", "--drain-seconds", "15"]
+        options = ["-n", str(number), "--instance-prefix", name, "--json", "--drain-seconds", "15", *more]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, source, *options],
             stdin=subprocess.PIPE,
@@ -99,6 +104,8 @@ class Workers:
             case "started":
                 self.pids[worker] = status["pid"]
                 self.restarts += status["starts"] > 1
+            case "monitor":
+                self.monitor = status["address"]
             case "exited":
                 self.pids.pop(worker, None)
                 if status["code"] != 0:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -13,18 +12,26 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
 from streams.cli.console import complain, emit, notices, print_whole
+from streams.cli.letter_choice import (
+    ChosenLetters,
+    LetterChoice,
+    collect,
+    explained,
+    originals_of,
+    problems_of,
+    record_of,
+)
 from streams.cli.letter_tables import described, summary_of, table_of, whole
-from streams.cli.letters import Letter, LetterBox, Settled, resent
+from streams.cli.letters import Letter, LetterBox, resent
 from streams.cli.records import (
     Decoder,
-    Place,
     harmless,
     place_of,
 )
 from streams.clients.settings import ClientSettings
-from streams.errors import ConfigError, OffsetError, StreamsError, TopicError, TransactionFailed
+from streams.errors import ConfigError, OffsetError, TopicError, TransactionFailed
 from streams.event_source import EventSource
-from streams.records import IncomingRecord, Output
+from streams.records import Output
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay (send again), drop.")
 
@@ -46,31 +53,13 @@ _Limit = Annotated[int, typer.Option(min=1, max=100_000, help="So many letters a
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-class _Wanted(NamedTuple):
-    """The letters that the command line chooses; of no places: all of them."""
-
-    places: Collection[Place]
-    partition: int | None
-    key: str | None
-    type: str | None
-
-    def takes(self, letter: Letter) -> bool:
-        record = letter.record
-        return (
-            (not self.places or letter.place in self.places)
-            and (self.partition is None or record.partition == self.partition)
-            and (self.key is None or record.key == os.fsencode(self.key))
-            and (self.type is None or record.record_type == self.type)
-        )
-
-
 class _Task(NamedTuple):
     """A command line, understood."""
 
     source: EventSource[Any] | None
     settings: ClientSettings
     topic: str
-    wanted: _Wanted
+    wanted: LetterChoice
     timeout: float
 
 
@@ -96,9 +85,9 @@ def list_letters(
 
     Exit codes: 0 listed, also when there are none; 1 no such topic, or no broker answers; 2 wrong usage.
     """
-    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     with LetterBox(task.settings, task.topic, timeout) as box:
-        look = _collect(box, task.wanted, limit, settled=settled)
+        look = collect(box, task.wanted, limit, settled=settled)
     facts = {"topic": task.topic, "open": look.open, "letters": [summary_of(letter) for letter in look.letters]}
     summary = Text(_counted(look, len(look.letters)))
     emit(facts, json, lambda: Group(table_of(look.letters), summary) if look.letters else summary)
@@ -120,12 +109,12 @@ def show(
 
     Exit codes: 0 shown; 1 no such letter or topic, or no broker answers; 2 wrong usage.
     """
-    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     decoder = Decoder(task.source)
     with LetterBox(task.settings, task.topic, timeout) as box:
-        found = _collect(box, task.wanted, limit, settled=bool(task.wanted.places)).letters
+        found = collect(box, task.wanted, limit, settled=bool(task.wanted.places)).letters
         _refuse_missing(task, found)
-        originals = _originals(box, found)
+        originals = originals_of(box, found)
     shown = [whole(letter, decoder, originals.get(letter.place)) for letter in found]
     emit(
         {"topic": task.topic, "letters": shown},
@@ -161,7 +150,7 @@ def replay(
     Exit codes: 0 sent, or all of them were settled before; 1 refused, not confirmed, or no broker answers; 2 wrong
     usage.
     """
-    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     if task.source is not None and task.source.config.source_is_elsewhere:
         raise ConfigError(
             "the source topic is on another cluster than the dead letters: no transaction spans both, so a replay "
@@ -170,9 +159,9 @@ def replay(
     decoder = None if force or task.source is None else Decoder(task.source)
 
     def prepared(box: LetterBox, letters: list[Letter]) -> list[tuple[Letter, Output | None]]:
-        originals = _originals(box, letters)
-        _refuse_problems(_problems(box, letters, originals, decoder))
-        return [(letter, resent(letter, _record(originals.get(letter.place)))) for letter in letters]
+        originals = originals_of(box, letters)
+        _refuse_problems(problems_of(box, letters, originals, decoder))
+        return [(letter, resent(letter, record_of(originals.get(letter.place)))) for letter in letters]
 
     _settle(task, prepared, "sent again", limit, chosen=all_, yes=yes, json=json)
 
@@ -195,7 +184,7 @@ def drop(
 
     Exit codes: 0 dropped, or settled before; 1 not confirmed, or no broker answers; 2 wrong usage.
     """
-    task = _understood(words, topic, bootstrap_servers, timeout, _Wanted((), partition, key, type_))
+    task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     _settle(
         task, lambda box, letters: [(each, None) for each in letters], "dropped", limit, chosen=all_, yes=yes, json=json
     )
@@ -204,7 +193,7 @@ def drop(
 # -- choosing ----------------------------------------------------------------------------------------------------------
 
 
-def _understood(words: list[str] | None, topic: str, servers: str, timeout: float, wanted: _Wanted) -> _Task:
+def _understood(words: list[str] | None, topic: str, servers: str, timeout: float, wanted: LetterChoice) -> _Task:
     places = [place for word in words or () if (place := place_of(word)) is not None]
     names = [word for word in words or () if place_of(word) is None]
     if len(names) > 1:
@@ -219,30 +208,6 @@ def _understood(words: list[str] | None, topic: str, servers: str, timeout: floa
     settings = ClientSettings(addresses, client_settings_of(config), client_id="kes-dlq")
     await_listener(addresses, timeout)
     return _Task(source, settings, config.dead_letters if config else topic, wanted._replace(places=places), timeout)
-
-
-class _Look(NamedTuple):
-    """The letters that are chosen, up to the limit; how many are ``open`` and ``settled`` in all; what is settled."""
-
-    letters: list[Letter]
-    open: int
-    settled: int
-    ranges: dict[int, Settled]
-
-
-def _collect(box: LetterBox, wanted: _Wanted, limit: int, *, settled: bool = False) -> _Look:
-    """Look for letters, the first ones of each partition; ``settled``: also for those that are."""
-    found: list[Letter] = []
-    counts = [0, 0]
-
-    def receive(letter: Letter) -> None:
-        if wanted.takes(letter):
-            counts[letter.is_settled] += 1
-            if len(found) < limit and (settled or not letter.is_settled):
-                found.append(letter)
-
-    ranges = box.scan(receive, whole=settled)
-    return _Look(sorted(found, key=lambda letter: letter.place), counts[False], counts[True], ranges)
 
 
 def _refuse_missing(task: _Task, found: list[Letter]) -> None:
@@ -286,7 +251,7 @@ def _settle(
                 try:
                     done = settler.settle(pairs, look.ranges)
                 except TransactionFailed as error:
-                    raise _explained(error, task.topic) from error
+                    raise explained(error, task.topic) from error
                 left = look.open - done
     more = f"; {left:,} more are open" if left else ""
     emit(
@@ -296,57 +261,12 @@ def _settle(
     )
 
 
-def _open_ones(task: _Task, box: LetterBox, limit: int) -> _Look:
+def _open_ones(task: _Task, box: LetterBox, limit: int) -> ChosenLetters:
     """Look for the letters that are chosen and open. Raises ``OffsetError`` for a place without a letter."""
     by_place = bool(task.wanted.places)
-    look = _collect(box, task.wanted, _NO_LIMIT if by_place else limit, settled=by_place)
+    look = collect(box, task.wanted, _NO_LIMIT if by_place else limit, settled=by_place)
     _refuse_missing(task, look.letters)
     return look._replace(letters=[letter for letter in look.letters if not letter.is_settled])
-
-
-def _explained(error: TransactionFailed, topic: str) -> StreamsError:
-    if error.kind == "fenced":
-        return OffsetError(
-            f"another `kes dlq` of {topic} began meanwhile, and this one was ended: nothing is sent twice. Run it "
-            "again to see what is left"
-        )
-    if error.kind == "unknown":
-        return OffsetError(f"{error}. The last transaction is in doubt: run it again, nothing is sent twice")
-    return error
-
-
-def _originals(box: LetterBox, letters: Iterable[Letter]) -> dict[Place, IncomingRecord | str]:
-    return box.originals(letter for letter in letters if letter.left_out)
-
-
-def _record(original: IncomingRecord | str | None) -> IncomingRecord | None:
-    return original if isinstance(original, IncomingRecord) else None
-
-
-def _problems(
-    box: LetterBox, letters: list[Letter], originals: dict[Place, IncomingRecord | str], decoder: Decoder | None
-) -> list[str]:
-    """Say of each letter that cannot be sent why."""
-    topics = sorted({letter.facts["topic"] for letter in letters if letter.is_addressed})
-    counts = {topic: box.partitions(topic) for topic in topics}
-    found = []
-    for letter in letters:
-        original = originals.get(letter.place)
-        count = counts.get(letter.facts.get("topic", "")) if letter.is_addressed else 0
-        problem = ""
-        if not letter.is_addressed:
-            problem = "it does not say where it came from"
-        elif count is None:
-            problem = f"topic {letter.facts['topic']} does not exist any more: create it, or drop the letter"
-        elif int(letter.facts["partition"]) >= count:
-            problem = f"topic {letter.facts['topic']} has {count} partitions only"
-        elif isinstance(original, str):
-            problem = original
-        elif decoder is not None:
-            problem = decoder.content(_record(original) or letter.record).problem
-        if problem:
-            found.append(f"{letter.place}: {problem}")
-    return found
 
 
 def _refuse_problems(problems: list[str]) -> None:
@@ -361,7 +281,7 @@ def _refuse_problems(problems: list[str]) -> None:
     )
 
 
-def _counted(look: _Look, shown: int) -> str:
+def _counted(look: ChosenLetters, shown: int) -> str:
     more = f", {shown:,} of them shown" if shown < look.open else ""
     return f"open: {_letters(look.open)}{more}" if look.open else "no open letters"
 

@@ -70,7 +70,7 @@ def show_group(
     with (
         closing(GroupQuestions(servers, security)) as questions,
         admin_of(servers, config, timeout) as admin,
-        _lags_of(config, admin) as lags,
+        lags_of(config, admin) as lags,
         closing(StatusBoard(servers, "kes-cli", security, group_id)) as board,
     ):
 
@@ -126,7 +126,7 @@ class GroupReader:
 
 
 @contextmanager
-def _lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[LagsOf]:
+def lags_of(config: EventSourceConfig | None, admin: TopicAdmin) -> Iterator[LagsOf]:
     """Provide a group's lag in its topics. A source on another cluster has its ends there, and its offsets here."""
     if config is None or not config.source_is_elsewhere:
         yield lambda view, seconds: lags_in(admin, view, {}, seconds)

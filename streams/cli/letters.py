@@ -165,9 +165,16 @@ class LetterBox:
         self._reader.close()
         self._admin.close()
 
-    def scan(self, receive: Callable[[Letter], None], *, whole: bool = False) -> dict[int, Settled]:
+    def scan(
+        self,
+        receive: Callable[[Letter], None],
+        *,
+        whole: bool = False,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> dict[int, Settled]:
         """Hand in the letters up to the end of the topic as it is now, per partition in order; returns what is settled.
-        ``whole``: also those of before the first open one. Raises ``TopicError``, ``BrokerUnavailable``."""
+        ``whole``: also those of before the first open one. Raises ``TopicError``, ``BrokerUnavailable``;
+        ``Stopped`` once ``cancelled`` returns true."""
         marks = self._admin.watermarks(self.topic, None, self._seconds)
         ranges = {number: (mark.start, mark.end) for number, mark in marks.items()}
         last = self._reader.last_with_key(self.topic, ranges, MARK_KEY, stalled_after_seconds=self._seconds)
@@ -184,7 +191,7 @@ class LetterBox:
                     receive(Letter(record, behind[number], record.offset in settled[number]))
                     behind[number] = record.offset + 1
 
-        self._reader.read(self.topic, spans, take, stalled_after_seconds=self._seconds, cancelled=lambda: False)
+        self._reader.read(self.topic, spans, take, stalled_after_seconds=self._seconds, cancelled=cancelled)
         return settled
 
     def originals(self, letters: Iterable[Letter]) -> dict[Place, IncomingRecord | str]:

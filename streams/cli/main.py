@@ -58,6 +58,7 @@ COMMANDS = {
     ),
     "state": Command("streams.cli.state", "The state of an event source: in its changelog, on disk, in snapshots."),
     "view": Command("streams.cli.view", "A compacted topic or a source's state, as a view: get, scan, watch."),
+    "web": Command("streams.cli.web", "An event source, or any group, in the browser.", "web"),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
     "skip": Command("streams.cli.skip", "Pass a record that stops an event source, without a deployment."),
     "outbox": Command(

@@ -6,15 +6,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import msgspec
 import typer
 from rich.text import Text
 
 from streams.cli.console import as_json, notices
+from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.source_name import checked_name
 from streams.cli.supervisor import CodeChanges, Status, Supervisor, worker_command, worker_names
@@ -22,6 +23,9 @@ from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.config import host_name
 from streams.errors import ConfigError
 from streams.sak.restarts import RestartPolicy
+
+if TYPE_CHECKING:
+    from streams.cli.worker_metrics import WorkerMetrics
 
 _log = logging.getLogger("streams.cli.run")
 
@@ -77,6 +81,14 @@ def run(
         str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
     ] = "",
     http: Annotated[
+        str, typer.Option("--http", metavar="ADDRESS", help="HOST:PORT or PORT for the monitor in the browser.")
+    ] = "",
+    http_tokens: TokenFile = "",
+    http_certificate: Certificate = "",
+    http_key: CertificateKey = "",
+    http_name: Names = None,
+    http_behind_tls_proxy: BehindProxy = False,
+    queries: Annotated[
         str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for queries of other processes. See kes state.")
     ] = "",
     reload: Annotated[
@@ -104,7 +116,11 @@ def run(
         )
     report = _status_json if json else _log_status if log_format is LogFormat.JSON else StatusLines(quiet)
     prefix = instance_prefix or host_name()
-    with served(metrics, worker_names(prefix, workers)) as noted, _watched(reload, report) as code:
+    pages = None
+    if http:
+        pages = _pages(source, http, http_tokens, http_certificate, http_key, http_name, http_behind_tls_proxy)
+    board = served(metrics, worker_names(prefix, workers), pages, report)
+    with board as noted, _watched(reload, report) as code:
 
         def status(status: Status) -> None:
             noted(status)
@@ -112,7 +128,7 @@ def run(
                 report(status)
 
         supervisor = Supervisor(
-            worker_command(WorkerOptions(source, logs, gc_threshold, bool(metrics), http)),
+            worker_command(WorkerOptions(source, logs, gc_threshold, bool(metrics), bool(http), queries)),
             workers=workers,
             instance_prefix=prefix,
             policy=RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds),
@@ -138,10 +154,31 @@ def _watched(reload: bool, report: Callable[[Status], None]) -> Iterator[CodeCha
         yield code
 
 
+Pages = Callable[["WorkerMetrics", Callable[[Status], None]], AbstractContextManager[None]]
+"""Serves the pages of ``--http`` in a block, with what is known of the workers; reports its address."""
+
+
+def _pages(source: str, *options: Any) -> Pages:
+    """Prepare the pages of ``--http``. Raises ``ConfigError``."""
+    try:
+        from streams.cli.http_options import web_options
+        from streams.cli.web import pages_of_workers
+
+        checked = web_options(*options)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "streams":
+            raise
+        raise ConfigError(f"--http needs {error.name}: pip install 'kafka-event-source[web]'") from error
+    return lambda board, report: pages_of_workers(source, checked, board, report)
+
+
 @contextmanager
-def served(address: str, names: list[str]) -> Iterator[Callable[[Status], None]]:
-    """Serve the metrics of all workers, if there is an address; yield what is to be called with each status."""
-    if not address:
+def served(
+    address: str, names: list[str], pages: Pages | None = None, report: Callable[[Status], None] = lambda _: None
+) -> Iterator[Callable[[Status], None]]:
+    """Serve the metrics of all workers, if there is an address, and the pages, if there are any; yield what is to be
+    called with each status."""
+    if not address and pages is None:
         yield lambda status: None
         return
     try:
@@ -151,7 +188,11 @@ def served(address: str, names: list[str]) -> Iterator[Callable[[Status], None]]
             raise
         raise ConfigError("--metrics needs prometheus_client: pip install 'kafka-event-source[prometheus]'") from error
     board = WorkerMetrics(names)
-    with board.serve(address):
+    with ExitStack() as stack:
+        if address:
+            stack.enter_context(board.serve(address))
+        if pages is not None:
+            stack.enter_context(pages(board, report))
         yield board.noted
 
 
@@ -203,6 +244,8 @@ def sentence(status: Status) -> str:
             return f"stopping; they have {status['drain_seconds']:g} s to drain"
         case "killed":
             return f"killed, because {status['reason']} (process {status['pid']})"
+        case "monitor":
+            return f"the monitor is at {status['address']}"
         case "watching":
             return (
                 f"--reload, for development: they start again when a Python file below {status['folder']} has changed"

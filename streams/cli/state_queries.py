@@ -24,7 +24,7 @@ AskOwner = Annotated[
     bool,
     typer.Option(
         "--ask-owner",
-        help="Ask the member that owns the key (see kes run --http) for what is committed now. Needs the secret.",
+        help="Ask the member that owns the key (see kes run --queries) for what is committed now. Needs the secret.",
     ),
 ]
 AtLeast = Annotated[

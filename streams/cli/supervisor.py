@@ -258,7 +258,7 @@ class Supervisor:
                         if message.member_id:
                             self._report("joining", worker, member_id=message.member_id)
                     case Serving():
-                        self._report("serving", worker, port=message.port)
+                        self._report("serving", worker, port=message.port, secret=message.secret)
                     case Removed():
                         dead = self._dead.pop(message.member_id, None)
                         if dead is not None and message.found:

@@ -44,9 +44,11 @@ class Removed(msgspec.Struct, frozen=True, tag="removed"):
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """Worker to supervisor: its metrics are at this port of the loopback address."""
+    """Worker to supervisor: its metrics are at this port of the loopback address, and its facts for the monitor, if it
+    serves them, are given to whom has ``secret``."""
 
     port: int
+    secret: str = ""
 
 
 Message = GroupIdentity | Remove | Removed | Serving

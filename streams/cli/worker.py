@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -69,7 +70,10 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     logs: LogOptions
     gc_threshold: int = GC_THRESHOLD
     metrics: bool = False
-    http: str = ""
+    facts: bool = False
+    """Serve facts for the pages of ``--http`` beside the metrics."""
+    queries: str = ""
+    """The address for queries of other processes: the first worker's, the others take the ports behind it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,10 +85,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         configure_logging(options.logs, worker=name)
         supervised.source = load(options.source)
-        if options.metrics:
-            supervised.serve_metrics()
-        if options.http:
-            supervised.serve_queries(options.http, name)
+        if options.metrics or options.facts:
+            supervised.serve_metrics(options.facts)
+        if options.queries:
+            supervised.serve_queries(options.queries, name)
         collect_rarely(options.gc_threshold)
         supervised.source.run()
     except KeyboardInterrupt:
@@ -128,20 +132,29 @@ class _Supervised:
         threading.Event().wait(ORPHAN_DRAIN_SECONDS)
         os._exit(EXIT_FAILED)
 
-    def serve_metrics(self) -> None:
-        """Serve the source's metrics to the supervisor, on a free port of the loopback address."""
+    def serve_metrics(self, with_facts: bool) -> None:
+        """Serve the source's metrics to the supervisor, on a free port of the loopback address; and facts for its
+        pages, with a secret that goes over the channel only."""
         from streams.event_source import EventSource
         from streams.observability import PrometheusMetrics, RelayMetrics
         from streams.outbox.relay import Relay
 
-        metrics: PrometheusMetrics | RelayMetrics
-        if isinstance(self.source, EventSource):
-            metrics = PrometheusMetrics(self.source)
-        elif isinstance(self.source, Relay):
-            metrics = RelayMetrics(self.source)
+        address, secret = "127.0.0.1:0", ""
+        if isinstance(self.source, EventSource) and with_facts:
+            from streams.web.facts import SourceFacts
+            from streams.web.workers import facts_probe
+
+            secret = secrets.token_urlsafe(32)
+            further = {"/facts": facts_probe(SourceFacts(self.source), secret)}
+            port = PrometheusMetrics(self.source).serve(address, further).port
+        elif isinstance(self.source, EventSource):
+            port = PrometheusMetrics(self.source).serve(address).port
+        elif isinstance(self.source, Relay) and not with_facts:
+            port = RelayMetrics(self.source).serve(address).port
         else:
-            raise ConfigError(f"--metrics needs an EventSource; the source is {type(self.source).__name__}")
-        self._channel.send(Serving(metrics.serve("127.0.0.1:0").port))
+            option = "--http" if with_facts else "--metrics"
+            raise ConfigError(f"{option} needs an EventSource; the source is {type(self.source).__name__}")
+        self._channel.send(Serving(port, secret))
 
     def serve_queries(self, address: str, name: str) -> None:
         """Answer the queries of other processes at the address, the first worker's; the others take the ports behind
@@ -151,9 +164,9 @@ class _Supervised:
         try:
             from streams.queries import QueryServer
         except ModuleNotFoundError as error:
-            raise ConfigError(f"--http: {error}") from None
+            raise ConfigError(f"--queries: {error}") from None
         if not isinstance(self.source, EventSource):
-            raise ConfigError(f"--http needs an EventSource; the source is {type(self.source).__name__}")
+            raise ConfigError(f"--queries needs an EventSource; the source is {type(self.source).__name__}")
         host, _, port = address.rpartition(":")
         number = name.rpartition("-")[2]
         if port.isdecimal() and int(port) and number.isdecimal():

@@ -37,6 +37,7 @@ _MOST_THREADS: Final = 64
 class _Place:
     starts: int = 0
     port: int | None = None  # while the process runs and serves
+    secret: str = ""
     silent_since: float | None = None
 
 
@@ -69,11 +70,16 @@ class WorkerMetrics:
                 self._places[status["worker"]].starts = status["starts"]
             case "serving":
                 self._places[status["worker"]].port = status["port"]
+                self._places[status["worker"]].secret = status.get("secret", "")
             case "exited":
                 place = self._places[status["worker"]]
                 place.port = place.silent_since = None
             case _:
                 pass
+
+    def places(self) -> dict[str, tuple[int | None, str, int]]:
+        """Return the port of each worker that serves, the secret for its facts, and its number of starts, by name."""
+        return {name: (place.port, place.secret, place.starts) for name, place in self._places.items()}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the workers that answer, each sample with the label ``worker``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from streams.event_source import EventSource
 from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels
 from streams.observability.health import Verdict
-from streams.observability.http_server import HttpServer, metrics_application
+from streams.observability.http_server import HttpServer, Probe, metrics_application
 from streams.observability.observed_source import ObservedSource
 
 
@@ -31,13 +31,15 @@ class PrometheusMetrics:
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def serve(self, address: str) -> HttpServer:
+    def serve(self, address: str, further: Mapping[str, Probe] | None = None) -> HttpServer:
         """Serve ``/metrics``, ``/live`` and ``/ready`` at ``host:port`` (or ``port``: all addresses of the machine; 0:
-        a free one) on threads of its own, until the server that is returned is closed.
+        a free one) on threads of its own, until the server that is returned is closed. ``further``: more probes.
 
         Raises ``ConfigError`` when the address is none, or taken.
         """
-        return HttpServer(address, metrics_application(self.registry), {"/live": self.live, "/ready": self.ready})
+        return HttpServer(
+            address, metrics_application(self.registry), {"/live": self.live, "/ready": self.ready, **(further or {})}
+        )
 
     def live(self, query: dict[str, str]) -> Verdict:
         """Check that the event loops go on, as far as it matters: see ``SourceHealth``."""

@@ -52,7 +52,7 @@ class StateReader(Generic[K, V]):
         async with StateReader(config, key=str, value=Account) as accounts:
             answer = await accounts.get("ada")
 
-    It finds the owner of a key by the group, and the owner's address by its status note (``kes run --http``), over
+    It finds the owner of a key by the group, and the owner's address by its status note (``kes run --queries``), over
     moves and restarts: a member that does not own it says so, and the search goes on until ``timeout_seconds`` are
     over. Answers are committed, with the owner's proof (docs/guides/queries.md).
 

@@ -227,6 +227,11 @@ class View(ViewReads[K, V], Generic[K, V]):
                 await asyncio.sleep(_LOOK_SECONDS)
 
     @property
+    def codecs(self) -> tuple[Codec[K], Codec[V]]:
+        """Return the codecs of keys and values."""
+        return self._new_table().codecs
+
+    @property
     def positions(self) -> dict[int, int]:
         """Return the offsets below which everything is here, by partition. Any thread."""
         partitions = () if self._log is None else self._log.statistics().partitions

@@ -180,7 +180,7 @@ async def test_no_read_goes_back_while_owners_are_struck(
         "KES_BOOTSTRAP_SERVERS": lab.bootstrap, "KES_QUERIES_SECRET_FILE": secret_file,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }  # fmt: skip
-    options = ["--http", f"127.0.0.1:{port}"]
+    options = ["--queries", f"127.0.0.1:{port}"]
     run = KesRun("asked:source", 2, tmp_path / "log", tmp_path, environment, options)
     history: list[tuple[float, float, int]] = []
     over = asyncio.Event()

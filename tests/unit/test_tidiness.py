@@ -37,6 +37,8 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
     "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
     "tests/spark/test_transaction_trouble.py": "a store that is slow",
+    "tests/broker/test_web.py": "an action that takes its time",
+    "tests/unit/test_web_actions.py": "an action that would take an hour",
 }
 
 # Written in pieces, so that this file does not find itself.
@@ -64,6 +66,7 @@ MODULES = {
     "opentelemetry-api": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
     "pyyaml": "yaml",
+    "httptools": "uvicorn",  # it parses with it, and does not ask for it
 }
 PLUGINS = {"pytest-asyncio", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist"}  # found by pytest itself
 COMMANDS = {

@@ -1,0 +1,70 @@
+"""The whole group, whichever member serves the page: as its coordinator and the members' status notes have it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from typing import Any
+
+from streams.cli.cluster import await_listener, brokers, client_settings_of
+from streams.cli.group import GroupReader, lags_of
+from streams.cli.group_live import Live, live_status
+from streams.cli.group_tables import Picture
+from streams.clients import kafka_python_settings
+from streams.clients.admin import TopicAdmin
+from streams.clients.group_view import GroupQuestions, GroupView
+from streams.clients.settings import ClientSettings
+from streams.clients.status_board import StatusBoard
+from streams.config import EventSourceConfig
+
+LOOK_SECONDS = 4.0
+
+
+class GroupLook:
+    """Looks at one group. Clients are made by the first look, and closed by ``close``; a later look makes new ones.
+    Blocks; one thread at a time."""
+
+    def __init__(self, group: str, config: EventSourceConfig | None, bootstrap_servers: str = "") -> None:
+        self._group, self._config, self._servers = group, config, bootstrap_servers
+        self._clients: ExitStack | None = None
+        self._reader: GroupReader | None = None
+
+    @property
+    def client_settings(self) -> Mapping[str, Any]:
+        """Return librdkafka's settings for the group's cluster."""
+        return client_settings_of(self._config)
+
+    @property
+    def servers(self) -> str:
+        """Return the brokers. Raises ``ConfigError`` when there are none."""
+        return brokers(self._servers, self._config)
+
+    def look(self) -> Picture:
+        """Return the group of this moment. Raises ``BrokerUnavailable``, ``ConfigError``."""
+        if self._reader is None:
+            self._reader = self._made()
+        return self._reader()
+
+    def close(self) -> None:
+        """Close the clients."""
+        clients, self._clients, self._reader = self._clients, None, None
+        if clients is not None:
+            clients.close()
+
+    def _made(self) -> GroupReader:
+        servers = self.servers
+        await_listener(servers, 0.0)
+        security = kafka_python_settings.security_of(self.client_settings)
+        with ExitStack() as stack:
+            questions = stack.enter_context(closing(GroupQuestions(servers, security)))
+            settings = ClientSettings(servers, self.client_settings, client_id="kes-web")
+            admin = stack.enter_context(closing(TopicAdmin(settings)))
+            lags = stack.enter_context(lags_of(self._config, admin))
+            board = stack.enter_context(closing(StatusBoard(servers, "kes-web", security, self._group)))
+            self._clients = stack.pop_all()
+
+        def live(view: GroupView, seconds: float) -> tuple[Live, tuple[str, ...]]:
+            return live_status(board, view, seconds, time.time())
+
+        return GroupReader(questions, lags, live, self._group, LOOK_SECONDS)

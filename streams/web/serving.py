@@ -1,0 +1,241 @@
+"""An HTTP server on a thread and an event loop of its own, with bounds on what a client can make it keep.
+
+uvicorn bounds neither the time for a request's head, nor the size of heads and trailers, nor the wait for a client that
+does not read. Here each of them has a bound; beyond it the connection is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Callable
+from errno import EADDRINUSE
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from streams.errors import ConfigError
+from streams.observability.http_server import parse_address
+
+HEAD_SECONDS: Final = 5.0
+"""The time for a request's head, from the connection or from its first byte."""
+STALLED_SECONDS: Final = 10.0
+"""The time for a client to read on, when it has let the buffer fill up, or the connection is closing."""
+MOST_CONNECTIONS: Final = 128
+MOST_RECEIVED: Final = 1024 * 1024
+"""Bytes of one request with all that comes behind it; a body is refused far below, with an answer."""
+_SHUTDOWN_SECONDS: Final = 2
+_START_SECONDS: Final = 10.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection, with its bounds."""
+
+    _is_refused = False
+    _received = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, unless there are too many."""
+        if len(self.connections) >= MOST_CONNECTIONS:
+            self._is_refused = True
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        for timer in (self._head_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        if not self._is_refused:
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, up to ``MOST_RECEIVED`` bytes a request."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._received += len(data)
+        if self._received > MOST_RECEIVED:
+            self.transport.abort()
+            return
+        if self._head_timer is None and not self._is_at_work:
+            self._await_head()
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """Begin the request. One connection has one at a time: browsers and clients do not pipeline."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        if self._is_at_work:
+            self.transport.abort()
+            return
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Count anew; a connection that is to close has its time for that."""
+        self._received = 0
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._await_reader()
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read, for a while."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        super().resume_writing()
+        if self._stall_timer is not None and not self.transport.is_closing():
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, whether its client reads the rest or not."""
+        super().timeout_keep_alive_handler()
+        self._await_reader()
+
+    @property
+    def _is_at_work(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _await_reader(self) -> None:
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        alive: weakref.WeakSet[BoundedProtocol] = weakref.WeakSet()
+        tls: dict[str, Any] = {"ssl_handshake_timeout": HEAD_SECONDS} if self.config.ssl else {}
+
+        def protocol(_loop: asyncio.AbstractEventLoop | None = None) -> BoundedProtocol:
+            if tls and len(alive) >= MOST_CONNECTIONS:  # it is cut off before the handshake
+                raise ConnectionRefusedError
+            made = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+            alive.add(made)
+            return made
+
+        self.servers = [
+            await loop.create_server(protocol, sock=each, ssl=self.config.ssl, backlog=64, **tls)
+            for each in sockets or ()
+        ]
+        self.started = True
+
+
+class ServerThread:
+    """Serves an ASGI application at an address until ``close``. ``opened`` and ``closing`` are called on its loop.
+
+    Raises ``ConfigError`` when the address is none, or taken, or the certificate cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        application: Any,
+        *,
+        certificate: str = "",
+        key: str = "",
+        opened: Callable[[], None],
+        closing: Callable[[], None],
+    ) -> None:
+        self._socket = bound_socket(address)
+        self.port: int = self._socket.getsockname()[1]
+        tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key or None} if certificate else {}
+        config = uvicorn.Config(
+            application, loop="asyncio", http=BoundedProtocol, ws="none", lifespan="off", log_config=None,
+            log_level="critical", access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=5,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS, **tls,
+        )  # fmt: skip
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            self._socket.close()
+            raise ConfigError(f"the certificate {certificate} cannot be used: {error.strerror or error}") from error
+        self._server = _Server(config)
+        self._opened, self._closing = opened, closing
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kes-web", daemon=True)
+        self._thread.start()
+        self._ready.wait(_START_SECONDS)
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Stop, and free the port. Any thread but its own; waits for some seconds at most."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # it has ended since
+                loop.call_soon_threadsafe(self._end)
+        self._thread.join(_SHUTDOWN_SECONDS + 3.0)
+
+    def _end(self) -> None:
+        self._closing()
+        self._server.should_exit = True
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._ready.is_set():
+                raise
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._opened()
+        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not (self._server.started or serving.done()):
+            await asyncio.sleep(0.005)
+        if serving.done():
+            await serving  # it could not start
+        self._ready.set()
+        await serving
+
+
+def bound_socket(address: str) -> socket.socket:
+    """Return a listening socket at ``HOST:PORT`` or ``PORT`` (of 127.0.0.1). Raises ``ConfigError``."""
+    host, port = parse_address(address)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host or "127.0.0.1", port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind)
+    except OSError as error:
+        raise ConfigError(f"the monitor cannot be served at {address}: {error.strerror or error}") from error
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+        made.listen(64)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        way_out = "; stop the process that has it, or name another port" if error.errno == EADDRINUSE else ""
+        raise ConfigError(f"the monitor cannot be served at {address}: {error.strerror or error}{way_out}") from error
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    """Check whether an address can be reached from this machine only. A name counts if it is ``localhost``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

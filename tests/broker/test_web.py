@@ -1,0 +1,307 @@
+"""The monitor in a real browser, of sources on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from streams import DEAD_LETTER, EventContext, EventSource, View
+from streams.testing.fixtures import BrokerAddress
+from tests.broker.browser_kit import Watched, chromium, expect
+from tests.broker.engine_kit import Lab, Running
+from tests.broker.kes_kit import KesRun
+from tests.unit.waiting import until
+from tests.unit.web_kit import ask
+from tests.vocabulary import Added, Totals, tell_total
+
+from streams.web import ActionRun, Monitor  # isort: skip
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+PARTITIONS = 4
+PAGES = ["overview", "source", "views", "dead letters", "actions", "settings"]
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e&\"'</script>"
+SHOWN = "<img src=x onerror=alert(1)>\\x1b[31m\\u202e&\"'</script>"
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+
+
+class Rebuild(msgspec.Struct, frozen=True):
+    """The argument of an action."""
+
+    index: str
+    rows: int = 10
+
+
+def watched_source(lab: Lab, broken: dict[str, bool], **settings: object) -> EventSource[Totals]:
+    """A source that tells totals, and fails for events with a deed while it is broken."""
+    source = lab.source(**settings)
+
+    def work(ctx: EventContext[Totals], event: Added) -> None:
+        tell_total(ctx, event, lab.output)
+        if event.deed and broken["is"]:
+            raise ValueError(f"no {event.deed}")
+
+    source.register_event_type(Added, work, on_error=DEAD_LETTER)
+    return source
+
+
+def with_action(monitor: Monitor) -> Monitor:
+    @monitor.action("rebuild-index")
+    async def rebuild(order: Rebuild, run: ActionRun) -> str:
+        """Write an index anew, from the state."""
+        for row in range(1_000):
+            run.progress(row, 1_000, order.index)
+            await asyncio.sleep(0.1)
+        return "never"
+
+    return monitor
+
+
+@asynccontextmanager
+async def signed_in(monitor: Monitor) -> AsyncIterator[Watched]:
+    """A browser that has followed the link."""
+    async with chromium() as watched:
+        await watched.page.goto(monitor.link)
+        await expect(watched.page).to_have_url(monitor.address)
+        yield watched
+
+
+async def test_a_source_in_the_browser(lab: Lab) -> None:
+    await lab.create()
+    source = watched_source(lab, {"is": True})
+    monitor = with_action(Monitor(source, address="127.0.0.1:0"))
+    async with monitor, Running(source) as running, signed_in(monitor) as watched:
+        page, token = watched.page, monitor.link.partition("#")[2]
+        assert not [address for address in watched.addresses if token in address.partition("#")[0]]
+        assert token not in await page.content()
+        [cookie] = await page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"], token in cookie["value"]) == (True, "Strict", False)
+        assert await page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
+
+        await expect(page.locator("#connection")).to_have_text("live")
+        events = page.locator("td.events").first
+        await expect(events).to_have_text("0")
+        await lab.add(*"abcdefghij")
+        await running.until_committed(10)
+        await expect(events).to_have_text("10")
+        for name in PAGES:
+            await page.get_by_role("link", name=name, exact=True).click()
+            await expect(page.get_by_role("heading", level=1)).to_have_text(name.capitalize())
+        await page.goto(f"{monitor.address}source")
+        position = page.locator("#p--0 td.position")
+        await expect(position).to_have_text(re.compile("1[0-9]"))  # the markers of transactions count
+        before = await position.text_content()
+        await lab.add(*"abc")
+        await expect(position).not_to_have_text(before or "")
+
+        await page.goto(f"{monitor.address}actions")
+        await page.get_by_label("index").fill("by name")
+        await page.get_by_role("button", name="Start rebuild-index").click()
+        run = page.locator("#run-rebuild-index-1")
+        await expect(run.locator(".state")).to_have_text("running")
+        await expect(run).to_contain_text("by name")
+        await expect(run).to_contain_text(re.compile(r"[1-9]\d* of 1000"))
+        await page.get_by_role("button", name="Cancel rebuild-index").click()
+        await expect(run.locator(".state")).to_have_text("cancelled")
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page).to_have_url(f"{monitor.address}login")
+        await page.goto(f"{monitor.address}source")
+        await expect(page).to_have_url(f"{monitor.address}login")
+        watched.check(monitor.port)
+
+
+@pytest.mark.nightly
+async def test_hostile_keys_and_values_are_plain_text_and_letters_are_sent_again(lab: Lab) -> None:
+    await lab.create()
+    broken = {"is": True}
+    source = watched_source(lab, broken, decode_policy=DEAD_LETTER)
+    view = View.of(source)
+    monitor = Monitor(source, views=[view], address="127.0.0.1:0")
+    big = "b" * 400_000  # of which two are in each record; a broker takes a megabyte
+    async with monitor, Running(source) as running, view, signed_in(monitor) as watched:
+        page = watched.page
+        page.on("dialog", lambda dialog: watched.complaints.append(dialog.message))
+        await lab.add(HOSTILE, big, amount=7)
+        await lab.add(f"other {HOSTILE}", deed=HOSTILE, partition=1)
+        await lab.send(b'{"name": "n", "amount": NaN}', b"\xff\xfe<b>")
+        await lab.flush()
+        await running.until(lambda: view.statistics().keys >= 2, "the view has them")
+        await view.fresh_within(1.0)
+
+        await page.goto(f"{monitor.address}dead-letters")
+        letter = page.locator(".letter", has_text="1@").first
+        await expect(page.locator(".letter")).to_have_count(2)
+        assert SHOWN in (await page.locator("main").text_content() or "")
+        assert await page.locator("main img, main script").count() == 0
+        await letter.locator("input").check()
+        broken["is"] = False
+        await page.get_by_role("button", name="Send the chosen ones again").click()
+        await expect(page.locator("#run-replay-dead-letters-1 .state")).to_have_text("done")
+        await page.goto(f"{monitor.address}dead-letters")
+        await expect(page.locator(".letter")).to_have_count(1)
+
+        await page.goto(f"{monitor.address}views")
+        await page.get_by_role("textbox", name="key").fill(big[:10])
+        await page.get_by_role("button", name="Look up").click()
+        await expect(page.locator("#value")).to_have_text("no such key")
+        await page.get_by_role("textbox", name="key").fill("<b>\u202e")
+        await page.get_by_role("button", name="Look up").click()
+        assert "\\u202e" in (await page.locator("h3").text_content() or "")
+        assert await page.locator("main b").count() == 0
+        where = f"/api/v1/views/{source.config.changelog}?key={quote(HOSTILE)}"
+        reply = await asyncio.to_thread(ask, monitor.port, where, monitor.link.partition("#")[2])
+        assert msgspec.json.decode(reply.text) == {"found": True, "value": "7", "problem": ""}
+        watched.check(monitor.port)
+
+
+@pytest.mark.nightly
+async def test_the_keyboard_is_enough(lab: Lab) -> None:
+    await lab.create()
+    source = watched_source(lab, {"is": True})
+    monitor = with_action(Monitor(source, address="127.0.0.1:0"))
+    async with monitor, Running(source), chromium() as watched:
+        page, token = watched.page, monitor.link.partition("#")[2]
+        await page.goto(monitor.address)
+        await expect(page).to_have_url(f"{monitor.address}login")
+        await page.keyboard.type(token)  # the field has the focus
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_url(monitor.address)
+        await page.keyboard.press("Tab")
+        await expect(page.locator(":focus")).to_have_text("Skip to the content")
+        for _ in PAGES[:5]:
+            await page.keyboard.press("Tab")
+        await expect(page.locator(":focus")).to_have_text("actions")
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_url(f"{monitor.address}actions")
+        for _ in range(9):
+            await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.name") == "field-index"
+        await page.keyboard.type("by name")
+        await page.keyboard.press("Enter")
+        run = page.locator("#run-rebuild-index-1 .state")
+        await expect(run).to_have_text("running")
+        # The focus stays where it is while the live part changes.
+        await page.get_by_role("button", name="Cancel rebuild-index").focus()
+        await expect(page.locator("#run-rebuild-index-1")).to_contain_text(re.compile(r"[1-9]\d* of 1000"))
+        await expect(page.locator(":focus")).to_have_text("Cancel rebuild-index")
+        await page.keyboard.press("Enter")
+        await expect(run).to_have_text("cancelled")
+        watched.check(monitor.port)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+async def test_four_hundred_partitions(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
+    lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, 400)
+    await lab.create()
+    source = watched_source(lab, {"is": True})
+    monitor = Monitor(source, address="127.0.0.1:0")
+    async with monitor, Running(source), signed_in(monitor) as watched:
+        page = watched.page
+        await page.goto(f"{monitor.address}source")
+        await expect(page.locator("tbody[id^=p--]")).to_have_count(400)
+        await lab.add("a", partition=399)
+        await expect(page.locator("#p--399 td.position")).to_have_text(re.compile("[12]"))
+        watched.check(monitor.port)
+
+
+@pytest.mark.nightly
+async def test_the_whole_group_is_on_each_page_and_a_silent_member_is_shown(
+    kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path
+) -> None:
+    lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, 4)
+    await lab.create()
+    (tmp_path / "shop.py").write_text(
+        "from streams import EventSource, EventSourceConfig, Table\n"
+        "from tests.vocabulary import register, count\n"
+        f"config = EventSourceConfig(group_id={lab.group!r}, topic={lab.topic!r}, num_partitions=4)\n"
+        "source = EventSource(config, Table.factory(key=str, value=int))\n"
+        "register(source, count)\n"
+    )
+    token = "a-token-of-the-test-itself"
+    (tokens := tmp_path / "token").write_text(token)
+    path = os.pathsep.join((str(PICTURES.parents[1]), os.environ.get("PYTHONPATH", "")))
+    servers = {"KES_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers, "PYTHONPATH": path}
+    options = ["--http", "127.0.0.1:0", "--http-tokens", str(tokens)]
+    running = KesRun("shop:source", 2, tmp_path / "log", tmp_path, servers, options)
+    try:
+        await until(lambda: bool(running.said("monitor")), "it says its address", 60.0)
+        address = running.said("monitor")[0]["address"]
+        port = int(address.rstrip("/").rpartition(":")[2])
+
+        def group() -> dict[str, object]:
+            return msgspec.json.decode(ask(port, "/api/v1/group", token).text)  # type: ignore[no-any-return]
+
+        def answers() -> dict[str, object]:
+            members: list[dict[str, object]] = group()["members"]  # type: ignore[assignment]
+            return {str(each["name"]): each["answers"] for each in members}
+
+        await until(lambda: answers() == {"w-0": True, "w-1": True}, "both answer", 60.0)
+        await lab.add(*"abcdef")
+        elsewhere = Monitor(
+            group=lab.group, address="127.0.0.1:0", token_file=str(tokens), bootstrap_servers=lab.bootstrap
+        )
+        async with elsewhere, chromium() as watched:
+            page = watched.page
+            await page.goto(f"{address}login#{token}")
+            await expect(page).to_have_url(address)
+            await expect(page.locator("#m-w-0")).to_contain_text("running")
+            running.signal(0, signal.SIGSTOP)
+            await expect(page.locator("#m-w-0")).to_contain_text("does not answer")
+            await expect(page.locator("#m-w-1")).to_contain_text("running")
+            running.signal(0, signal.SIGCONT)
+            await expect(page.locator("#m-w-0")).to_contain_text("running")
+            await page.goto(f"{address}source")
+            await expect(page.locator("svg.topology")).to_be_visible()
+            watched.check(port)
+            text = (await asyncio.to_thread(ask, elsewhere.port, "/", token)).text
+            assert "w-0" in text
+            assert "w-1" in text
+        command = Path(f"/proc/{running.process.pid}/cmdline")
+        assert not command.exists() or token not in command.read_text()
+        assert running.stop() == 0
+        assert token not in (tmp_path / "log").read_text()
+    finally:
+        running.close()
+
+
+@pytest.mark.nightly
+async def test_pictures_of_the_pages(lab: Lab, tmp_path: Path) -> None:
+    """With ``MONITOR_PICTURES=1`` they are those of the guide."""
+    folder = PICTURES if os.environ.get("MONITOR_PICTURES") else tmp_path
+    lab.group, lab.topic, lab.output = "shop-totals", "orders", "totals"
+    await lab.create()
+    source = watched_source(lab, {"is": True}, instance_id="shop-0")
+    source.output(lab.output, num_partitions=PARTITIONS)
+    view = View.of(source)
+    monitor = with_action(Monitor(source, views=[view], address="127.0.0.1:0"))
+    async with monitor, Running(source), view, signed_in(monitor) as watched:
+        rounds, end = 0, time.monotonic() + 10.0
+        while time.monotonic() < end:  # so that the line of rates has a form
+            names = [f"key {number}" for number in range(20 + 60 * (rounds % 5))]
+            await lab.add(*names, partition=rounds % PARTITIONS)
+            rounds += 1
+            await asyncio.sleep(0.4)
+        await lab.add("apples", deed="such fruit", partition=2)
+        await watched.page.goto(f"{monitor.address}actions")
+        await watched.page.get_by_label("index").fill("by name")
+        await watched.page.get_by_role("button", name="Start rebuild-index").click()
+        for name in ("overview", "source", "dead letters", "actions"):
+            path = "" if name == "overview" else name.replace(" ", "-")
+            await watched.page.goto(f"{monitor.address}{path}")
+            if name in PAGES[:2]:
+                await expect(watched.page.locator("#connection")).to_have_text("live")
+            picture = folder / f"monitor-{name.replace(' ', '-')}.png"
+            await watched.page.screenshot(path=str(picture), full_page=True)
+            assert picture.stat().st_size > 10_000
+        watched.check(monitor.port)

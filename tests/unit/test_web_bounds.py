@@ -1,0 +1,134 @@
+"""The bounds of the monitor, tried over real sockets: sizes, times, numbers of requests, streams and connections."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from tests.unit.web_kit import LOOK, ask, raw, until_closed, web_port
+
+from streams.web import doors, serving  # isort: skip
+
+__all__ = ["web_port"]  # the fixture
+
+
+@pytest.fixture
+def short_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
+
+
+def test_a_body_has_its_bounds(web_port: int) -> None:
+    most = doors.MOST_BODY
+    assert ask(web_port, "/api/v1/actions/count/start", method="POST", body=b" " * most + b"{}").status == 413
+    assert ask(web_port, "/login", None, method="POST", body=b"a" * (most + 1), Origin="x").status == 413
+    assert ask(web_port, "/", body=b"a" * (most + 1)).status == 413
+    with raw(web_port) as connection:  # without its length, and without end
+        connection.sendall(
+            f"POST /login HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(1_000):
+                connection.sendall(b"4000\r\n" + b"a" * 0x4000 + b"\r\n")
+            pytest.fail("sixteen megabytes were taken")
+
+
+def test_a_body_that_never_ends_has_its_time(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "REQUEST_SECONDS", 0.3)
+    with raw(web_port) as connection:
+        connection.sendall(f"POST /login HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\nContent-Length: 9\r\n\r\na".encode())
+        assert b"HTTP/1.1 503" in connection.recv(4096)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\nX: "])
+@pytest.mark.usefixtures("short_head")
+def test_a_head_that_does_not_end_has_its_time(web_port: int, sent: bytes) -> None:
+    with raw(web_port) as connection:
+        connection.sendall(sent)
+        assert until_closed(connection) == b""
+
+
+def test_a_second_head_has_its_time_too(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw(web_port) as connection:
+        connection.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
+        connection.sendall(b"GET /")
+        assert b"HTTP/1.1" not in until_closed(connection)
+
+
+@pytest.mark.parametrize("piece", [b"x" * 65_536, b"X-Header: a\r\n" * 5_000])
+def test_an_endless_head_is_cut_off(web_port: int, piece: bytes) -> None:
+    with raw(web_port) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(1_000):
+                connection.sendall(piece)
+            pytest.fail("it was taken")
+
+
+def test_requests_are_not_piled_up_on_a_connection(web_port: int) -> None:
+    with raw(web_port) as connection:
+        one = f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\n\r\n".encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(one * 1_000)
+        assert until_closed(connection).count(b"HTTP/1.1 200") <= 2
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"\0" * 100, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+)
+@pytest.mark.usefixtures("short_head")
+def test_what_is_no_http_is_refused(web_port: int, junk: bytes) -> None:
+    with raw(web_port) as connection:
+        connection.sendall(junk)
+        assert until_closed(connection)[:12] in (b"", b"HTTP/1.1 400")
+    assert ask(web_port, "/live", None).status == 200
+
+
+def test_more_connections_than_there_is_room_for_are_cut_off_and_the_rest_goes_on(
+    web_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 20.0)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(raw(web_port)) for _ in range(serving.MOST_CONNECTIONS)]
+        for _ in range(200):
+            with raw(web_port) as late:
+                assert until_closed(late) == b""
+        idle[0].sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\n\r\n".encode())
+        assert b"200 OK" in idle[0].recv(4096)
+    deadline = threading.Event()
+    while not _answers(web_port):
+        deadline.wait(0.05)
+
+
+def _answers(web_port: int) -> bool:
+    try:
+        return ask(web_port, "/live", None).status == 200
+    except OSError:
+        return False
+
+
+def test_streams_have_their_own_number(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "MOST_STREAMS", 3)
+    head = f"GET /events?page=overview HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\nAuthorization: Bearer {LOOK}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(raw(web_port)) for _ in range(3)]
+        for stream in streams:
+            stream.sendall(head.encode())
+            assert b"text/event-stream" in stream.recv(65_536)
+        assert ask(web_port, "/events?page=overview").status == 503
+        assert ask(web_port, "/live", None).status == 200, "pages have room"
+
+
+def test_requests_at_a_time_have_their_number(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "MOST_REQUESTS", 0)
+    reply = ask(web_port, "/live", None)
+    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+
+
+def test_an_answer_has_its_bounds(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "MOST_ANSWER", 100)
+    reply = ask(web_port, "/settings")
+    assert (reply.status, reply.text) == (503, '{"error":"the answer is too large: choose less"}')
