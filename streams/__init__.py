@@ -13,15 +13,8 @@ if TYPE_CHECKING:
     from streams.async_batcher import AsyncBatcher
     from streams.async_jobs import AsyncJobScheduler
     from streams.batch_producer import BatchProducer
-    from streams.config import (
-        EventSourceConfig,
-        GroupConfig,
-        PoolConfig,
-        QueryConfig,
-        QueueConfig,
-        StateConfig,
-        TimeoutConfig,
-    )
+    from streams.config import EventSourceConfig
+    from streams.config_groups import GroupConfig, PoolConfig, QueryConfig, QueueConfig, StateConfig, TimeoutConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.election import Election, ElectionTerm
@@ -164,7 +157,8 @@ _NAMES = {
     "async_batcher": "AsyncBatcher",
     "async_jobs": "AsyncJobScheduler",
     "batch_producer": "BatchProducer",
-    "config": "EventSourceConfig GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
+    "config": "EventSourceConfig",
+    "config_groups": "GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
     "core.schedule": "MissedRuns",
     "core.timers": "Timer",
     "election": "Election ElectionTerm",

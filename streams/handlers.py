@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, overload
 
-from streams.config import EventSourceConfig, check_topic
+from streams.config import EventSourceConfig
+from streams.config_groups import check_topic
 from streams.core.router import Route, Router, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, get_args
 
 from streams.codecs import codec_for
-from streams.config import EventSourceConfig, check_topic
+from streams.config import EventSourceConfig
+from streams.config_groups import check_topic
 from streams.core.router import Route, Router, check_callable
 from streams.errors import ConfigError, RegistrationError
 from streams.outcomes import ExecutionState, Retry

@@ -19,7 +19,7 @@ from streams.cli.scans import OffsetProgress, late_lines
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.config import StateConfig
+from streams.config_groups import StateConfig
 from streams.core.manifests import Manifest, SnapshotRefused
 from streams.errors import StoreError, TopicError
 from streams.event_source import EventSource

@@ -21,7 +21,7 @@ import pytest
 from examples import bank as example_bank
 from examples import query_service
 from streams import EventContext, EventProducer, EventSource, Table
-from streams.config import QueryConfig
+from streams.config_groups import QueryConfig
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, StoreError
 from streams.queries import QueryServer, StateReader
 from streams.queries.questions import PATH, Question, Reply

@@ -28,7 +28,7 @@ from streams import (
     event_type,
 )
 from streams.async_jobs import AsyncJobScheduler
-from streams.config import PoolConfig
+from streams.config_groups import PoolConfig
 from streams.job_settings import SchedulerConfig
 from streams.outcomes import DEAD_LETTER, ErrorResponse, Retry
 from streams.records import IncomingRecord

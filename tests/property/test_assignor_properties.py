@@ -16,7 +16,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from streams.config import STRATEGIES
+from streams.config_groups import STRATEGIES
 from streams.core.assignor import NEAR
 from streams.core.claims import read_claims
 from streams.core.strategies import PlanSettings, assignor

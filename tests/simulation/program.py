@@ -11,7 +11,8 @@ import msgspec
 
 from streams.async_jobs import AsyncJobScheduler
 from streams.codecs import codec_for
-from streams.config import EventSourceConfig, PoolConfig, StateConfig
+from streams.config import EventSourceConfig
+from streams.config_groups import PoolConfig, StateConfig
 from streams.disk import SQLite
 from streams.event_source import EventSource
 from streams.events import event_type, event_type_of

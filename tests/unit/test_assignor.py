@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streams.config import STRATEGIES
+from streams.config_groups import STRATEGIES
 from streams.core.assignor import Room, sticky_plan
 from streams.core.claims import Move, read_claims
 from streams.core.incremental import place_standbys

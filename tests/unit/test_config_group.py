@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from streams import EventSourceConfig, GroupConfig, QueueConfig, TimeoutConfig
-from streams.config import GROUPS
+from streams.config_groups import GROUPS
 from streams.errors import ConfigError
 
 

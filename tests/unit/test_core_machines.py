@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from streams.config import PoolConfig
+from streams.config_groups import PoolConfig
 from streams.core import batching, journal, partition, transaction
 from streams.core.batching import Seal, decide, is_full
 from streams.core.journal import MemberState

@@ -15,7 +15,7 @@ from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.settings import OF_LIBRDKAFKA_S_PRODUCER, ProducerSettings
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.settings import ClientSettings
-from streams.config import DELIVERY_SHARE
+from streams.config_groups import DELIVERY_SHARE
 from streams.errors import RecordRefused, RecordsRefused, StreamsError, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output

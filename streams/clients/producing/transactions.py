@@ -32,7 +32,7 @@ from streams.clients.producing.messages import Identity, MalformedAnswer
 from streams.clients.producing.protocol import V1, Pauses, TransactionProtocol, protocol_of
 from streams.clients.producing.record_batch import Part
 from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
-from streams.config import DELIVERY_SHARE
+from streams.config_groups import DELIVERY_SHARE
 from streams.errors import RecordsRefused, TransactionFailed
 from streams.group import Snapshot, instance_of
 from streams.records import RefusedRecord

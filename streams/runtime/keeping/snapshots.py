@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from streams.config import StateConfig
+from streams.config_groups import StateConfig
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.core.manifests import (
     MOST_MANIFEST,

@@ -15,7 +15,8 @@ from typing import Final
 
 import anyio
 
-from streams.config import DELIVERY_SHARE, EventSourceConfig
+from streams.config import EventSourceConfig
+from streams.config_groups import DELIVERY_SHARE
 from streams.core.origin import describe, is_interjection, place_of
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
