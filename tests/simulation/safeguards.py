@@ -269,9 +269,9 @@ def copies_pass_over_removals(self: Replica, record: IncomingRecord) -> None:
 
 @instead(Replicas, "adopt", "timers", "pendulum", "standbys", seed=3)
 def donors_forget_the_timers_of_what_they_keep(
-    original: Any, self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int, kept: Any
+    original: Any, self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int, *rest: Any
 ) -> None:
-    original(self, partition, store, offset, {}, position, kept)
+    original(self, partition, store, offset, {}, position, *rest)
 
 
 left_out("what_is_restored_has_no_timers", PartitionTimers, "restore", nothing, "timers", *CRASHES, seed=3)
