@@ -1,5 +1,5 @@
 """An attacker's tries at a journal: cancellations, a fork, a clock that jumps, claims in a row, a deleted group, two
-services under one name, a dead leader that its supervisor removes; and brokers of three that are killed."""
+services under one name, a dead leader that its supervisor removes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from streams.broker import KafkaCluster
 from streams.errors import NotLeading
 from streams.journal import Journal, JournalTerm, TermBegan
 from streams.journal import writer as writer_module
@@ -217,51 +216,3 @@ async def test_a_dead_leader_that_is_removed_is_replaced_at_once(
     assert seconds < 15
     assert events_of(await all_of(journal)) == [b"of the dead one", b"of the successor"]
     assert not await journal.remove_member(member)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-async def test_appends_on_a_cluster_of_three_whose_brokers_are_killed_in_turn() -> None:
-    """Two of three are in sync at all times, so every append is answered; the log has each acknowledged one once."""
-    with KafkaCluster(3) as cluster:
-        journal = Journal("ledger", bootstrap_servers=cluster.bootstrap_servers)
-        await journal.create()
-        acknowledged: list[bytes] = []
-        stopped = asyncio.Event()
-
-        async def append(term: JournalTerm) -> None:
-            while not stopped.is_set():
-                value = b"%d" % len(acknowledged)
-                await term.append(value)
-                acknowledged.append(value)
-
-        async def lead() -> None:
-            while not stopped.is_set():
-                with suppress(NotLeading):
-                    async with journal.lead() as term:
-                        await append(term)
-
-        leading = asyncio.create_task(lead())
-        try:
-            for node in cluster.nodes.values():
-                await more(acknowledged, leading)
-                await asyncio.to_thread(node.kill)
-                await more(acknowledged, leading)
-                await asyncio.to_thread(node.start)
-                await asyncio.to_thread(cluster.wait_in_sync)
-            await more(acknowledged, leading)
-            stopped.set()
-            await asyncio.wait_for(leading, 60)
-        finally:
-            leading.cancel()
-        assert events_of(await all_of(journal)) == acknowledged
-
-
-async def more(acknowledged: list[bytes], leading: asyncio.Task[None]) -> None:
-    """Wait for 30 more."""
-    wanted, until = len(acknowledged) + 30, time.monotonic() + 150
-    while len(acknowledged) < wanted:
-        if leading.done():
-            leading.result()
-        assert time.monotonic() < until, f"{len(acknowledged)} of {wanted} appends"
-        await asyncio.sleep(0.05)
