@@ -34,7 +34,7 @@ class Endpoint(NamedTuple):
     body: dict[str, Any] | None = None
 
 
-class Refusal(Exception):
+class RequestRefused(Exception):
     """A request that cannot be answered: status and text."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -48,7 +48,7 @@ async def _group(site: Site, request: Request) -> Any:
 
 async def _topology(site: Site, request: Request) -> Any:
     if site.source is None:
-        raise Refusal(404, "no source is named")
+        raise RequestRefused(404, "no source is named")
     return msgspec.to_builtins(site.source.topology)
 
 
@@ -63,16 +63,16 @@ async def _views(site: Site, request: Request) -> Any:
 async def _view_key(site: Site, request: Request) -> Any:
     view = site.view_of(request.path_params["topic"])
     if view is None:
-        raise Refusal(404, "no view of that topic")
+        raise RequestRefused(404, "no view of that topic")
     text, base64 = request.query_params.get("key"), request.query_params.get("key64")
     if (text is None) == (base64 is None):
-        raise Refusal(400, "give key or key64")
+        raise RequestRefused(400, "give key or key64")
     return looked_up(view, text if text is not None else base64 or "", is_base64=text is None)
 
 
 async def _letters(site: Site, request: Request) -> Any:
     if site.letters is None:
-        raise Refusal(404, "no source is named")
+        raise RequestRefused(404, "no source is named")
     return await site.letters.look()
 
 
@@ -91,20 +91,20 @@ async def _actions(site: Site, request: Request) -> Any:
 async def _start(site: Site, request: Request) -> Any:
     action = site.actions.get(request.path_params["name"])
     if action is None:
-        raise Refusal(404, "no action of that name")
+        raise RequestRefused(404, "no action of that name")
     try:
         given = msgspec.json.decode(request.state.body or b"{}", type=dict[str, Any])
         return action.start(given, site.who(request)).facts()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Refusal(400, "the body must be a JSON object") from None
+        raise RequestRefused(400, "the body must be a JSON object") from None
     except ActionRefused as error:
-        raise Refusal(409 if action.running else 400, str(error)) from None
+        raise RequestRefused(409 if action.running else 400, str(error)) from None
 
 
 async def _cancel(site: Site, request: Request) -> Any:
     action = site.actions.get(request.path_params["name"])
     if action is None:
-        raise Refusal(404, "no action of that name")
+        raise RequestRefused(404, "no action of that name")
     return {"cancelled": action.cancel(site.who(request))}
 
 
@@ -187,7 +187,7 @@ def _endpoint(site: Site, each: Endpoint) -> Callable[[Request], Awaitable[Respo
             return refused(403, f"this token may not {each.right.name.lower()}")
         try:
             found = await each.answer(site, request)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             return refused(refusal.status, refusal.text)
         return Response(msgspec.json.encode(found, enc_hook=str), media_type="application/json")
 
