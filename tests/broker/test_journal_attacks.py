@@ -1,5 +1,5 @@
 """An attacker's tries at a journal: cancellations, a fork, a clock that jumps, claims in a row, a deleted group, two
-services under one name, a dead leader that its supervisor removes."""
+services under one name, and a dead leader that its supervisor removes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_appends_that_are_cancelled_at_random_are_in_the_log_once_or_never
         tasks = []
         for number in range(count):
             tasks.append(asyncio.create_task(append(number)))
-            await asyncio.sleep(luck.choice([0, 0, 0.001, 0.004]))
+            await asyncio.wait(tasks[-1:], timeout=luck.choice([0, 0, 0.001, 0.004]))
             luck.choice(tasks[-8:]).cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         for handle in handles.values():
