@@ -15,6 +15,7 @@ from streams.cli.group_live import decoded, live_status
 from streams.cli.group_tables import Picture, partition_rows
 from streams.clients.group_view import GroupView, classic_view
 from streams.clients.status_board import LONGEST, Note
+from streams.config_groups import QueryConfig
 from streams.errors import BrokerUnavailable
 from streams.group import Assigned, Assignment, Snapshot
 from streams.runtime.status import REBALANCES, Status
@@ -70,7 +71,7 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     replicas: Any = SimpleNamespace(statistics=lambda: [copy(number, "ready", 0) for number in numbers])
     handover: Any = SimpleNamespace(statistics=lambda: moving)
     member: Any = SimpleNamespace(
-        config=SimpleNamespace(changelog="log", offsets_topic="topic"),
+        config=SimpleNamespace(changelog="log", offsets_topic="topic", queries=QueryConfig()),
         thread=lambda _: None,
         membership=SimpleNamespace(snapshot=Snapshot(0, 5, id_of("a"), b"")),
         workers={},

@@ -65,7 +65,7 @@ JOINS = ("release.", "handed_over.", "took.", "revoke.")
 """Points that are passed when somebody joins or leaves."""
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [point for point in POINTS if not point.startswith("purge.")])  # of a loop
 def test_a_crash_at_any_point_changes_nothing(point: Point) -> None:
     strategy = "cooperative-sticky" if point.startswith("revoke") else "incremental"
     with TestDriver(build(partitions=4, strategy=strategy), members=2) as made:

@@ -55,6 +55,7 @@ class Bench:
             now=lambda: 0.0,
             revoke_store=lambda store, _: store.revoked(),
             workers={},
+            further_inputs=(),
         )
         self.heard: list[int] = []
         self.copies = Replicas(member, self._make, self.heard.append)

@@ -15,6 +15,7 @@ from streams.errors import OffsetError
 from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.ownership.takeover import InputStand, Stalls, TakeOvers
+from streams.runtime.partition.joined_rows import JoinedRows
 
 LOG = (10, 100)
 HERE = TopicIds("in-1", "log-1")
@@ -37,7 +38,7 @@ def start(
     record = None if offset is None else OffsetRecord(offset, "writer", 7, 1, *ids[0])
     began = {} if started_at is None else {"t": started_at}
     worker: Any = SimpleNamespace(
-        topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=began
+        topic_partition=TopicPartition("t", 0), partition=0, offset_record=record, started_at=began, joined=JoinedRows()
     )
     unused: Any = None
     found = [InputStand("t", "", group_offset, log)]
