@@ -131,13 +131,15 @@ class SendQueue:
 
     def _drop(self) -> None:
         """Drop the clients. Their records on the way are in doubt."""
-        for producer in (self._producer, self._alone):
-            if producer is not None:
-                producer.purge()
-                while producer.unreported:
-                    producer.poll(_PURGE_SECONDS)
-                producer.close()
-        self._producer = self._alone = None
+        while (producer := self._producer or self._alone) is not None:  # what the first reports may go to the second
+            producer.purge()
+            while producer.unreported:
+                producer.poll(_PURGE_SECONDS)
+            producer.close()
+            if producer is self._producer:
+                self._producer = None
+            else:
+                self._alone = None
 
 
 class Sent(msgspec.Struct, gc=False):
