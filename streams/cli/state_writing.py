@@ -9,6 +9,7 @@ Killed in between, a partition has a part of the changes; the next run writes th
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -243,13 +244,16 @@ class _Partition:
         self._config, self._checks, self._slot = config, checks, slot
         self._number, self._committed = number, committed
         self._ids = checks.source_id(), checks.changelog_id()
+        self._writer = (
+            f"{_WRITER} {uuid.uuid4().hex[:8]}"  # of two runs at a time, each sees that the other has written
+        )
 
     def write(self, position: Position, changes: Changes) -> None:
         """Write changes, as many in a transaction as it may have. Raises ``OffsetError`` when a member was there."""
         report, done = late_lines("changes"), 0
         for serial, some in enumerate(_chunks(self._config.changelog, self._number, changes)):
             carried = msgspec.UNSET if position.record is None else position.record.inputs
-            record = OffsetRecord(position.offset, _WRITER, serial, 0, *self._ids, carried)
+            record = OffsetRecord(position.offset, self._writer, serial, 0, *self._ids, carried)
             with transaction(self._slot, _AGAIN):
                 self._checks.hold(self._slot, {self._number: position.offset})
                 if self._position() != position:

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +15,9 @@ import pytest
 
 from streams import EventSource, EventSourceConfig
 from streams.cli import state_writing
+from streams.cli.skip import Position
+from streams.errors import OffsetError
+from streams.runtime.changelog import OffsetRecord
 from streams.runtime.partition.joined_rows import row_key
 from streams.stores import NamedTable, Stores
 from tests.unit.cli_kit import Kes
@@ -67,3 +70,26 @@ def test_import_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes: 
     kes("state", "import", "shop:source", str(file), "--yes")
     there = {b"o2": b'{"cents":2}', ROW: b"newer", row_key("customers", b"c2"): b"later"}
     assert changes[0](0, there) == {b"o1": b'{"cents":1}', b"o2": None}
+
+
+def test_of_two_runs_at_a_time_the_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the last record is of a run before, at the same position."""
+    log = [OffsetRecord(7, "kes state", 0, 0, "source", "changelog")]
+    slot: Any = SimpleNamespace(
+        commit=lambda: None,
+        abort=lambda: None,
+        send=lambda outputs: log.append(msgspec.json.decode(outputs[-1].value, type=OffsetRecord)),
+    )
+    checks: Any = SimpleNamespace(source_id=lambda: "source", changelog_id=lambda: "changelog", hold=lambda *_: None)
+    monkeypatch.setattr(state_writing, "position_of", lambda *_: Position(7, 7, log[-1]))
+    config = EventSourceConfig(topic="in", group_id="g", num_partitions=1)
+
+    def run() -> state_writing._Partition:
+        return state_writing._Partition(config, checks, slot, 0, 7)
+
+    run().write(Position(7, 7, log[-1]), {b"a": b"1"})
+    seen = Position(7, 7, log[-1])
+    run().write(seen, {b"a": b"2"})
+    with pytest.raises(OffsetError, match="run it again"):
+        run().write(seen, {b"a": b"3"})
+    assert len(log) == 3
