@@ -49,6 +49,23 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Changes]:
     return found
 
 
+def line(**fields: Any) -> str:
+    return json.dumps({"partition": 0, **fields}) + "\n"
+
+
+def test_a_partition_without_any_state_is_imported_and_a_cut_file_is_refused(
+    changes: list[Changes], kes: Kes, tmp_path: Path
+) -> None:
+    """An export has the offset -1 for a changelog without records."""
+    (file := tmp_path / "in.jsonl").write_text(line(offset=-1))
+    kes("state", "import", "shop:source", str(file), "--yes")
+    assert changes[0](0, {b"o1": b"1"}) == {b"o1": None}
+    file.write_text(line(key=base64.b64encode(b"o1").decode(), value=base64.b64encode(b"{}").decode()))
+    refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
+    assert "the line that ends partition 0 is missing: the file is cut" in refused.words
+    assert len(changes) == 1
+
+
 def test_migrate_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes: Kes) -> None:
     kes("state", "migrate", "shop:source", "--yes")
     of_migrate = changes[0](0, {b"o1": b'{"cents":1}', ROW: b'{"cents":2}'})
@@ -56,9 +73,6 @@ def test_migrate_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes:
 
 
 def test_import_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes: Kes, tmp_path: Path) -> None:
-    def line(**fields: Any) -> str:
-        return json.dumps({"partition": 0, **fields}) + "\n"
-
     entries = {b"o1": b'{"cents":1}', ROW: b"as it was"}
     (file := tmp_path / "in.jsonl").write_text(
         "".join(
