@@ -12,7 +12,7 @@ from streams.clients import sending
 from streams.clients.plain_producer import DeliveryReport
 from streams.clients.sending import SendQueue
 from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, StreamsError
+from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, Stopped, StreamsError
 from streams.records import Delivery, Record
 
 TOO_LARGE = KafkaError.MSG_SIZE_TOO_LARGE
@@ -57,6 +57,8 @@ class Client:
         return len(self.waiting)
 
     def produce_reported(self, record: Record, report: DeliveryReport) -> bool:
+        if self.is_closed:
+            raise Stopped("the producer is closed")
         self.waiting.append((record, report))
         self.sent.append(record)
         return True
@@ -147,3 +149,32 @@ def test_what_is_refused_with_its_batch_while_the_client_is_dropped_has_an_outco
     assert [delivery.record for delivery in settled] == [record]
     assert all(client.is_closed for client in Client.made[: 2 if is_broken else None])
     assert queue.unreported == 0
+
+
+def test_threads_wait_while_a_broken_client_is_made_anew(queue: SendQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    connect, close = Client.__init__, Client.close
+
+    def of_another_thread() -> None:
+        taken.append(queue.take(Record("t", b"1")))
+
+    def slow_connect(self: Client, *arguments: Any, **settings: Any) -> None:
+        of_another_thread()
+        connect(self, *arguments, **settings)
+
+    def slow_close(self: Client) -> None:
+        close(self)
+        of_another_thread()
+
+    monkeypatch.setattr(Client, "__init__", slow_connect)
+    monkeypatch.setattr(Client, "close", slow_close)
+    Client.made[0].is_broken = True
+    queue.serve(0)
+    assert taken == [False, False]
+    assert queue.take(Record("t", b"1"))
+    monkeypatch.setattr(Client, "close", close)
+    queue.close(is_loud=False)
+    with pytest.raises(Stopped, match="its block has ended"):
+        queue.take(Record("t", b"1"))
+    with pytest.raises(Stopped, match="its block has ended"):
+        queue.serve(0)
