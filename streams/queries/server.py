@@ -14,6 +14,7 @@ import uvicorn
 
 from streams.errors import ConfigError
 from streams.event_source import EventSource
+from streams.queries.bounded_protocol import BoundedProtocol
 from streams.queries.routing import LOOPBACK, checked_address
 from streams.queries.service import query_app
 from streams.queries.tickets import group_secret
@@ -22,6 +23,10 @@ _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 2.0
 MOST_CONNECTIONS: Final = 512
+
+
+class _Connection(BoundedProtocol):
+    most_connections = MOST_CONNECTIONS
 
 
 class QueryServer:
@@ -41,6 +46,11 @@ class QueryServer:
             raise ConfigError(
                 f"queries are not served at {address} without TLS: set QueryConfig.tls_certificate_file and "
                 "tls_key_file, or use 127.0.0.1"
+            )
+        if host in ("0.0.0.0", "::") and not settings.address:
+            raise ConfigError(
+                f"queries at {address} need a name that readers can reach: set QueryConfig.address (https://HOST:PORT), "
+                "or serve at one address"
             )
         for name in ("tls_certificate_file", "tls_key_file"):
             path = getattr(settings, name)
@@ -63,7 +73,7 @@ class QueryServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 query_app(source, secret, lambda: self.address),
-                http="httptools",
+                http=_Connection,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",

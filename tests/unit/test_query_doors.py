@@ -1,0 +1,123 @@
+"""The door of the queries, tried over sockets, at a source that does not run."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams.cli.worker import port_behind
+from streams.config import QueryConfig
+from streams.errors import ConfigError
+from tests.unit.web_kit import raw, source_of, until_closed
+
+from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
+from streams.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply  # isort: skip
+from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, check_seal, ticket  # isort: skip
+
+SECRET = b"a secret of the group"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[QueryServer]:
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    source = source_of(queries=QueryConfig(secret_file=str(path)))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    source._loop = loop
+    with QueryServer(source, "127.0.0.1:0") as made:
+        yield made
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def port_of(server: QueryServer) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+def put(server: QueryServer) -> tuple[int, Any]:
+    """Put a question as a reader does; the answer has to be sealed."""
+    body = msgspec.json.encode(Question(group="shop", kind="get", partition=0, key=b"ann"))
+    asked = ticket(SECRET, "POST", PATH, body, server.address, time.time())
+    with closing(http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)) as connection:
+        connection.request("POST", PATH, body, {TICKET_HEADER: asked})
+        answer = connection.getresponse()
+        content = answer.read()
+        check_seal(SECRET, answer.getheader(SEAL_HEADER, ""), asked, answer.status, content)
+        return answer.status, msgspec.json.decode(content)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
+    async def ask(self: Any, question: Question) -> Reply:
+        if isinstance(found, BaseException):
+            raise found
+        return Reply(partition=0, positions=(), age_seconds=0.0, served_by="w-0", value=found)
+
+    monkeypatch.setattr(service._Service, "_ask", ask)
+
+
+@pytest.mark.parametrize("sent", [b"", f"POST {PATH} HTTP/1.1\r\nHost: a\r\nX: ".encode()], ids=["nothing", "half"])
+def test_a_head_that_does_not_end_has_its_time(
+    server: QueryServer, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 0.3)
+    with raw(port_of(server), 5.0) as connection:
+        connection.sendall(sent)
+        assert until_closed(connection) == b""
+
+
+def test_those_without_a_ticket_take_no_place(server: QueryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_AT_A_TIME", 2)
+    answers(monkeypatch, b"1")
+    with ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(raw(port_of(server)))
+            connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na".encode())
+        time.sleep(0.1)  # their requests have begun
+        assert put(server)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "error"),
+    [
+        (b"v" * MOST_BYTES_READ, 400, "StoreError"),
+        (ValueError("a key of a user"), 500, "StreamsError"),
+        (RuntimeError("a key of a user"), 500, "StreamsError"),
+        (asyncio.CancelledError(), 421, "Stopped"),
+    ],
+    ids=["too large", "error", "runtime error", "end of the source"],
+)
+def test_a_question_that_fails_gets_an_answer_of_a_member(
+    server: QueryServer, monkeypatch: pytest.MonkeyPatch, found: Any, status: int, error: str
+) -> None:
+    answers(monkeypatch, found)
+    answered, refusal = put(server)
+    assert (answered, refusal["error"]) == (status, error)
+    assert "a key of a user" not in msgspec.convert(refusal, Refusal).message
+    answers(monkeypatch, b"1")
+    assert put(server)[0] == 200
+
+
+def test_an_address_that_readers_cannot_reach_is_not_published(tmp_path: Path) -> None:
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
+    with pytest.raises(ConfigError, match=r"set QueryConfig\.address"):
+        QueryServer(source_of(queries=settings), "0.0.0.0:0")
+
+
+def test_workers_take_the_ports_behind_the_first_one() -> None:
+    assert port_behind("127.0.0.1:9200", 3) == "127.0.0.1:9203"
+    assert port_behind("https://shop-a.example:9200", 1) == "https://shop-a.example:9201"
+    assert [port_behind(each, 2) for each in ("9200", "127.0.0.1:0", "[::1]:9200", "none")] == [
+        "9202", "127.0.0.1:0", "[::1]:9202", "none",
+    ]  # fmt: skip
