@@ -26,6 +26,8 @@ MOST_CONNECTIONS: Final = 512
 
 
 class _Connection(BoundedProtocol):
+    """One connection of many readers."""
+
     most_connections = MOST_CONNECTIONS
 
 
@@ -49,8 +51,8 @@ class QueryServer:
             )
         if host in ("0.0.0.0", "::") and not settings.address:
             raise ConfigError(
-                f"queries at {address} need a name that readers can reach: set QueryConfig.address (https://HOST:PORT), "
-                "or serve at one address"
+                f"queries at {address} need a name that readers can reach: set QueryConfig.address "
+                "(https://HOST:PORT), or serve at one address"
             )
         for name in ("tls_certificate_file", "tls_key_file"):
             path = getattr(settings, name)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, StoreError, WouldDeadlock
-from streams.records import Delivery, Record, TopicPartition
 from streams.queries.local import unfit
+from streams.records import Delivery, Record, TopicPartition
 from streams.runtime.looks import Looks
 from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
