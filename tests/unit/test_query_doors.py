@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import threading
 import time
@@ -20,8 +21,10 @@ from streams.errors import ConfigError
 from tests.unit.web_kit import raw, source_of, until_closed
 
 from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
+from streams.queries import reader as reader_module  # isort: skip
 from streams.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply  # isort: skip
-from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, check_seal, ticket  # isort: skip
+from streams.queries.routing import Server  # isort: skip
+from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
 
 SECRET = b"a secret of the group"
 
@@ -121,3 +124,32 @@ def test_workers_take_the_ports_behind_the_first_one() -> None:
     assert [port_behind(each, 2) for each in ("9200", "127.0.0.1:0", "[::1]:9200", "none")] == [
         "9202", "127.0.0.1:0", "[::1]:9202", "none",
     ]  # fmt: skip
+
+
+async def test_an_answer_that_grows_without_end_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At an address that was forged: sixteen megabytes of nothing in a few kilobytes."""
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    packed = gzip.compress(bytes(16 * 1024 * 1024))
+    read: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+        writer.write(head.encode() + packed)
+        await writer.drain()
+        writer.close()
+
+    def check(secret: bytes, text: str, asked: str, status: int, body: bytes) -> None:
+        read.append(len(body))
+        check_seal(secret, text, asked, status, body)
+
+    monkeypatch.setattr(reader_module, "check_seal", check)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as made:
+        forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}")
+        async with reader_module.StateReader(config, key=str, value=str) as states:
+            with pytest.raises(TicketRefused):
+                await states._put(forged, Question(group="shop", kind="get", partition=0, key=b"ann"), 5.0)
+    assert read == [len(packed)]
