@@ -72,25 +72,31 @@ class QueryServer:
         source.config = msgspec.structs.replace(
             source.config, queries=msgspec.structs.replace(settings, address=self.address)
         )
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                query_app(source, secret, lambda: self.address),
-                http=_Connection,
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=1,
-                ssl_certfile=settings.tls_certificate_file or None,
-                ssl_keyfile=settings.tls_key_file or None,
-            )
+        config = uvicorn.Config(
+            query_app(source, secret, lambda: self.address),
+            http=_Connection,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=settings.tls_certificate_file or None,
+            ssl_keyfile=settings.tls_key_file or None,
         )
+        try:
+            config.load()
+        except OSError as error:  # of TLS, too
+            self._socket.close()
+            raise ConfigError(
+                f"the certificate {settings.tls_certificate_file} cannot be used: {error.strerror or error}"
+            ) from error
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="kes-queries", daemon=True)
         self._thread.start()
         _log.info("queries are answered at %s", self.address)

@@ -140,6 +140,7 @@ class _Service:
         at_least = {TopicPartition(topic, partition): offset for topic, partition, offset in question.at_least}
         rows: list[tuple[bytes, bytes]] = []
         first: Answer[Any] | None = None
+        age = read_at = 0.0
         while True:
             wanted = question
             if rows:
@@ -152,10 +153,13 @@ class _Service:
                 max_staleness=question.max_staleness,
                 timeout_seconds=min(question.timeout_seconds, LONGEST_SECONDS),
             )
-            first = first or answer
-            age = 0.0
-            if question.max_staleness is not None:
-                age = max(0.0, engine.environment.wall_seconds() - first.as_of)
+            if first is None:
+                first, read_at = answer, engine.environment.elapsed_seconds()
+                if question.max_staleness is not None:
+                    age = max(0.0, engine.environment.wall_seconds() - first.as_of)
+            elif question.max_staleness is not None:  # by a clock that never jumps: one set back makes nothing younger
+                now = engine.environment.elapsed_seconds()
+                age, read_at = age + now - read_at, now
             common: dict[str, Any] = {
                 "partition": question.partition,
                 "positions": _placed(first),

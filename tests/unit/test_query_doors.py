@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from streams.answers import Answer
 from streams.cli.worker import port_behind
 from streams.config import QueryConfig
 from streams.errors import ConfigError
@@ -22,7 +24,7 @@ from tests.unit.web_kit import raw, source_of, until_closed
 
 from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
 from streams.queries import reader as reader_module  # isort: skip
-from streams.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply  # isort: skip
+from streams.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply, TurnRows  # isort: skip
 from streams.queries.routing import Server  # isort: skip
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
 
@@ -116,6 +118,33 @@ def test_an_address_that_readers_cannot_reach_is_not_published(tmp_path: Path) -
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
     with pytest.raises(ConfigError, match=r"set QueryConfig\.address"):
         QueryServer(source_of(queries=settings), "0.0.0.0:0")
+
+
+def test_a_certificate_that_is_none_ends_the_start(tmp_path: Path) -> None:
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        QueryServer(source_of(queries=settings), "127.0.0.1:0")
+
+
+async def test_a_clock_that_is_set_back_makes_no_page_younger() -> None:
+    """A page of two turns at a copy that was two seconds old in the first; the second one came three seconds later."""
+    wall, elapsed = 10_000.0, 0.0
+    environment = SimpleNamespace(wall_seconds=lambda: wall, elapsed_seconds=lambda: elapsed)
+
+    async def turn(partition: int, read: Any, **more: Any) -> Answer[TurnRows]:
+        nonlocal wall, elapsed
+        is_first = read.args[0].after is None
+        if not is_first:
+            wall, elapsed = wall - 3_600.0, 3.0
+        return Answer(TurnRows([(b"a", b"")], is_first), partition, {}, wall - 2.0, "w-0")
+
+    source: Any = source_of()
+    source._running = lambda: SimpleNamespace(environment=environment)
+    source._local = lambda engine: SimpleNamespace(query=turn)
+    question = Question(group="shop", kind="range", partition=0, max_staleness=5.0)
+    reply = await service._Service(source, SECRET, lambda: "")._ask(question)
+    assert (len(reply.rows), reply.age_seconds) == (2, 5.0)
 
 
 def test_workers_take_the_ports_behind_the_first_one() -> None:
