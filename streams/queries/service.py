@@ -140,7 +140,7 @@ class _Service:
         at_least = {TopicPartition(topic, partition): offset for topic, partition, offset in question.at_least}
         rows: list[tuple[bytes, bytes]] = []
         first: Answer[Any] | None = None
-        age = read_at = 0.0
+        age, read_at = float("-inf"), 0.0
         while True:
             wanted = question
             if rows:
@@ -153,17 +153,15 @@ class _Service:
                 max_staleness=question.max_staleness,
                 timeout_seconds=min(question.timeout_seconds, LONGEST_SECONDS),
             )
-            if first is None:
-                first, read_at = answer, engine.environment.elapsed_seconds()
-                if question.max_staleness is not None:
-                    age = max(0.0, engine.environment.wall_seconds() - first.as_of)
-            elif question.max_staleness is not None:  # by a clock that never jumps: one set back makes nothing younger
-                now = engine.environment.elapsed_seconds()
-                age, read_at = age + now - read_at, now
+            first, before, read_at = first or answer, read_at, engine.environment.elapsed_seconds()
+            if question.max_staleness is not None:
+                # That of the oldest turn; the turns before by a clock that never jumps: one that is set back makes
+                # nothing younger.
+                age = max(age + read_at - before, engine.environment.wall_seconds() - answer.as_of)
             common: dict[str, Any] = {
                 "partition": question.partition,
                 "positions": _placed(first),
-                "age_seconds": age,
+                "age_seconds": max(0.0, age),
                 "served_by": answer.served_by,
             }
             if not isinstance(answer.value, TurnRows):

@@ -127,8 +127,10 @@ def test_a_certificate_that_is_none_ends_the_start(tmp_path: Path) -> None:
         QueryServer(source_of(queries=settings), "127.0.0.1:0")
 
 
-async def test_a_clock_that_is_set_back_makes_no_page_younger() -> None:
-    """A page of two turns at a copy that was two seconds old in the first; the second one came three seconds later."""
+@pytest.mark.parametrize(("set_back", "second", "age"), [(3_600.0, 2.0, 5.0), (0.0, 7.0, 7.0)], ids=["clock", "copy"])
+async def test_a_page_is_as_old_as_its_oldest_turn(set_back: float, second: float, age: float) -> None:
+    """Two turns: the first is two seconds old; the next one comes three seconds later, by a clock that was set back, or
+    from a copy that is older."""
     wall, elapsed = 10_000.0, 0.0
     environment = SimpleNamespace(wall_seconds=lambda: wall, elapsed_seconds=lambda: elapsed)
 
@@ -136,15 +138,16 @@ async def test_a_clock_that_is_set_back_makes_no_page_younger() -> None:
         nonlocal wall, elapsed
         is_first = read.args[0].after is None
         if not is_first:
-            wall, elapsed = wall - 3_600.0, 3.0
-        return Answer(TurnRows([(b"a", b"")], is_first), partition, {}, wall - 2.0, "w-0")
+            wall, elapsed = wall + 3.0 - set_back, 3.0
+        old = 2.0 if is_first else second
+        return Answer(TurnRows([(b"a", b"")], is_first), partition, {}, wall - old, "w-0")
 
     source: Any = source_of()
     source._running = lambda: SimpleNamespace(environment=environment)
     source._local = lambda engine: SimpleNamespace(query=turn)
     question = Question(group="shop", kind="range", partition=0, max_staleness=5.0)
     reply = await service._Service(source, SECRET, lambda: "")._ask(question)
-    assert (len(reply.rows), reply.age_seconds) == (2, 5.0)
+    assert (len(reply.rows), reply.age_seconds) == (2, age)
 
 
 def test_workers_take_the_ports_behind_the_first_one() -> None:
