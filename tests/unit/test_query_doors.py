@@ -20,6 +20,7 @@ from streams.answers import Answer
 from streams.cli.worker import port_behind
 from streams.config import QueryConfig
 from streams.errors import ConfigError
+from tests.unit.waiting import wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
 
 from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
@@ -88,7 +89,7 @@ def test_those_without_a_ticket_take_no_place(server: QueryServer, monkeypatch: 
         for _ in range(4):
             connection = stack.enter_context(raw(port_of(server)))
             connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na".encode())
-        time.sleep(0.1)  # their requests have begun
+        wait_until(lambda: len(server._server.server_state.tasks) == 4, "their requests", step=0.01)
         assert put(server)[0] == 200
 
 

@@ -133,3 +133,6 @@ def test_an_answer_has_its_bounds(web_port: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doors, "MOST_ANSWER", 100)
     reply = ask(web_port, "/settings")
     assert (reply.status, reply.text) == (503, '{"error":"the answer is too large: choose less"}')
+    reply = ask(web_port, "/metrics")
+    assert reply.status == 200, "they grow with the partitions, and nobody could choose less"
+    assert len(reply.text) > 100
