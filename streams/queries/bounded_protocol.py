@@ -7,8 +7,11 @@ does not read. Here each of them has a bound; beyond it the connection is cut of
 from __future__ import annotations
 
 import asyncio
+import socket
+import weakref
 from typing import Any, Final
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS: Final = 5.0
@@ -103,3 +106,28 @@ class BoundedProtocol(HttpToolsProtocol):
     def _await_reader(self) -> None:
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+
+
+class BoundedServer(uvicorn.Server):
+    """A server of such connections (``http=`` of its settings), which bounds them before their TLS handshake, too."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        kind: type[BoundedProtocol] = self.config.http_protocol_class  # type: ignore[assignment]
+        alive: weakref.WeakSet[BoundedProtocol] = weakref.WeakSet()
+        tls: dict[str, Any] = {"ssl_handshake_timeout": HEAD_SECONDS} if self.config.ssl else {}
+
+        def protocol(_loop: asyncio.AbstractEventLoop | None = None) -> BoundedProtocol:
+            if tls and len(alive) >= kind.most_connections:  # it is cut off before the handshake
+                raise ConnectionRefusedError
+            made = kind(self.config, self.server_state, self.lifespan.state)
+            alive.add(made)
+            return made
+
+        self.servers = [
+            await loop.create_server(protocol, sock=each, ssl=self.config.ssl, backlog=64, **tls)
+            for each in sockets or ()
+        ]
+        self.started = True

@@ -14,7 +14,7 @@ import uvicorn
 
 from streams.errors import ConfigError
 from streams.event_source import EventSource
-from streams.queries.bounded_protocol import BoundedProtocol
+from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer
 from streams.queries.routing import LOOPBACK, checked_address
 from streams.queries.service import query_app
 from streams.queries.tickets import group_secret
@@ -96,7 +96,7 @@ class QueryServer:
             raise ConfigError(
                 f"the certificate {settings.tls_certificate_file} cannot be used: {error.strerror or error}"
             ) from error
-        self._server = uvicorn.Server(config)
+        self._server = BoundedServer(config)
         self._thread = threading.Thread(target=self._run, name="kes-queries", daemon=True)
         self._thread.start()
         _log.info("queries are answered at %s", self.address)

@@ -8,7 +8,6 @@ import ipaddress
 import socket
 import ssl
 import threading
-import weakref
 from collections.abc import Callable
 from errno import EADDRINUSE
 from typing import Any, Final
@@ -17,31 +16,10 @@ import uvicorn
 
 from streams.errors import ConfigError
 from streams.observability.http_server import parse_address
-from streams.queries.bounded_protocol import HEAD_SECONDS, MOST_CONNECTIONS, BoundedProtocol
+from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer
 
 _SHUTDOWN_SECONDS: Final = 2
 _START_SECONDS: Final = 10.0
-
-
-class _Server(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        loop = asyncio.get_running_loop()
-        alive: weakref.WeakSet[BoundedProtocol] = weakref.WeakSet()
-        tls: dict[str, Any] = {"ssl_handshake_timeout": HEAD_SECONDS} if self.config.ssl else {}
-
-        def protocol(_loop: asyncio.AbstractEventLoop | None = None) -> BoundedProtocol:
-            if tls and len(alive) >= MOST_CONNECTIONS:  # it is cut off before the handshake
-                raise ConnectionRefusedError
-            made = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
-            alive.add(made)
-            return made
-
-        self.servers = [
-            await loop.create_server(protocol, sock=each, ssl=self.config.ssl, backlog=64, **tls)
-            for each in sockets or ()
-        ]
-        self.started = True
 
 
 class ServerThread:
@@ -73,7 +51,7 @@ class ServerThread:
         except (OSError, ssl.SSLError) as error:
             self._socket.close()
             raise ConfigError(f"the certificate {certificate} cannot be used: {error.strerror or error}") from error
-        self._server = _Server(config)
+        self._server = BoundedServer(config)
         self._opened, self._closing = opened, closing
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None

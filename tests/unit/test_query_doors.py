@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import http.client
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from tests.unit.web_kit import raw, source_of, until_closed
 
 from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
 from streams.queries import reader as reader_module  # isort: skip
+from streams.queries import server as server_module  # isort: skip
 from streams.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply, TurnRows  # isort: skip
 from streams.queries.routing import Server  # isort: skip
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
@@ -157,6 +159,29 @@ def test_workers_take_the_ports_behind_the_first_one() -> None:
     assert [port_behind(each, 2) for each in ("9200", "127.0.0.1:0", "[::1]:9200", "none")] == [
         "9202", "127.0.0.1:0", "[::1]:9202", "none",
     ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio drops what is refused
+def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take the files of the process, which are the source's, too. And an answer comes by TLS."""
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    certificate = str(tmp_path / "cert.pem")
+    settings = QueryConfig(secret_file=str(path), tls_certificate_file=certificate, tls_key_file=certificate)
+    monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 60.0)
+    monkeypatch.setattr(server_module._Connection, "most_connections", 2)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with QueryServer(source_of(queries=settings), "127.0.0.1:0") as made:
+        wait_until(lambda: made._server.started, "its start", step=0.01)
+        with closing(http.client.HTTPSConnection("127.0.0.1", port_of(made), timeout=30, context=context)) as asking:
+            asking.request("POST", PATH, b"{}")
+            assert asking.getresponse().status == 401
+        with ExitStack() as stack:
+            connections = [stack.enter_context(raw(port_of(made), 30.0)) for _ in range(5)]
+            assert [until_closed(each) for each in connections[2:]] == [b""] * 3, "there is no room for them"
 
 
 async def test_an_answer_that_grows_without_end_is_not_unpacked(
