@@ -10,7 +10,7 @@ import pytest
 from tests.unit.web_kit import LOOK, ask, raw, until_closed, web_port
 
 from streams.queries import bounded_protocol  # isort: skip
-from streams.web import doors, serving  # isort: skip
+from streams.web import doors  # isort: skip
 
 __all__ = ["web_port"]  # the fixture
 
@@ -93,7 +93,7 @@ def test_more_connections_than_there_is_room_for_are_cut_off_and_the_rest_goes_o
 ) -> None:
     monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 20.0)
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(raw(web_port)) for _ in range(serving.MOST_CONNECTIONS)]
+        idle = [stack.enter_context(raw(web_port)) for _ in range(bounded_protocol.MOST_CONNECTIONS)]
         for _ in range(200):
             with raw(web_port) as late:
                 assert until_closed(late) == b""
