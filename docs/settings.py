@@ -218,7 +218,8 @@ SECTIONS: Final = (
         "[Queries](../guides/queries.md) between processes.",
         {
             "secret_file": "file with the group's secret, at least 16 bytes: the same for all members and readers",
-            "address": "published for readers: `https://HOST:PORT`. `kes run --queries` fills it in where it is empty",
+            "address": "published for readers: `https://HOST:PORT`. `kes run --queries` fills it in where it is empty; "
+            "else further workers take the ports behind it",
             "tls_certificate_file": "of the server that answers; without it only on the loopback",
             "tls_key_file": "its key",
             "tls_ca_file": "certificates by which readers check the server; empty: those of the system",

@@ -256,7 +256,8 @@ class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class QueryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Queries between processes. ``secret_file``: its content is the group's secret, of all members and readers.
-    ``address``: published for readers, ``https://HOST:PORT``; ``kes run --queries`` fills it in.
+    ``address``: published for readers, ``https://HOST:PORT``; ``kes run --queries`` fills it in, and where it is set,
+    further workers take the ports behind it.
     ``tls_certificate_file`` and ``tls_key_file``: of the server; ``tls_ca_file``: what readers check it with (default:
     the system's)."""
 

@@ -167,11 +167,12 @@ class _Supervised:
             raise ConfigError(f"--queries: {error}") from None
         if not isinstance(self.source, EventSource):
             raise ConfigError(f"--queries needs an EventSource; the source is {type(self.source).__name__}")
-        host, _, port = address.rpartition(":")
-        number = name.rpartition("-")[2]
-        if port.isdecimal() and int(port) and number.isdecimal():
-            port = str(int(port) + int(number))
-        QueryServer(self.source, f"{host}:{port}" if host else port)
+        config, number = self.source.config, name.rpartition("-")[2]
+        behind = int(number) if number.isdecimal() else 0
+        if config.queries.address:  # published: each worker has its own, or questions would come to the first alone
+            published = msgspec.structs.replace(config.queries, address=port_behind(config.queries.address, behind))
+            self.source.config = msgspec.structs.replace(config, queries=published)
+        QueryServer(self.source, port_behind(address, behind))
 
     def left(self) -> None:
         """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""
@@ -211,6 +212,14 @@ class _Supervised:
         if found:
             log.info("removed the dead member %s from the group", request.member_id)
         self._channel.send(Removed(request.member_id, found))
+
+
+def port_behind(address: str, number: int) -> str:
+    """Return the address with the port so many behind; 0, a free one, and what is no port stay."""
+    host, colon, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port)):
+        return address
+    return f"{host}{colon}{int(port) + number}"
 
 
 def _group_instance(source: Any) -> str:

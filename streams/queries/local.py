@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MappingView
 from typing import Any, Final
 
 from streams.answers import Answer
@@ -24,6 +24,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.worker import PartitionWorker
 from streams.sak.murmur2 import partition_of
+from streams.stores.journalled import JournalledBytes
 
 MOST_IN_A_TURN: Final = 128
 """Queries in one turn: events have theirs in between."""
@@ -247,12 +248,18 @@ class LocalQueries:
 
 def unfit(value: object, store: object) -> StoreError | None:
     """Return why this cannot be the answer of a query: it would be read on when the state is another one."""
-    if isinstance(value, Iterator):
-        return StoreError("a query returned an iterator, which would go on in a later state: return a list of it")
+    if isinstance(value, Iterator | MappingView):
+        return StoreError(
+            "a query returned an iterator or a view, which would go on in a later state: return a list of it"
+        )
     if isinstance(value, Awaitable):
         if inspect.iscoroutine(value):
             value.close()
         return StoreError("a query returned an awaitable; its read must be a plain function: its turn cannot wait")
-    if value is store and store is not None:
-        return StoreError("a query returned the store itself; return what you want to know of it")
+    parts: tuple[Any, ...] = (store, *getattr(store, "_parts", {}).values())
+    is_part = isinstance(value, JournalledBytes) or any(value is part for part in parts)
+    if store is not None and (is_part or getattr(value, "__self__", None) is store):
+        return StoreError(
+            "a query returned the store itself, or what is a part of it; return what you want to know of it"
+        )
     return None

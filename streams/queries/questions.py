@@ -15,6 +15,8 @@ PAGE: Final = 1_000
 ROWS_IN_A_TURN: Final = 128
 MOST_BYTES_IN: Final = 64 * 1024
 MOST_BYTES_OUT: Final = 1024 * 1024
+MOST_BYTES_READ: Final = 2 * MOST_BYTES_OUT
+"""A reader takes less than so many bytes of an answer: one large value makes it longer than the others."""
 _PAGE_BYTES: Final = MOST_BYTES_OUT // 2
 """Of keys and values: in base64, with the rest of the answer, they stay below the limit."""
 

@@ -21,7 +21,7 @@ from streams.codecs import codec_for
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
 from streams.protocols import Codec
-from streams.queries.questions import MOST_BYTES_OUT, PATH, PlacedOffset, Question, Refusal, Reply
+from streams.queries.questions import MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
 from streams.queries.routing import Server, candidates, servers_of
 from streams.queries.tickets import (
     SEAL_HEADER,
@@ -95,7 +95,10 @@ class StateReader(Generic[K, V]):
         ca = self.config.queries.tls_ca_file
         context = ssl.create_default_context(cafile=ca or None)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=64), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+            connector=aiohttp.TCPConnector(ssl=context, limit=64),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,  # no member compresses, and a forged address could send what grows without end
         )
         return self
 
@@ -280,9 +283,9 @@ class StateReader(Generic[K, V]):
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
-                content = await response.content.read(2 * MOST_BYTES_OUT)
-                while not response.content.at_eof() and len(content) < 2 * MOST_BYTES_OUT:
-                    content += await response.content.read(2 * MOST_BYTES_OUT - len(content))
+                content = await response.content.read(MOST_BYTES_READ)
+                while not response.content.at_eof() and len(content) < MOST_BYTES_READ:
+                    content += await response.content.read(MOST_BYTES_READ - len(content))
                 status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None

@@ -14,6 +14,7 @@ import uvicorn
 
 from streams.errors import ConfigError
 from streams.event_source import EventSource
+from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer
 from streams.queries.routing import LOOPBACK, checked_address
 from streams.queries.service import query_app
 from streams.queries.tickets import group_secret
@@ -22,6 +23,12 @@ _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 2.0
 MOST_CONNECTIONS: Final = 512
+
+
+class _Connection(BoundedProtocol):
+    """One connection of many readers."""
+
+    most_connections = MOST_CONNECTIONS
 
 
 class QueryServer:
@@ -42,6 +49,11 @@ class QueryServer:
                 f"queries are not served at {address} without TLS: set QueryConfig.tls_certificate_file and "
                 "tls_key_file, or use 127.0.0.1"
             )
+        if host in ("0.0.0.0", "::") and not settings.address:
+            raise ConfigError(
+                f"queries at {address} need a name that readers can reach: set QueryConfig.address "
+                "(https://HOST:PORT), or serve at one address"
+            )
         for name in ("tls_certificate_file", "tls_key_file"):
             path = getattr(settings, name)
             if has_tls and not Path(path).is_file():
@@ -60,25 +72,31 @@ class QueryServer:
         source.config = msgspec.structs.replace(
             source.config, queries=msgspec.structs.replace(settings, address=self.address)
         )
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                query_app(source, secret, lambda: self.address),
-                http="httptools",
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=1,
-                ssl_certfile=settings.tls_certificate_file or None,
-                ssl_keyfile=settings.tls_key_file or None,
-            )
+        config = uvicorn.Config(
+            query_app(source, secret, lambda: self.address),
+            http=_Connection,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=settings.tls_certificate_file or None,
+            ssl_keyfile=settings.tls_key_file or None,
         )
+        try:
+            config.load()
+        except OSError as error:  # of TLS, too
+            self._socket.close()
+            raise ConfigError(
+                f"the certificate {settings.tls_certificate_file} cannot be used: {error.strerror or error}"
+            ) from error
+        self._server = BoundedServer(config)
         self._thread = threading.Thread(target=self._run, name="kes-queries", daemon=True)
         self._thread.start()
         _log.info("queries are answered at %s", self.address)

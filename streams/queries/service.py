@@ -8,6 +8,7 @@ or for ``QueryServer``. It never asks another member: a reader that has come to 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, S
 from streams.event_source import EventSource
 from streams.queries.questions import (
     MOST_BYTES_IN,
+    MOST_BYTES_READ,
     PATH,
     PlacedOffset,
     Question,
@@ -34,6 +36,8 @@ from streams.queries.questions import (
 )
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_ticket, seal
 from streams.records import TopicPartition
+
+_log = logging.getLogger(__name__)
 
 MOST_AT_A_TIME: Final = 64
 LONGEST_SECONDS: Final = 5.0
@@ -64,9 +68,6 @@ class _Service:
         self._busy = 0
 
     async def answer(self, request: Request) -> Response:
-        if self._busy >= MOST_AT_A_TIME:
-            return self._sealed("", 503, _refusal(_Busy(f"{MOST_AT_A_TIME} requests are under way"), "Busy"))
-        self._busy += 1
         asked = request.headers.get(TICKET_HEADER, "")
         is_known = False  # nothing is sealed for a ticket that was not made with the secret
         try:
@@ -74,15 +75,31 @@ class _Service:
                 body = await _body(request)
                 check_ticket(self._secret, asked, "POST", PATH, body, self._address(), time.time())
                 is_known = True
-                reply = await self._reply(body)
-            return self._sealed(asked, 200, msgspec.json.encode(reply))
+                content = msgspec.json.encode(await self._counted(body))
+                if len(content) >= MOST_BYTES_READ:
+                    raise StoreError(f"the answer has {len(content)} bytes; readers take less than {MOST_BYTES_READ}")
+            return self._sealed(asked, 200, content)
         except _TooLarge as error:
             return self._sealed("", 413, _refusal(error, "TooLarge"))
+        except _Busy as error:
+            return self._sealed("", 503, _refusal(error, "Busy"))
         except (TimeoutError, ClientDisconnect) as error:
             return self._sealed(asked if is_known else "", 504, _refusal(error, "NotCaughtUp"))
         except StreamsError as error:
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
             return self._sealed(asked if is_known else "", status, _refusal(error, type(error).__name__))
+        except Exception:  # of a store or a codec: its text is for the log, not for the line
+            _log.exception("a question of a reader failed")
+            failed = StreamsError("the question failed at the member, whose log says why")
+            return self._sealed(asked if is_known else "", 500, _refusal(failed, "StreamsError"))
+
+    async def _counted(self, body: bytes) -> Reply:
+        """Answer, if there is room. Those without a ticket take none of it."""
+        if self._busy >= MOST_AT_A_TIME:
+            raise _Busy(f"{MOST_AT_A_TIME} requests are under way")
+        self._busy += 1
+        try:
+            return await self._reply(body)
         finally:
             self._busy -= 1
 
@@ -104,10 +121,17 @@ class _Service:
             raise Stopped("the event source is not running")
         asking = self._ask(question)
         try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, loop))
+            answering = asyncio.run_coroutine_threadsafe(asking, loop)
         except RuntimeError as error:  # its loop is closed
             asking.close()
             raise Stopped("the event source is not running") from error
+        try:
+            return await asyncio.wrap_future(answering)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Stopped("the event source has stopped") from None  # it cancelled the answer, not we
 
     async def _ask(self, question: Question) -> Reply:
         """Answer on the loop of the source. A page is of several turns, and no snapshot."""
@@ -116,6 +140,7 @@ class _Service:
         at_least = {TopicPartition(topic, partition): offset for topic, partition, offset in question.at_least}
         rows: list[tuple[bytes, bytes]] = []
         first: Answer[Any] | None = None
+        age, read_at = float("-inf"), 0.0
         while True:
             wanted = question
             if rows:
@@ -128,14 +153,15 @@ class _Service:
                 max_staleness=question.max_staleness,
                 timeout_seconds=min(question.timeout_seconds, LONGEST_SECONDS),
             )
-            first = first or answer
-            age = 0.0
+            first, before, read_at = first or answer, read_at, engine.environment.elapsed_seconds()
             if question.max_staleness is not None:
-                age = max(0.0, engine.environment.wall_seconds() - first.as_of)
+                # That of the oldest turn; the turns before by a clock that never jumps: one that is set back makes
+                # nothing younger.
+                age = max(age + read_at - before, engine.environment.wall_seconds() - answer.as_of)
             common: dict[str, Any] = {
                 "partition": question.partition,
                 "positions": _placed(first),
-                "age_seconds": age,
+                "age_seconds": max(0.0, age),
                 "served_by": answer.served_by,
             }
             if not isinstance(answer.value, TurnRows):

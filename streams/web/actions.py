@@ -121,6 +121,7 @@ class RegisteredAction:
         run = ActionRun(next(self._numbers), self.name, who, argument)
         self.runs.appendleft(run)
         run.task = asyncio.create_task(self._run(run))
+        run.task.add_done_callback(lambda _: self._ended(run))
         _log.info(
             "action %s, run %d: started by %s: %s", self.name, run.number, who, harmless(str(plain(argument)))[:500]
         )
@@ -142,12 +143,19 @@ class RegisteredAction:
             run.state, run.result = "done", "" if result is None else str(plain(result))[:_LONGEST]
         except asyncio.CancelledError:
             run.state = "cancelled"
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an exit would end the loop of the pages
             run.state, run.result = "failed", f"{type(error).__name__}: {error}"[:_LONGEST]
             _log.warning("action %s, run %d failed", self.name, run.number, exc_info=error)
         finally:
-            run.ended_ms = time.time_ns() // 1_000_000
-            _log.info("action %s, run %d: %s", self.name, run.number, run.state)
+            self._ended(run)
+
+    def _ended(self, run: ActionRun) -> None:
+        if run.ended_ms is not None:
+            return
+        if run.state == "running":  # cancelled before it began
+            run.state = "cancelled"
+        run.ended_ms = time.time_ns() // 1_000_000
+        _log.info("action %s, run %d: %s", self.name, run.number, run.state)
 
 
 def form_argument(fields: list[ActionField], form: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -27,8 +27,9 @@ MOST_STREAMS: Final = 32
 REQUEST_SECONDS: Final = 5.0
 MOST_BODY: Final = 64 * 1024
 MOST_ANSWER: Final = 1024 * 1024
-"""Bytes of an answer that is not a stream."""
+"""Bytes of an answer that is neither a stream nor the metrics, which grow with the partitions."""
 STREAM_PATH: Final = "/events"
+METRICS_PATH: Final = "/metrics"
 OPEN_PATHS: Final = frozenset({"/live", "/login", "/static/icon.svg", "/static/monitor.css", "/static/monitor.js"})
 """Paths that need no token."""
 FORM_FIELD: Final = "form"
@@ -93,7 +94,7 @@ class Doors:
             self._streams, self._requests = self._streams - is_stream, self._requests - (not is_stream)
 
     async def _bounded(self, request: Request, is_stream: bool, send: Send) -> None:
-        sent = False
+        sent, is_bounded = False, not is_stream and request.scope["path"] != METRICS_PATH
         held: list[Messages] = []  # the head of an answer waits for its body, whose size may refuse it
 
         async def sending(message: Messages) -> None:
@@ -101,7 +102,7 @@ class Doors:
             if message["type"] == "http.response.start" and not is_stream:
                 held.append(message)
                 return
-            if not is_stream and len(message.get("body", b"")) > MOST_ANSWER:
+            if is_bounded and len(message.get("body", b"")) > MOST_ANSWER:
                 raise _AnswerTooLarge
             sent = True
             for each in (*held, message):

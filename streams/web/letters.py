@@ -60,10 +60,12 @@ class DeadLetters:
     async def replay(self, letters: ReplayLetters, run: ActionRun) -> str:
         """Send dead letters to where they came from, each once, all or none. A cancel comes too late for it."""
         sending = asyncio.ensure_future(asyncio.to_thread(self._replay, letters.places, run.progress))
-        try:
-            return await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            return await sending
+        while True:
+            try:
+                return await asyncio.shield(sending)
+            except asyncio.CancelledError:
+                if sending.cancelled():  # by the end of the loop
+                    raise
 
     def _nothing(self, problem: str) -> dict[str, Any]:
         return {"topic": self.topic, "open": None, "letters": [], "problem": problem}

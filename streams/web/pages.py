@@ -24,7 +24,7 @@ from streams.observability.health import Verdict
 from streams.web import api, rows
 from streams.web.actions import ActionRefused, form_argument
 from streams.web.board import SNAPSHOT_SECONDS, GroupSnapshot
-from streams.web.doors import FORM_FIELD, STREAM_PATH, Doors, fields_of, refused
+from streams.web.doors import FORM_FIELD, METRICS_PATH, STREAM_PATH, Doors, fields_of, refused
 from streams.web.drawing import rates_svg, topology_svg
 from streams.web.letters import MOST_LETTERS
 from streams.web.look_up import looked_up
@@ -98,7 +98,7 @@ class Pages:
             Route("/static/{name}", self._file),
             Route("/live", self._live),
             Route("/ready", self._ready),
-            Route("/metrics", self._metrics),
+            Route(METRICS_PATH, self._metrics),
         ]
         return made + api.routes(self._site)
 

@@ -1,8 +1,4 @@
-"""An HTTP server on a thread and an event loop of its own, with bounds on what a client can make it keep.
-
-uvicorn bounds neither the time for a request's head, nor the size of heads and trailers, nor the wait for a client that
-does not read. Here each of them has a bound; beyond it the connection is cut off.
-"""
+"""An HTTP server on a thread and an event loop of its own, with bounds on what a client can make it keep."""
 
 from __future__ import annotations
 
@@ -12,131 +8,18 @@ import ipaddress
 import socket
 import ssl
 import threading
-import weakref
 from collections.abc import Callable
 from errno import EADDRINUSE
 from typing import Any, Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from streams.errors import ConfigError
 from streams.observability.http_server import parse_address
+from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer
 
-HEAD_SECONDS: Final = 5.0
-"""The time for a request's head, from the connection or from its first byte."""
-STALLED_SECONDS: Final = 10.0
-"""The time for a client to read on, when it has let the buffer fill up, or the connection is closing."""
-MOST_CONNECTIONS: Final = 128
-MOST_RECEIVED: Final = 1024 * 1024
-"""Bytes of one request with all that comes behind it; a body is refused far below, with an answer."""
 _SHUTDOWN_SECONDS: Final = 2
 _START_SECONDS: Final = 10.0
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """One connection, with its bounds."""
-
-    _is_refused = False
-    _received = 0
-    _head_timer: asyncio.TimerHandle | None = None
-    _stall_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, unless there are too many."""
-        if len(self.connections) >= MOST_CONNECTIONS:
-            self._is_refused = True
-            transport.abort()
-            return
-        super().connection_made(transport)
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        for timer in (self._head_timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
-        if not self._is_refused:
-            super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Feed the parser, up to ``MOST_RECEIVED`` bytes a request."""
-        if self._is_refused or self.transport.is_closing():
-            return
-        self._received += len(data)
-        if self._received > MOST_RECEIVED:
-            self.transport.abort()
-            return
-        if self._head_timer is None and not self._is_at_work:
-            self._await_head()
-        super().data_received(data)
-
-    def on_headers_complete(self) -> None:
-        """Begin the request. One connection has one at a time: browsers and clients do not pipeline."""
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        if self._is_at_work:
-            self.transport.abort()
-            return
-        super().on_headers_complete()
-
-    def on_response_complete(self) -> None:
-        """Count anew; a connection that is to close has its time for that."""
-        self._received = 0
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._await_reader()
-
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read, for a while."""
-        super().pause_writing()
-        self._await_reader()
-
-    def resume_writing(self) -> None:
-        """Go on."""
-        super().resume_writing()
-        if self._stall_timer is not None and not self.transport.is_closing():
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, whether its client reads the rest or not."""
-        super().timeout_keep_alive_handler()
-        self._await_reader()
-
-    @property
-    def _is_at_work(self) -> bool:
-        cycle: Any = self.cycle  # None before the first request
-        return cycle is not None and not cycle.response_complete
-
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-
-    def _await_reader(self) -> None:
-        if self._stall_timer is None:
-            self._stall_timer = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
-
-
-class _Server(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        loop = asyncio.get_running_loop()
-        alive: weakref.WeakSet[BoundedProtocol] = weakref.WeakSet()
-        tls: dict[str, Any] = {"ssl_handshake_timeout": HEAD_SECONDS} if self.config.ssl else {}
-
-        def protocol(_loop: asyncio.AbstractEventLoop | None = None) -> BoundedProtocol:
-            if tls and len(alive) >= MOST_CONNECTIONS:  # it is cut off before the handshake
-                raise ConnectionRefusedError
-            made = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
-            alive.add(made)
-            return made
-
-        self.servers = [
-            await loop.create_server(protocol, sock=each, ssl=self.config.ssl, backlog=64, **tls)
-            for each in sockets or ()
-        ]
-        self.started = True
 
 
 class ServerThread:
@@ -168,7 +51,7 @@ class ServerThread:
         except (OSError, ssl.SSLError) as error:
             self._socket.close()
             raise ConfigError(f"the certificate {certificate} cannot be used: {error.strerror or error}") from error
-        self._server = _Server(config)
+        self._server = BoundedServer(config)
         self._opened, self._closing = opened, closing
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, StoreError, WouldDeadlock
+from streams.queries.local import unfit
 from streams.records import Delivery, Record, TopicPartition
 from streams.runtime.looks import Looks
+from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimTakeOver
 from streams.testing.simulation.virtual_time import elapse
@@ -157,10 +159,12 @@ def test_at_least_waits_for_what_was_sent(driver: TestDriver[Any]) -> None:
         (lambda store: store.put("ann", 7), "writes to the store"),
         (lambda store: store.delete("ann"), "writes to the store"),
         (lambda store: store.items(), "returned an iterator"),
+        (lambda store: {}.items(), "returned an iterator or a view"),
         (lambda store: store, "returned the store itself"),
+        (lambda store: store.get, "returned the store itself"),
         (lambda store: elapse(0.0), "returned an awaitable"),
     ],
-    ids=["put", "delete", "iterator", "store", "awaitable"],
+    ids=["put", "delete", "iterator", "view", "store", "method", "awaitable"],
 )
 def test_a_read_that_does_more_is_refused_alone(driver: TestDriver[Any], read: Any, says: str) -> None:
     driver.send(Added("ann"))
@@ -294,3 +298,13 @@ def test_a_lease_ends_while_the_machine_sleeps(driver: TestDriver[Any]) -> None:
     assert engine.looks._has_lease()
     object.__setattr__(engine.environment, "elapsed_seconds", lambda: slept)
     assert not engine.looks._has_lease()
+
+
+def test_a_part_of_a_store_is_no_answer() -> None:
+    class Bank(Stores):
+        accounts = NamedTable.of(str, int)
+
+    bank = Bank(ANN)
+    for part in (bank.accounts, bank):
+        assert "a part of it" in str(unfit(part, bank))
+    assert unfit([("ann", 1)], bank) is None

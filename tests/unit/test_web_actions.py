@@ -20,6 +20,8 @@ from tests.unit.web_kit import LOOK, TOKENS, ask, form_of, served, signed_in, so
 
 from streams.web import ActionRun, Monitor  # isort: skip
 from streams.web.actions import RegisteredAction  # isort: skip
+from streams.web.group_look import GroupLook  # isort: skip
+from streams.web.letters import DeadLetters  # isort: skip
 
 
 @pytest.fixture
@@ -181,3 +183,52 @@ def test_the_end_of_the_monitor_cancels_what_runs(monitor: Monitor) -> None:
     with monitor:
         assert ask(monitor.port, "/api/v1/actions/endless/start", method="POST").status == 200
     assert ended == ["cancelled"]
+
+
+async def test_a_run_that_is_cancelled_before_it_began_has_ended() -> None:
+    async def wait() -> None:
+        await asyncio.sleep(0)
+
+    action = RegisteredAction("wait", wait)
+    run = action.start({}, "a test")
+    assert action.cancel("a test")
+    await asyncio.sleep(0.01)
+    assert (run.state, action.running) == ("cancelled", None)
+    action.start({}, "a test")
+
+
+def test_an_action_that_exits_ends_itself_alone(monitor: Monitor) -> None:
+    @monitor.action("leave")
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    def last() -> dict[str, Any]:
+        found = json.loads(ask(monitor.port, "/api/v1/actions", LOOK).text)
+        return next(action["runs"][0] for action in found if action["name"] == "leave")
+
+    with monitor:
+        assert ask(monitor.port, "/api/v1/actions/leave/start", method="POST").status == 200
+        wait_until(lambda: last()["ended_ms"] is not None, "its end", step=0.02)
+        assert (last()["state"], last()["result"]) == ("failed", "SystemExit: 3")
+
+
+async def test_no_cancel_hides_that_letters_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def replay(self: DeadLetters, places: list[str], progress: Any) -> str:
+        release.wait(10.0)
+        return "sent again: 1"
+
+    monkeypatch.setattr(DeadLetters, "_replay", replay)
+    source = source_of()
+    action = RegisteredAction("again", DeadLetters(source, GroupLook("shop", source.config)).replay)
+    run = action.start({"places": ["0@1"]}, "a test")
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        action.cancel("a test")
+    await asyncio.sleep(0.01)
+    assert action.running is run, "it is being sent"
+    release.set()
+    assert run.task is not None
+    await run.task
+    assert (run.state, run.result) == ("done", "sent again: 1")

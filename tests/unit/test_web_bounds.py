@@ -9,14 +9,15 @@ import pytest
 
 from tests.unit.web_kit import LOOK, ask, raw, until_closed, web_port
 
-from streams.web import doors, serving  # isort: skip
+from streams.queries import bounded_protocol  # isort: skip
+from streams.web import doors  # isort: skip
 
 __all__ = ["web_port"]  # the fixture
 
 
 @pytest.fixture
 def short_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 0.3)
 
 
 def test_a_body_has_its_bounds(web_port: int) -> None:
@@ -53,7 +54,7 @@ def test_a_second_head_has_its_time_too(web_port: int, monkeypatch: pytest.Monke
     with raw(web_port) as connection:
         connection.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\n\r\n".encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr(serving, "HEAD_SECONDS", 0.3)
+        monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 0.3)
         connection.sendall(b"GET /")
         assert b"HTTP/1.1" not in until_closed(connection)
 
@@ -90,9 +91,9 @@ def test_what_is_no_http_is_refused(web_port: int, junk: bytes) -> None:
 def test_more_connections_than_there_is_room_for_are_cut_off_and_the_rest_goes_on(
     web_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "HEAD_SECONDS", 20.0)
+    monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 20.0)
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(raw(web_port)) for _ in range(serving.MOST_CONNECTIONS)]
+        idle = [stack.enter_context(raw(web_port)) for _ in range(bounded_protocol.MOST_CONNECTIONS)]
         for _ in range(200):
             with raw(web_port) as late:
                 assert until_closed(late) == b""
@@ -132,3 +133,6 @@ def test_an_answer_has_its_bounds(web_port: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doors, "MOST_ANSWER", 100)
     reply = ask(web_port, "/settings")
     assert (reply.status, reply.text) == (503, '{"error":"the answer is too large: choose less"}')
+    reply = ask(web_port, "/metrics")
+    assert reply.status == 200, "they grow with the partitions, and nobody could choose less"
+    assert len(reply.text) > 100

@@ -1,0 +1,213 @@
+"""The door of the queries, tried over sockets, at a source that does not run."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams.answers import Answer
+from streams.cli.worker import port_behind
+from streams.config import QueryConfig
+from streams.errors import ConfigError
+from tests.unit.waiting import wait_until
+from tests.unit.web_kit import raw, source_of, until_closed
+
+from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
+from streams.queries import reader as reader_module  # isort: skip
+from streams.queries import server as server_module  # isort: skip
+from streams.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply, TurnRows  # isort: skip
+from streams.queries.routing import Server  # isort: skip
+from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
+
+SECRET = b"a secret of the group"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[QueryServer]:
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    source = source_of(queries=QueryConfig(secret_file=str(path)))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    source._loop = loop
+    with QueryServer(source, "127.0.0.1:0") as made:
+        yield made
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def port_of(server: QueryServer) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+def put(server: QueryServer) -> tuple[int, Any]:
+    """Put a question as a reader does; the answer has to be sealed."""
+    body = msgspec.json.encode(Question(group="shop", kind="get", partition=0, key=b"ann"))
+    asked = ticket(SECRET, "POST", PATH, body, server.address, time.time())
+    with closing(http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)) as connection:
+        connection.request("POST", PATH, body, {TICKET_HEADER: asked})
+        answer = connection.getresponse()
+        content = answer.read()
+        check_seal(SECRET, answer.getheader(SEAL_HEADER, ""), asked, answer.status, content)
+        return answer.status, msgspec.json.decode(content)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
+    async def ask(self: Any, question: Question) -> Reply:
+        if isinstance(found, BaseException):
+            raise found
+        return Reply(partition=0, positions=(), age_seconds=0.0, served_by="w-0", value=found)
+
+    monkeypatch.setattr(service._Service, "_ask", ask)
+
+
+@pytest.mark.parametrize("sent", [b"", f"POST {PATH} HTTP/1.1\r\nHost: a\r\nX: ".encode()], ids=["nothing", "half"])
+def test_a_head_that_does_not_end_has_its_time(
+    server: QueryServer, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 0.3)
+    with raw(port_of(server), 5.0) as connection:
+        connection.sendall(sent)
+        assert until_closed(connection) == b""
+
+
+def test_those_without_a_ticket_take_no_place(server: QueryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_AT_A_TIME", 2)
+    answers(monkeypatch, b"1")
+    with ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(raw(port_of(server)))
+            connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na".encode())
+        wait_until(lambda: len(server._server.server_state.tasks) == 4, "their requests", step=0.01)
+        assert put(server)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "error"),
+    [
+        (b"v" * MOST_BYTES_READ, 400, "StoreError"),
+        (ValueError("a key of a user"), 500, "StreamsError"),
+        (RuntimeError("a key of a user"), 500, "StreamsError"),
+        (asyncio.CancelledError(), 421, "Stopped"),
+    ],
+    ids=["too large", "error", "runtime error", "end of the source"],
+)
+def test_a_question_that_fails_gets_an_answer_of_a_member(
+    server: QueryServer, monkeypatch: pytest.MonkeyPatch, found: Any, status: int, error: str
+) -> None:
+    answers(monkeypatch, found)
+    answered, refusal = put(server)
+    assert (answered, refusal["error"]) == (status, error)
+    assert "a key of a user" not in msgspec.convert(refusal, Refusal).message
+    answers(monkeypatch, b"1")
+    assert put(server)[0] == 200
+
+
+def test_an_address_that_readers_cannot_reach_is_not_published(tmp_path: Path) -> None:
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
+    with pytest.raises(ConfigError, match=r"set QueryConfig\.address"):
+        QueryServer(source_of(queries=settings), "0.0.0.0:0")
+
+
+def test_a_certificate_that_is_none_ends_the_start(tmp_path: Path) -> None:
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
+    with pytest.raises(ConfigError, match="cannot be used"):
+        QueryServer(source_of(queries=settings), "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(("set_back", "second", "age"), [(3_600.0, 2.0, 5.0), (0.0, 7.0, 7.0)], ids=["clock", "copy"])
+async def test_a_page_is_as_old_as_its_oldest_turn(set_back: float, second: float, age: float) -> None:
+    """Two turns: the first is two seconds old; the next one comes three seconds later, by a clock that was set back, or
+    from a copy that is older."""
+    wall, elapsed = 10_000.0, 0.0
+    environment = SimpleNamespace(wall_seconds=lambda: wall, elapsed_seconds=lambda: elapsed)
+
+    async def turn(partition: int, read: Any, **more: Any) -> Answer[TurnRows]:
+        nonlocal wall, elapsed
+        is_first = read.args[0].after is None
+        if not is_first:
+            wall, elapsed = wall + 3.0 - set_back, 3.0
+        old = 2.0 if is_first else second
+        return Answer(TurnRows([(b"a", b"")], is_first), partition, {}, wall - old, "w-0")
+
+    source: Any = source_of()
+    source._running = lambda: SimpleNamespace(environment=environment)
+    source._local = lambda engine: SimpleNamespace(query=turn)
+    question = Question(group="shop", kind="range", partition=0, max_staleness=5.0)
+    reply = await service._Service(source, SECRET, lambda: "")._ask(question)
+    assert (len(reply.rows), reply.age_seconds) == (2, age)
+
+
+def test_workers_take_the_ports_behind_the_first_one() -> None:
+    assert port_behind("127.0.0.1:9200", 3) == "127.0.0.1:9203"
+    assert port_behind("https://shop-a.example:9200", 1) == "https://shop-a.example:9201"
+    assert [port_behind(each, 2) for each in ("9200", "127.0.0.1:0", "[::1]:9200", "none")] == [
+        "9202", "127.0.0.1:0", "[::1]:9202", "none",
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio drops what is refused
+def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take the files of the process, which are the source's, too. And an answer comes by TLS."""
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    certificate = str(tmp_path / "cert.pem")
+    settings = QueryConfig(secret_file=str(path), tls_certificate_file=certificate, tls_key_file=certificate)
+    monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 60.0)
+    monkeypatch.setattr(server_module._Connection, "most_connections", 2)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with QueryServer(source_of(queries=settings), "127.0.0.1:0") as made:
+        wait_until(lambda: made._server.started, "its start", step=0.01)
+        with closing(http.client.HTTPSConnection("127.0.0.1", port_of(made), timeout=30, context=context)) as asking:
+            asking.request("POST", PATH, b"{}")
+            assert asking.getresponse().status == 401
+        with ExitStack() as stack:
+            connections = [stack.enter_context(raw(port_of(made), 30.0)) for _ in range(5)]
+            assert [until_closed(each) for each in connections[2:]] == [b""] * 3, "there is no room for them"
+
+
+async def test_an_answer_that_grows_without_end_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At an address that was forged: sixteen megabytes of nothing in a few kilobytes."""
+    (path := tmp_path / "secret").write_bytes(SECRET)
+    packed = gzip.compress(bytes(16 * 1024 * 1024))
+    read: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+        writer.write(head.encode() + packed)
+        await writer.drain()
+        writer.close()
+
+    def check(secret: bytes, text: str, asked: str, status: int, body: bytes) -> None:
+        read.append(len(body))
+        check_seal(secret, text, asked, status, body)
+
+    monkeypatch.setattr(reader_module, "check_seal", check)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as made:
+        forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}")
+        async with reader_module.StateReader(config, key=str, value=str) as states:
+            with pytest.raises(TicketRefused):
+                await states._put(forged, Question(group="shop", kind="get", partition=0, key=b"ann"), 5.0)
+    assert read == [len(packed)]
