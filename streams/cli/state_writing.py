@@ -32,7 +32,7 @@ from streams.config import EventSourceConfig
 from streams.errors import DecodeError, OffsetError, StoreError
 from streams.event_source import EventSource
 from streams.records import IncomingRecord, Output, TopicPartition
-from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer
+from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer
 from streams.runtime.ownership.replicas import make_store
 from streams.stores.journalled import JournalledBytes
 from streams.stores.several import Stores
@@ -61,8 +61,8 @@ def import_(
 ) -> None:
     """Make the state of partitions what a file says, timers included: keys that the file lacks are deleted.
 
-    All members must be stopped. The input goes on where it stood. Nothing is written if the store cannot read all of
-    the file.
+    All members must be stopped. The inputs go on where they stood, and rows of joined tables stay as they are: those
+    in the file are passed over. Nothing is written if the store cannot read all of the file.
 
     Exit codes: 0 the state is that of the file; 1 refused (a member is running, the file is none or not of this store),
     not confirmed, or no broker answers; 2 wrong usage.
@@ -77,12 +77,12 @@ def import_(
             raise StoreError(f"{file} has the partition {number}, and {found.config.topic} has none of that number")
         if state.offset < 0:
             raise StoreError(f"{file}: the line that ends partition {number} is missing: the file is cut")
-        for key, value in state.entries.items():
+        for key, value in without_rows(state.entries).items():
             _check(store, file, number, key, value)
     store.revoked()
 
     def changes(number: int, there: State) -> Changes:
-        wanted = states[number].entries
+        wanted = without_rows(states[number].entries)
         puts: Changes = {key: value for key, value in wanted.items() if there.get(key) != value}
         return puts | dict.fromkeys(there.keys() - wanted.keys())
 
@@ -126,6 +126,12 @@ def migrate(
 
     _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True)
     store.revoked()
+
+
+def without_rows(entries: State) -> State:
+    """Return a state without the rows of joined tables: they belong to the position in the table's topic, which stays
+    where it is, so others in their place would differ from the topic for good."""
+    return {key: value for key, value in entries.items() if not key.startswith(JOIN_PREFIX)}
 
 
 def _stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
@@ -195,7 +201,7 @@ def _write(
             numbers = sorted(checks.last_records(config.changelog, numbers, OFFSET_KEY))
         before = {number: position_of(config, checks, config.topic, number, committed[number]) for number in numbers}
         states = state_of(source, "changelog", servers, timeout, numbers)
-        wanted = {number: changes(number, states[number].entries) for number in numbers}
+        wanted = {number: changes(number, without_rows(states[number].entries)) for number in numbers}
         for number, some in wanted.items():
             _check_sizes(some, number, limit)
         rows = [_counts(number, some) for number, some in wanted.items()]
