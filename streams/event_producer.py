@@ -180,7 +180,7 @@ class BlockingEventProducer:
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit, self._tracer)
         yield records
-        self._queue.open()
+        self._queue.check_open()
         with self._committing:
             self._transactions.commit(records.outputs)
 
@@ -268,7 +268,7 @@ class AsyncEventProducer:
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit, self._tracer)
         yield records
-        self._queue.open()
+        self._queue.check_open()
         if self._worker is None:
             self._worker = Worker("kes-producer")
         await self._worker.call(self._transactions.commit, records.outputs)  # one at a time, in order

@@ -93,7 +93,7 @@ def _row(path: Path, number: int, kind: _Kind, dry_run: bool) -> dict[str, Any]:
             elif dry_run:
                 result = "would be converted"
             else:
-                row["bytes"] = _convert(path, mark, kind, engine)
+                row["offset"], row["bytes"] = _convert(path, mark, kind, engine)
                 result = "converted"
         finally:
             lock.close()
@@ -117,14 +117,17 @@ def _refuse_others(mark: FolderMark, number: int, kind: _Kind) -> None:
         )
 
 
-def _convert(path: Path, mark: FolderMark, kind: _Kind, engine: str) -> int:
-    """Write a folder's state anew, beside the old one, which counts until the mark is replaced; return its bytes.
-    ``engine``: the name of that it has; empty for files."""
+def _convert(path: Path, mark: FolderMark, kind: _Kind, engine: str) -> tuple[int, int]:
+    """Write a folder's state anew, beside the old one, which counts until the mark is replaced; return its offset and
+    bytes. ``engine``: the name of that it has; empty for files."""
     before, after = _folder(path, _engine_of(engine, kind), kind), _folder(path, kind.engine, kind)
     before.mark = mark
     try:
         if isinstance(before, DatabaseFolder):
-            before.open_database()
+            found = before.read_own_mark()
+            if found is None:
+                raise StoreError("its database has no mark: there is nothing in it yet")
+            mark = found
         if isinstance(after, DatabaseFolder):
             shutil.rmtree(after.place, ignore_errors=True)  # of a conversion that was killed
         data, size = before.data(BLOCK_BYTES), 0
@@ -147,7 +150,7 @@ def _convert(path: Path, mark: FolderMark, kind: _Kind, engine: str) -> int:
                 after.close()
                 shutil.rmtree(after.place, ignore_errors=True)
             raise
-        return size
+        return mark.offset, size
     finally:
         before.close()
         after.close()

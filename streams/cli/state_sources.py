@@ -203,8 +203,9 @@ def _from_snapshots(
 
 
 def from_export(path: Path, wanted: list[int] | None) -> dict[int, StateAt]:
-    """Return what is in a file of ``kes state export``. Raises ``StoreError`` for a file that is not one."""
+    """Return what is in a file of ``kes state export``. Raises ``StoreError`` for a file that is not one, or is cut."""
     found: dict[int, StateAt] = {}
+    ended: set[int] = set()
     line_number = 0
     try:
         with open(path, "rb") as file:
@@ -214,6 +215,7 @@ def from_export(path: Path, wanted: list[int] | None) -> dict[int, StateAt]:
                 state = found.setdefault(line.partition, StateAt(-1, {}))
                 if line.offset is not None:
                     found[line.partition] = state._replace(offset=line.offset)
+                    ended.add(line.partition)
                 else:
                     key, value = (base64.b64decode(text, validate=True) for text in (line.key, line.value))
                     state.entries[key] = value
@@ -223,6 +225,8 @@ def from_export(path: Path, wanted: list[int] | None) -> dict[int, StateAt]:
         ) from error
     except (msgspec.DecodeError, binascii.Error) as error:
         raise StoreError(f"{path}: line {line_number} is not of an export: {error}") from error
+    for number in found.keys() - ended:
+        raise StoreError(f"{path}: the line that ends partition {number} is missing: the file is cut")
     return {number: state for number, state in found.items() if not wanted or number in wanted}
 
 

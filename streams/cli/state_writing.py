@@ -9,6 +9,7 @@ Killed in between, a partition has a part of the changes; the next run writes th
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -61,8 +62,8 @@ def import_(
 ) -> None:
     """Make the state of partitions what a file says, timers included: keys that the file lacks are deleted.
 
-    All members must be stopped. The inputs go on where they stood, and rows of joined tables stay as they are: those
-    in the file are passed over. Nothing is written if the store cannot read all of the file.
+    Rows of joined tables stay as they are: they come from their topics. All members must be stopped. The input goes on
+    where it stood. Nothing is written if the store cannot read all of the file.
 
     Exit codes: 0 the state is that of the file; 1 refused (a member is running, the file is none or not of this store),
     not confirmed, or no broker answers; 2 wrong usage.
@@ -75,14 +76,12 @@ def import_(
     for number, state in states.items():
         if number >= found.config.num_partitions:
             raise StoreError(f"{file} has the partition {number}, and {found.config.topic} has none of that number")
-        if state.offset < 0:
-            raise StoreError(f"{file}: the line that ends partition {number} is missing: the file is cut")
-        for key, value in without_rows(state.entries).items():
+        for key, value in _without_rows(state.entries).items():
             _check(store, file, number, key, value)
     store.revoked()
 
     def changes(number: int, there: State) -> Changes:
-        wanted = without_rows(states[number].entries)
+        wanted, there = _without_rows(states[number].entries), _without_rows(there)
         puts: Changes = {key: value for key, value in wanted.items() if there.get(key) != value}
         return puts | dict.fromkeys(there.keys() - wanted.keys())
 
@@ -114,7 +113,7 @@ def migrate(
 
     def changes(number: int, there: State) -> Changes:
         upgraded: Changes = {}
-        for key, value in there.items():
+        for key, value in _without_rows(there).items():
             if not key.startswith(TIMER_PREFIX):
                 try:
                     new = store.upgraded(key, value)
@@ -128,9 +127,8 @@ def migrate(
     store.revoked()
 
 
-def without_rows(entries: State) -> State:
-    """Return a state without the rows of joined tables: they belong to the position in the table's topic, which stays
-    where it is, so others in their place would differ from the topic for good."""
+def _without_rows(entries: State) -> State:
+    """Leave out the rows of joined tables: they go with a position in their topic, which stays as it is."""
     return {key: value for key, value in entries.items() if not key.startswith(JOIN_PREFIX)}
 
 
@@ -201,7 +199,7 @@ def _write(
             numbers = sorted(checks.last_records(config.changelog, numbers, OFFSET_KEY))
         before = {number: position_of(config, checks, config.topic, number, committed[number]) for number in numbers}
         states = state_of(source, "changelog", servers, timeout, numbers)
-        wanted = {number: changes(number, without_rows(states[number].entries)) for number in numbers}
+        wanted = {number: changes(number, states[number].entries) for number in numbers}
         for number, some in wanted.items():
             _check_sizes(some, number, limit)
         rows = [_counts(number, some) for number, some in wanted.items()]
@@ -244,13 +242,16 @@ class _Partition:
         self._config, self._checks, self._slot = config, checks, slot
         self._number, self._committed = number, committed
         self._ids = checks.source_id(), checks.changelog_id()
+        self._writer = (
+            f"{_WRITER} {uuid.uuid4().hex[:8]}"  # of two runs at a time, each sees that the other has written
+        )
 
     def write(self, position: Position, changes: Changes) -> None:
         """Write changes, as many in a transaction as it may have. Raises ``OffsetError`` when a member was there."""
         report, done = late_lines("changes"), 0
         for serial, some in enumerate(_chunks(self._config.changelog, self._number, changes)):
             carried = msgspec.UNSET if position.record is None else position.record.inputs
-            record = OffsetRecord(position.offset, _WRITER, serial, 0, *self._ids, carried)
+            record = OffsetRecord(position.offset, self._writer, serial, 0, *self._ids, carried)
             with transaction(self._slot, _AGAIN):
                 self._checks.hold(self._slot, {self._number: position.offset})
                 if self._position() != position:

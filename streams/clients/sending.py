@@ -38,6 +38,7 @@ class SendQueue:
         """The records since the last ``serve``."""
         self._producer: PlainProducer | None = self._connect()
         self._alone: PlainProducer | None = None
+        self._is_closed = False
         self._shared: Sent | None = None
 
     @property
@@ -50,7 +51,10 @@ class SendQueue:
 
         ``serve`` calls ``settle`` with its outcome. Without one, ``raise_failures`` raises what failed.
         """
-        producer = self._producer or self.open()
+        producer = self._producer
+        if producer is None:
+            self.check_open()
+            return False  # another thread is making it anew
         if settle is not None or record.partition is not None or record.timestamp_ms is not None:
             sent = Sent(self, producer, record, settle)
         else:  # nothing of it is kept, so its memory is free at once, and still in the processor's cache
@@ -60,6 +64,9 @@ class SendQueue:
             sent = shared
         try:
             taken = producer.produce_reported(record, sent)
+        except Stopped:
+            self.check_open()
+            return False  # the same
         except BrokerUnavailable:
             if producer.is_broken:
                 return False  # ``serve`` makes another one
@@ -72,7 +79,9 @@ class SendQueue:
     def serve(self, seconds: float) -> None:
         """Wait for acknowledgements for so long, and take those that there are."""
         self.sends = 0
-        producer = self.open()
+        self.check_open()
+        if (producer := self._producer) is None:  # it could not be made before
+            producer = self._producer = self._connect()
         if self._alone is not None:
             self._alone.poll(0)
         producer.poll(seconds)
@@ -96,6 +105,7 @@ class SendQueue:
 
     def close(self, *, is_loud: bool) -> None:
         """Close the client. Records on their way are in doubt. Raises ``NotDelivered``, or logs it if not loud."""
+        self._is_closed = True
         self._drop()
         try:
             self.raise_failures()
@@ -123,21 +133,22 @@ class SendQueue:
     def _connect(self, *, one_by_one: bool = False) -> PlainProducer:
         return PlainProducer(self._settings, delivery_timeout_ms=self._timeout_ms, one_by_one=one_by_one)
 
-    def open(self) -> PlainProducer:
-        """Return the client. Raises ``Stopped`` once this is closed."""
-        if self._producer is None:
+    def check_open(self) -> None:
+        """Raise ``Stopped`` once this is closed."""
+        if self._is_closed:
             raise Stopped("the producer is closed: its block has ended")
-        return self._producer
 
     def _drop(self) -> None:
         """Drop the clients. Their records on the way are in doubt."""
-        for producer in (self._producer, self._alone):
-            if producer is not None:
-                producer.purge()
-                while producer.unreported:
-                    producer.poll(_PURGE_SECONDS)
-                producer.close()
-        self._producer = self._alone = None
+        while (producer := self._producer or self._alone) is not None:  # what the first reports may go to the second
+            producer.purge()
+            while producer.unreported:
+                producer.poll(_PURGE_SECONDS)
+            producer.close()
+            if producer is self._producer:
+                self._producer = None
+            else:
+                self._alone = None
 
 
 class Sent(msgspec.Struct, gc=False):

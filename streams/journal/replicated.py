@@ -153,7 +153,12 @@ class Replicated(Generic[M]):
         self._check()
 
     async def __aenter__(self) -> Self:
-        await self._held.open()
+        try:
+            await self._held.open()
+        except BaseException:
+            self._held.close()
+            self.state = self.state.to(MemberState.STOPPED)
+            raise
         self.state = self.state.to(MemberState.FOLLOWING)
         self._task = asyncio.create_task(self._run())
         return self
@@ -164,6 +169,8 @@ class Replicated(Generic[M]):
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self.state is not MemberState.STOPPED:  # cancelled before its first step
+            self.state = self.state.to(MemberState.STOPPED)
         self._held.close()
         if error is None:
             self._check()

@@ -129,6 +129,11 @@ class FramedCodec(Generic[V]):
                 f"the value has version {version}, this program knows versions up to {self._version}: a newer release "
                 "of it wrote the state; roll this member forward"
             )
+        if version not in self._upcast:
+            raise DecodeError(
+                f"the value has version {version}, and there is no upcaster for it: it may be taken out only after "
+                "`kes state migrate`"
+            )
         plain: dict[str, Any] = cast(Any, self._codec).decode_dict(payload)
         for step in range(version, self._version):
             plain = self._stepped(plain, step)
@@ -157,13 +162,15 @@ class FramedCodec(Generic[V]):
 
 
 def check_versions(codec: Codec[Any], version: int, upcast: Mapping[int, Upcast]) -> None:
-    """Check that each older version can be read. Raises ``ConfigError``."""
+    """Check that older versions can be read, but for the oldest ones, of which no value may be left. Raises
+    ``ConfigError``."""
     if type(version) is not int or not 1 <= version <= LAST_VERSION:
         raise ConfigError(f"the version of a table's values is {version!r}; it is a number from 1 to {LAST_VERSION}")
-    if set(upcast) != set(range(1, version)):
+    oldest = max(1, version - len(upcast))
+    if set(upcast) != set(range(oldest, version)):
         raise ConfigError(
-            f"values of version {version} need upcasters from each version from 1 to {version - 1}, "
-            f"not from {sorted(upcast)}"
+            f"values of version {version} need upcasters from each version from 1 to {version - 1}, but for the oldest "
+            f"ones, not from {sorted(upcast)}"
         )
     if version > 1 and not hasattr(codec, "decode_dict"):
         raise ConfigError(f"{type(codec).__name__} has no dict form that an upcaster could work on")

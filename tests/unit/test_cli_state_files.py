@@ -274,6 +274,25 @@ async def test_a_conversion_that_is_killed_is_made_again(
     assert row["result"] == "converted" if step == "written" else "is as it should be"
 
 
+async def test_a_database_that_lost_its_last_writes_is_converted_as_of_its_own_mark(shell: Shell) -> None:
+    """With the power: it is synced later than the copy of its mark beside it."""
+    await at_work(shell, STORES["table on SQLite"])
+    earlier = shell.kept.marked
+    await shell.kept.bench.stop()
+    database, kept = shell.place / "0" / "data-sqlite1", shell.place / "kept"
+    shutil.copytree(database, kept)
+    await at_work(shell, STORES["table on SQLite"])
+    contents = shell.kept.contents()
+    await shell.kept.bench.stop()
+    shutil.rmtree(database)
+    os.replace(kept, database)
+    shell.kept.make(STORES["table"])
+    (row,) = await shell.data("convert")
+    assert (row["offset"], row["result"]) == (earlier, "converted")
+    await shell.kept.bench.start()
+    assert shell.kept.contents() == contents
+
+
 async def test_folders_in_use_are_not_dropped(shell: Shell) -> None:
     await at_work(shell)
     (row,) = await shell.data("drop", "--yes", code=1)

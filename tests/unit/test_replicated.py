@@ -13,7 +13,8 @@ import pytest
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint
 
-from streams.errors import JournalError, NotLeading, ReplicaFailed
+from streams.core.journal import MemberState
+from streams.errors import JournalError, NotLeading, ReplicaFailed, TopicError
 from streams.journal import Replicated, SnapshotFolder
 from streams.journal.entries import EntryTypes, TermBegan
 from streams.journal.held_state import HeldState
@@ -203,3 +204,22 @@ async def test_a_member_that_is_cancelled_twice_leaves_no_task(tmp_path: Path) -
         Pad.gate.set()
         await asyncio.wait([one._task])
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_member_that_cannot_be_loaded_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        raise TopicError("it is missing")
+
+    found = member(tmp_path)
+    monkeypatch.setattr(found.journal, "check", check)
+    with pytest.raises(TopicError, match="it is missing"):
+        async with found:
+            pass
+    assert found.state is MemberState.STOPPED
+    assert found._held._worker._is_abandoned, "its thread ends"
+
+
+async def test_a_member_that_is_left_at_once_is_stopped(tmp_path: Path) -> None:
+    async with member(tmp_path) as found:
+        assert found.state is MemberState.FOLLOWING
+    assert found.state is MemberState.STOPPED

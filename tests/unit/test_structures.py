@@ -207,6 +207,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "version 0": (lambda: NamedTable.of(str, Order, version=0), "a number from 1"),
     "a version that is too high": (lambda: NamedTable.of(str, Order, version=LAST_VERSION + 1), "a number from 1"),
     "no upcaster": (lambda: NamedTable.of(str, Order, version=3, upcast={1: dict}), "from each version from 1 to 2"),
+    "an upcaster from the version itself": (
+        lambda: NamedTable.of(str, Order, version=2, upcast={1: dict, 2: dict}),
+        "from each version from 1 to 1",
+    ),
     "no dict form": (lambda: NamedTable.of(str, int, version=2, upcast={1: dict}), "no dict form"),
     "a hop that is too long": (
         lambda: Windows.hopping(str, int, size=1, advance=2, add=lambda old, _: old or 0),

@@ -138,6 +138,22 @@ def test_state_of_a_newer_version_is_refused_by_name() -> None:
         copy.begin([])
 
 
+def test_upcasters_are_taken_out_when_no_value_needs_them() -> None:
+    state = at(store := First(HERE), 0, lambda: store.accounts.put("a", Order("ada", 150)))
+    state[b"\xfeaccounts\x00b"] = FRAME + b"\x01\x00\x02" + b'{"cents":200,"owner":"bob"}'
+    former = Third(HERE)
+    migrated = {key: new for key, value in state.items() if (new := former.upgraded(key, value)) is not None}
+    assert {key: former.upgraded(key, value) for key, value in migrated.items()} == dict.fromkeys(migrated)
+
+    class Without(Stores):
+        accounts = NamedTable.of(str, Account, version=3)
+
+    newer = loaded(Without.factory(), state | migrated)
+    assert dict(newer.accounts.items()) == {"a": Account(1.5, "ada"), "b": Account(2.0, "bob")}
+    with pytest.raises(DecodeError, match=r"key 'a': the value has version 1, .*no upcaster for it.*kes state migrate"):
+        loaded(Without.factory(), state).accounts.get("a")
+
+
 def test_upcasters_that_fail() -> None:
     class Failing(Stores):
         accounts = NamedTable.of(str, Account, version=2, upcast={1: lambda old: old["nothing"]})

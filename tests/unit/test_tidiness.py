@@ -34,7 +34,6 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/test_async_traces.py": "jobs that take some of the virtual time",
     "tests/unit/test_driver_search.py": "jobs that take some of the virtual time",
     "tests/broker/battery_kit.py": "a load with a rate",
-    "tests/broker/test_journal_attacks.py": "cancellations at random moments",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
     "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
     "tests/spark/test_transaction_trouble.py": "a store that is slow",

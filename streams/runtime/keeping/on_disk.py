@@ -78,22 +78,27 @@ class DatabaseFolder(StateFolder):
                 raise Damaged(reason or f"{self.place.name} is missing")
             self.remove_strays()
             return False
-        with _damaged():
-            found = self.open_database().mark()
+        mark = self.read_own_mark()
         self.remove_strays()
-        if found is None:
+        if mark is None:
             self.close_database()
             shutil.rmtree(self.place)
-            self.mark = None
             return False
-        try:
-            mark = self.mark = msgspec.json.decode(found, type=FolderMark)
-        except msgspec.DecodeError as error:
-            raise Damaged(f"its mark cannot be read ({error})") from error
         reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
         if reason:
             raise Damaged(reason)
         return True
+
+    def read_own_mark(self) -> FolderMark | None:
+        """Read the mark in the database, and keep it; ``None``: there is none. The copy beside it may name a later
+        offset: a database may lose its last writes with the power. Raises as ``open_database``."""
+        with _damaged():
+            found = self.open_database().mark()
+        try:
+            self.mark = None if found is None else msgspec.json.decode(found, type=FolderMark)
+        except msgspec.DecodeError as error:
+            raise Damaged(f"its mark cannot be read ({error})") from error
+        return self.mark
 
     def load(self) -> Iterator[list[Change]]:
         """Yield what the source keeps beside the store's state: timers, and rows of joined tables."""

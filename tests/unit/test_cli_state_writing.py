@@ -1,0 +1,109 @@
+"""``kes state import|migrate``: the changes that they make of a state, without a broker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams import EventSource, EventSourceConfig
+from streams.cli import state_writing
+from streams.cli.skip import Position
+from streams.errors import OffsetError
+from streams.runtime.changelog import OffsetRecord
+from streams.runtime.partition.joined_rows import row_key
+from streams.stores import NamedTable, Stores
+from tests.unit.cli_kit import Kes
+
+ROW = row_key("customers", b"c1")
+
+
+class Order(msgspec.Struct):
+    cents: int
+    currency: str
+
+
+class Shop(Stores):
+    orders = NamedTable.of(str, Order, version=2, upcast={1: lambda old: old | {"currency": "EUR"}}, bare=True)
+
+
+Changes = Callable[[int, dict[bytes, bytes]], dict[bytes, bytes | None]]
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[Changes]:
+    """What the commands would make of a state."""
+    found: list[Changes] = []
+    vars(module := ModuleType("shop")).update(
+        source=EventSource(EventSourceConfig(topic="in", group_id="g", num_partitions=1), store=Shop.factory())
+    )
+    monkeypatch.setitem(sys.modules, "shop", module)
+    monkeypatch.setattr(state_writing, "_write", lambda _, __, changes, *___, **____: found.append(changes))
+    return found
+
+
+def line(**fields: Any) -> str:
+    return json.dumps({"partition": 0, **fields}) + "\n"
+
+
+def test_a_partition_without_any_state_is_imported_and_a_cut_file_is_refused(
+    changes: list[Changes], kes: Kes, tmp_path: Path
+) -> None:
+    """An export has the offset -1 for a changelog without records."""
+    (file := tmp_path / "in.jsonl").write_text(line(offset=-1))
+    kes("state", "import", "shop:source", str(file), "--yes")
+    assert changes[0](0, {b"o1": b"1"}) == {b"o1": None}
+    file.write_text(line(key=base64.b64encode(b"o1").decode(), value=base64.b64encode(b"{}").decode()))
+    refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
+    assert "the line that ends partition 0 is missing: the file is cut" in refused.words
+    assert len(changes) == 1
+
+
+def test_migrate_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes: Kes) -> None:
+    kes("state", "migrate", "shop:source", "--yes")
+    of_migrate = changes[0](0, {b"o1": b'{"cents":1}', ROW: b'{"cents":2}'})
+    assert list(of_migrate) == [b"o1"]
+
+
+def test_import_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes: Kes, tmp_path: Path) -> None:
+    entries = {b"o1": b'{"cents":1}', ROW: b"as it was"}
+    (file := tmp_path / "in.jsonl").write_text(
+        "".join(
+            line(key=base64.b64encode(key).decode(), value=base64.b64encode(value).decode())
+            for key, value in entries.items()
+        )
+        + line(offset=7)
+    )
+    kes("state", "import", "shop:source", str(file), "--yes")
+    there = {b"o2": b'{"cents":2}', ROW: b"newer", row_key("customers", b"c2"): b"later"}
+    assert changes[0](0, there) == {b"o1": b'{"cents":1}', b"o2": None}
+
+
+def test_of_two_runs_at_a_time_the_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the last record is of a run before, at the same position."""
+    log = [OffsetRecord(7, "kes state", 0, 0, "source", "changelog")]
+    slot: Any = SimpleNamespace(
+        commit=lambda: None,
+        abort=lambda: None,
+        send=lambda outputs: log.append(msgspec.json.decode(outputs[-1].value, type=OffsetRecord)),
+    )
+    checks: Any = SimpleNamespace(source_id=lambda: "source", changelog_id=lambda: "changelog", hold=lambda *_: None)
+    monkeypatch.setattr(state_writing, "position_of", lambda *_: Position(7, 7, log[-1]))
+    config = EventSourceConfig(topic="in", group_id="g", num_partitions=1)
+
+    def run() -> state_writing._Partition:
+        return state_writing._Partition(config, checks, slot, 0, 7)
+
+    run().write(Position(7, 7, log[-1]), {b"a": b"1"})
+    seen = Position(7, 7, log[-1])
+    run().write(seen, {b"a": b"2"})
+    with pytest.raises(OffsetError, match="run it again"):
+        run().write(seen, {b"a": b"3"})
+    assert len(log) == 3
