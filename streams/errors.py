@@ -103,7 +103,10 @@ class PlanError(RecordError):
 
 
 class RecordRefused(RecordError):
-    """The client or the broker refuses an output or a change (too large, an invalid topic name)."""
+    """The client or the broker refuses an output or a change (too large, an invalid topic name). ``key``: of a record
+    that was refused when it was sent."""
+
+    key: bytes | None = None
 
 
 class LoopTooLong(RecordRefused):

@@ -293,6 +293,10 @@ class TakeOver(Protocol):
         transactional commits. ``None``: none."""
         ...
 
+    def committed_offsets(self, partitions: Collection[int], deadline: float, topic: str) -> dict[int, int | None]:
+        """Return the group's committed offsets of a topic as they are, whatever is pending. ``None``: none."""
+        ...
+
     def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         """Check that the group has this member in this generation, and has not begun another one: no other member owns
         its partitions now. ``settled``: and it does not prepare another one. ``False`` also if the group cannot answer.

@@ -41,8 +41,9 @@ from streams.clients.settings import ClientSettings
 from streams.config import EventSourceConfig
 from streams.errors import DecodeError, OffsetError, Stopped, TopicReplaced, TransactionFailed
 from streams.records import IncomingRecord, Output
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, further_positions
+from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.runtime.partition.dead_letters import dead_letter
+from streams.runtime.source_topics import TABLE
 
 app = typer.Typer()
 
@@ -125,6 +126,12 @@ def skip(
         if topic != config.topic:
             own, further = position.own, {topic: (place.offset + 1, checks.source_id(topic))}
             carried = further_positions(position.record, place.partition, further)
+        is_new = position.record is None or position.record.position_in(topic, place.partition) is None
+        if is_new and topic in [one.name for one in found.topology.topics if one.purpose == TABLE]:
+            # As the first start does it: no event meets half of the table.
+            end = b"%d" % checks.source(topic)[0][place.partition][1]
+            key = JOIN_PREFIX + topic.encode()
+            outputs.append(Output(config.changelog, end, key, None, place.partition, 0, place.partition, -1))
         moved = OffsetRecord(own, _WRITER, 0, 0, checks.source_id(), checks.changelog_id(), carried)
         outputs.append(offset_record(config, place.partition, moved))
         try:

@@ -102,10 +102,17 @@ class KafkaPythonTakeOver(Questions):
         return frozenset(members)
 
     def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
+        return self._asked_offsets(topic or self._topic, partitions, deadline, stable=True)
+
+    def committed_offsets(self, partitions: Collection[int], deadline: float, topic: str) -> dict[int, int | None]:
+        return self._asked_offsets(topic, partitions, deadline, stable=False)
+
+    def _asked_offsets(
+        self, topic: str, partitions: Collection[int], deadline: float, *, stable: bool
+    ) -> dict[int, int | None]:
         numbers, step = sorted(set(partitions)), f"reading the offsets of group {self._group_id}"
-        topic = topic or self._topic
         needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", topic)
-        return self._ask(step, deadline, lambda limit: self._offsets(topic, numbers, limit), needed)
+        return self._ask(step, deadline, lambda limit: self._offsets(topic, numbers, limit, stable=stable), needed)
 
     def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         """Check whether the group has this member in this generation, and no newer one: by a heartbeat.
@@ -240,13 +247,15 @@ class KafkaPythonTakeOver(Questions):
         )
         raise_for((await self._client.send(request, node, deadline)).error_code)
 
-    async def _offsets(self, topic: str, partitions: list[int], deadline: float) -> dict[int, int | None]:
+    async def _offsets(
+        self, topic: str, partitions: list[int], deadline: float, *, stable: bool
+    ) -> dict[int, int | None]:
         if not partitions:
             return {}
         node = await self._client.coordinator(GROUP, self._group_id, deadline)
         topic_of = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
         topics = [topic_of(name=topic, partition_indexes=partitions)]
-        request = offsets_request(self._group_id, topics, stable=True)
+        request = offsets_request(self._group_id, topics, stable=stable)
         group = (await self._client.send(request, node, deadline)).groups[0]
         raise_for(group.error_code)
         offsets: dict[int, int | None] = dict.fromkeys(partitions)

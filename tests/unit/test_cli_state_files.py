@@ -9,18 +9,22 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streams.cli import state_files, state_sources
+from streams import EventSource, EventSourceConfig, NamedTable, Stores
+from streams.cli import state_files, state_sources, state_writing
+from streams.runtime.changelog import JOIN_PREFIX
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import snapshotting
 from streams.runtime.keeping.folder import StateFolder
 from streams.runtime.keeping.on_disk import DatabaseFolder
+from streams.runtime.partition.joined_rows import row_key
 from tests.unit.cli_kit import Answer, Kes
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.runtime_kit import Bench
@@ -318,3 +322,40 @@ async def test_what_is_not_set_is_named(shell: Shell) -> None:
     await shell.kept.bench.stop()
     shell.kept.bench.make(None)
     assert "has no StateConfig.folder" in (await shell("verify", code=1)).words
+
+
+@dataclass(frozen=True)
+class Sum:
+    cents: int
+
+
+class Shop(Stores):
+    sums = NamedTable.of(str, Sum, version=2, upcast={1: lambda old: old}, bare=True)
+
+
+def test_import_and_migrate_leave_rows_of_joined_tables_alone(
+    kes: Kes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They belong to the position in the table's topic, which stays: without them the next start would lack them."""
+    config = EventSourceConfig(group_id="g", topic="in", num_partitions=1)
+    source: EventSource[Any] = EventSource(config, Shop.factory())
+    source.join("customers", key=str, value=Sum)
+    monkeypatch.setitem(sys.modules, "shop", module := ModuleType("shop"))
+    vars(module).update(source=source)
+    ann, bob = row_key("customers", b"ann"), row_key("customers", b"bob")
+    value = b'{"cents":1}'
+    there = state_sources.StateAt(9, {b"k": value, b"old": value, ann: value, JOIN_PREFIX + b"customers": b"3"})
+    checks = SimpleNamespace(refuse_if_alive=lambda: None, committed=dict.fromkeys, last_records=lambda *_: {0: None})
+    monkeypatch.setattr(state_writing, "GroupChecks", lambda *_, **__: nullcontext(checks))
+    monkeypatch.setattr(state_writing, "position_of", lambda *_: None)
+    monkeypatch.setattr(state_writing, "state_of", lambda *_: {0: there})
+    written: list[dict[bytes, bytes | None]] = []
+    monkeypatch.setattr(state_writing, "_check_sizes", lambda changes, *_: written.append(changes))
+    file = state_sources.StateAt(5, {b"k": b'{"cents":2}', bob: value})
+    monkeypatch.setattr(state_writing, "from_export", lambda *_: {0: file})
+    broker = "--bootstrap-servers", "nowhere:1"
+    kes("state", "import", "shop:source", "out", "--dry-run", "--json", *broker)
+    kes("state", "migrate", "shop:source", "--dry-run", "--json", *broker)
+    imported, migrated = written
+    assert imported == {b"k": b'{"cents":2}', b"old": None}
+    assert migrated.keys() == {b"k", b"old"}

@@ -203,3 +203,21 @@ def test_a_leader_that_freezes_is_asked_for_again_soon(cluster: Cluster) -> None
     first_try = cluster.asked[: cluster.timed_out]
     assert [node for kind, node in first_try if kind == "ListOffsets"] == [1, 2, 3, 1, 2, 3], "one after the other"
     assert time.monotonic() - before < 30.0
+
+
+@pytest.mark.parametrize(("question", "stable"), [("stable_offsets", True), ("committed_offsets", False)])
+def test_committed_offsets_are_those_of_now_and_stable_ones_wait(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, question: str, stable: bool
+) -> None:
+    """The loop is purged by the former: under load there is always a further one that is pending."""
+    required: list[bool] = []
+
+    def offset_fetch(request: Any, node: int) -> Any:
+        required.append(request.require_stable)
+        entry = SimpleNamespace(partition_index=0, error_code=0, committed_offset=7)
+        group = SimpleNamespace(error_code=0, topics=[SimpleNamespace(partitions=[entry])])
+        return SimpleNamespace(groups=[group])
+
+    monkeypatch.setattr(cluster, "offset_fetch", offset_fetch, raising=False)
+    assert getattr(asking(cluster), question)([0, 1], soon(), "loop") == {0: 7, 1: None}
+    assert required == [stable]

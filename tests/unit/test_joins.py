@@ -219,6 +219,20 @@ def test_what_an_update_sends_and_the_broker_refuses_does_not_keep_the_row_from_
         driver.check()
 
 
+def test_what_an_update_stores_and_the_broker_refuses_does_not_keep_the_row_from_changing() -> None:
+    """It is refused for the changelog, as a row may be, and is not the row."""
+
+    def store(ctx: EventContext[Any], row: Update[str, Customer]) -> None:
+        ctx.store.put("large", 1)
+
+    with TestDriver(Shop(store, on_update=DEAD_LETTER, options={"partitioner": None}).source) as driver:
+        driver._world.broker.refuses = lambda topic, entry: topic.endswith("changelog") and entry.key == b"large"
+        row(driver, b"ann", b'{"name":"Ann"}')
+        assert rows(driver) == {b"ann": b'{"name":"Ann"}'}
+        assert len(driver.dead_letters()) == 1
+        driver.check()
+
+
 def test_own_records_of_another_changelog_are_passed_over() -> None:
     with TestDriver(Shop(update, options={"partitioner": None}).source) as driver:
         row(driver, b"\xff\xffkes.offset", b"{}")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from streams import PoolConfig, StateConfig, Table
+from streams.cli import skip
 from streams.disk.sqlite import SQLite
 from streams.errors import TopicReplaced
+from streams.records import IncomingRecord, Output
+from streams.runtime.changelog import JOIN_PREFIX
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.stores.joined import PARTITIONERS
 from streams.testing import TestDriver
 from streams.testing.driver_base import Unsettled
 from streams.testing.simulation.broker import LogEntry
+from tests.unit.cli_kit import Kes
 from tests.unit.joins_kit import CUSTOMERS, Customer, Shop, place, rows, seen, update
 
 
@@ -151,3 +158,29 @@ def test_a_folder_on_disk_has_the_rows(tmp_path: Path, engine: Any, monkeypatch:
         assert seen(driver)[-2:] == ["ann is Anna", "bob is -"]
         assert read.count(b"\xff\xffkes.join.customers\0ann") == 1, "from the disk: the changelog has two records of it"
         driver.check()
+
+
+def test_a_row_of_a_table_that_was_never_begun_is_passed(kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end up to which the table is read first comes with the position: else events would meet half of it."""
+    monkeypatch.setitem(sys.modules, "shop", module := ModuleType("shop"))
+    vars(module).update(source=Shop().source)
+    sent: list[Output] = []
+    checks = SimpleNamespace(
+        refuse_if_alive=lambda: None,
+        committed=lambda numbers, topic: dict.fromkeys(numbers),
+        last_records=lambda *_: {},
+        source=lambda topic="": ({0: (3, 9)}, "id"),
+        source_id=lambda topic="": "id",
+        changelog_id=lambda: "log",
+        hold=lambda *_: None,
+    )
+    record = IncomingRecord(CUSTOMERS, 0, 3, b"ann", b"{", None)
+    admin = SimpleNamespace(identity=lambda *_: ("log", 2))
+    monkeypatch.setattr(skip, "GroupChecks", lambda *_, **__: nullcontext(checks))
+    monkeypatch.setattr(skip, "admin_of", lambda *_: nullcontext(admin))
+    monkeypatch.setattr(skip, "slot_of", lambda *_: nullcontext(SimpleNamespace(send=sent.extend)))
+    monkeypatch.setattr(skip, "transaction", lambda *_: nullcontext())
+    monkeypatch.setattr(skip, "_next", lambda *_: record)
+    kes("skip", "shop:source", f"{CUSTOMERS}:0@3", "--yes", "--json", "--bootstrap-servers", "nowhere:1")
+    assert [(one.key, one.value) for one in sent[:-1]] == [(JOIN_PREFIX + CUSTOMERS.encode(), b"9")]
+    assert b'"inputs":{"customers":{"0":[4,"id"]}}' in (sent[-1].value or b"")

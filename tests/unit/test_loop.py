@@ -21,6 +21,7 @@ from streams.runtime.partition.looping import HOPS_HEADER
 from streams.runtime.replay import PartitionReplay
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver
+from streams.testing.simulation.broker import Txn
 from streams.testing.simulation.clients import SimTakeOver
 
 LOOP = "shop.orders.loop"
@@ -343,6 +344,15 @@ def test_what_is_handled_is_deleted() -> None:
         driver.advance(PURGE_SECONDS + 1)
         assert starts(driver)[0] > purged[0]
         driver.check()
+
+
+def test_it_is_deleted_also_while_a_further_position_is_pending() -> None:
+    """As under load, where there is always one."""
+    with TestDriver(build()) as driver:
+        driver.send(Ordered(NEAR, hops=3), partition=0)
+        driver._world.broker.pending[Txn("under way")] = {(LOOP, 0): (0, 99)}
+        driver.advance(PURGE_SECONDS + 15)
+        assert starts(driver) == [driver.committed_offsets(LOOP)[0], 0]
 
 
 def test_killed_between_the_commit_and_the_purge() -> None:

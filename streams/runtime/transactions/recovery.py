@@ -207,7 +207,9 @@ def _refer(head: Transaction, refused: DeadLetter) -> None:
 
 def _error(failure: TransactionFailed, record: RefusedRecord) -> RecordRefused:
     by_broker = "" if failure.call == "produce" else "the broker refuses a record for "
-    return RecordRefused(f"{by_broker}{record.reason}")
+    error = RecordRefused(f"{by_broker}{record.reason}")
+    error.key = None if record.output is None else record.output.key
+    return error
 
 
 def _taken_back(error: RecordRefused) -> TakenBack:

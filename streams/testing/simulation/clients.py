@@ -343,6 +343,12 @@ class SimTakeOver:
     def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
         return self._ask("offsets", deadline, lambda: self._process.broker.stable_offsets(sorted(partitions), topic))
 
+    def committed_offsets(self, partitions: Collection[int], deadline: float, topic: str) -> dict[int, int | None]:
+        broker = self._process.broker
+        return self._ask(
+            "offsets", deadline, lambda: {n: broker.offsets.get(broker.place(topic, n)) for n in partitions}
+        )
+
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         broker = self._process.broker
         return self._ask("range", deadline, lambda: {n: broker.range(topic, n) for n in partitions})
