@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -118,7 +119,7 @@ class Shop:
         """Note the command lines of all processes that this one has begun, however far down; return their number."""
         processes = psutil.Process().children(recursive=True)
         for process in processes:
-            with process.oneshot():
+            with suppress(psutil.NoSuchProcess), process.oneshot():  # a zombie has none
                 self.said[f"/proc/{process.pid}/cmdline, {when}"] = " ".join(process.cmdline())
         return len(processes)
 

@@ -119,7 +119,7 @@ def test_one_class_has_its_fields_as_columns_and_leaves_other_types_out(spark: S
     rows = found.orderBy("_meta.offset").collect()
     mine = [at for at, (_, given) in enumerate(MIXED) if (given or [("", b"")])[0] == ("__grt__", b"Deposited")]
     assert [row._meta.offset for row in rows] == mine
-    assert [row.cents for row in rows] == [5, 3, 7, None, None, None, None, None, None]
+    assert [row.cents for row in rows] == [5, 3, 7, *[None] * 7]
 
 
 def test_dead_letters_are_the_other_half_and_look_like_the_event_sources(spark: SparkSession) -> None:
