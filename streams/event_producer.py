@@ -252,6 +252,8 @@ class AsyncEventProducer:
         record = _record(topic, event, options, self._tracer)
         if not self._queue.take(record):  # a coroutine less where there is room
             await self._put(record)
+        elif self._queue.sends >= SENDS_PER_SERVE:  # of a loop that leaves the timer no turn
+            self._serve()
         elif self._timer is None:
             self._look()
 
@@ -309,10 +311,13 @@ class AsyncEventProducer:
 
     def _look(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(POLL_SECONDS, self._serve)
+            self._timer = self._loop.call_later(POLL_SECONDS, self._look_now)
+
+    def _look_now(self) -> None:
+        self._timer = None
+        self._serve()
 
     def _serve(self) -> None:
-        self._timer = None
         try:
             self._queue.serve(0)
         finally:  # also after an error of a callback in the settings (stats_cb): senders wait for the next look
