@@ -10,6 +10,7 @@ import pytest
 from streams.clients.producing import answers, encoded_transaction
 from streams.clients.producing import cluster as cluster_module
 from streams.clients.producing import transactions as transactions_module
+from streams.clients.producing.broker_connection import LostConnection
 from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
@@ -223,6 +224,28 @@ async def test_a_topic_without_partitions_is_none() -> None:
         broker.answer("Metadata", lambda answer: setattr(answer.topics[0], "error_code", 0))
         await slot._cluster.refresh(["empty"])
         assert "empty" not in slot._cluster.placements
+
+
+@pytest.mark.parametrize("index", [-1, 0, 7, 2**31 - 1])
+async def test_partitions_that_cannot_be_are_no_metadata(index: int) -> None:
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("Metadata", lambda answer: setattr(answer.topics[0].partitions[1], "partition_index", index))
+        with pytest.raises(LostConnection, match="metadata of t skip partitions"):
+            await slot._cluster.refresh(["t"])
+        await transact(slot)
+
+
+async def test_a_question_in_the_background_holds_up_no_other_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_module, "_LOOK_SECONDS", 0.3)
+    async with ScriptedBroker() as broker, opened(broker) as slot:
+        broker.answer("Metadata", MUTE, MUTE)  # one try has a bound, and the last one has none
+        broker.requests.clear()
+        slot._cluster.look_for("later")
+        async with asyncio.timeout(5):
+            while len(broker.asked("Metadata")) < 2:
+                await asyncio.sleep(0.01)
+            await slot._cluster.refresh(["t"])
 
 
 async def test_a_call_that_is_cancelled_leaves_no_connection() -> None:

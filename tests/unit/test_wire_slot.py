@@ -46,7 +46,7 @@ ROWS = [
     ("AddPartitions", (51, 14, 15, 16, 7, 3), "", 2),
     ("AddPartitions", (47, 90), "fenced", 1),
     ("AddPartitions", (29, 53), "blocked", 1),
-    ("AddPartitions", (48, 49, 77, 999), "abortable", 1),
+    ("AddPartitions", (48, 49, 77, 999, 55), "abortable", 1),
     ("AddOffsets", (51, 14, 15, 16, 7), "", 2),
     ("AddOffsets", (47, 90), "fenced", 1),
     ("AddOffsets", (30, 53), "blocked", 1),

@@ -30,6 +30,7 @@ ANSWER_SECONDS: Final = 2.0
 FIRST_BATCH_LIMIT: Final = 1_000_000 - BATCH_HEAD
 """Bytes of a batch: below the broker's default of 1,048,588 for a topic's ``max.message.bytes``."""
 _TOPIC_LOOKS_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 10.0
 _METADATA, _FIND_COORDINATOR = 12, 4  # the versions of Kafka 4.1 that name topics by name, and keys in a list
 _DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
 
@@ -72,6 +73,9 @@ class Cluster:
         has_all = self.placements.keys() <= set(topics)
         named = [request.MetadataRequestTopic(name=topic) for topic in topics]
         answer = await self._ask(request(topics=named, allow_auto_topic_creation=False), _METADATA)
+        for topic in answer.topics:
+            if {entry.partition_index for entry in topic.partitions} != {*range(len(topic.partitions))}:
+                raise LostConnection(f"the metadata of {topic.name} skip partitions, or name them twice", "_BAD_MSG")
         self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for topic in answer.topics:
             self._note(topic.name, topic.error_code, topic.partitions)
@@ -189,7 +193,7 @@ class Cluster:
                 self._unknown[topic] = (code or KafkaError.UNKNOWN_TOPIC_OR_PART, since)
             return
         self._unknown.pop(topic, None)
-        leaders = [-1] * (max((entry.partition_index for entry in partitions), default=-1) + 1)
+        leaders = [-1] * len(partitions)
         for entry in partitions:
             leaders[entry.partition_index] = entry.leader_id
         known = self.placements.get(topic)
@@ -204,10 +208,15 @@ class Cluster:
 
     async def _look_quietly(self, topics: Collection[str]) -> None:
         try:
-            await self.refresh(topics)
+            # Nobody waits for this one, so without a bound of its own a frozen broker could keep the connection for
+            # questions from all others.
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self.refresh(topics)
             self._look_failure = None
         except LostConnection as failure:
             self._look_failure = failure
+        except TimeoutError:
+            self._look_failure = LostConnection(f"no answer within {_LOOK_SECONDS:g} seconds", "_TIMED_OUT")
         await asyncio.sleep(_TOPIC_LOOKS_SECONDS)
 
 

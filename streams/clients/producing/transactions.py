@@ -240,7 +240,8 @@ class WireSlot:
             if blocked:
                 raise RecordsRefused("flush", blocked, self.transactional_id)
             codes = {code: "{}[{}]".format(*where) for where, code in failed.items()}
-            codes.pop(KafkaError.OPERATION_NOT_ATTEMPTED, None)  # because another partition of the request failed
+            if len(codes) > 1:
+                codes.pop(KafkaError.OPERATION_NOT_ATTEMPTED, None)  # because another partition of the request failed
             if with_offsets and (code := messages.code_of(added[-1])):
                 codes[code] = f"group {self._group_id}"
             if not codes:
