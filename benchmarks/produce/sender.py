@@ -15,7 +15,7 @@ from benchmarks.child import job_of
 from benchmarks.workload import Deposited, deposits
 from streams import EventProducer
 
-NOTE = "n" * 80
+NOTE = "Paid at the counter in coins; the customer counted them twice, and so did I: ok."
 
 
 class SendJob(msgspec.Struct, frozen=True):
