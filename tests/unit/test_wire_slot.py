@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from streams.clients.group_wire import group_metadata
+from streams.clients.producing import transactions as module
 from streams.clients.producing.transactions import WireSlot
 from streams.core.recovery import Patience
 from streams.errors import RecordsRefused, TransactionFailed
@@ -102,6 +103,22 @@ async def test_opening_that_is_hopeless_says_why(code: int, name: str) -> None:
             async with opened(broker):
                 pass
         assert failed.value.code == name
+
+
+async def test_an_id_that_works_alone_enlists_right_behind_its_last_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the markers of that one are written: a leader would look again after 20 ms only, the slot does after 1."""
+    monkeypatch.setattr(module, "MARKER_SECONDS", 3600.0)
+    async with ScriptedBroker() as broker, opened(broker, alone=True) as slot:
+        await transact(slot)
+        broker.answer("AddPartitions", 51, 51)
+        await transact(slot)
+        monkeypatch.setattr(module, "MARKER_SECONDS", 0.0)
+        await transact(slot)
+        await transact(slot)
+        each, enlisted = ["Produce", "TxnOffsetCommit", "EndTxn"], ["AddPartitions", "AddOffsets"]
+        assert broker.asked(*STEPS) == ["InitProducerId", *each, *enlisted * 3, *each, *enlisted, *each, *each]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -11,6 +11,8 @@ from streams.clients.producing.messages import COMMIT_OFFSETS, END, PRODUCE
 
 FIRST_PAUSE_SECONDS: Final = 0.001
 LONGEST_PAUSE_SECONDS: Final = 0.05
+MARKER_SECONDS: Final = 0.05
+"""The markers of a transaction may be written until so long after its end is acknowledged."""
 
 
 class TransactionProtocol(NamedTuple):
