@@ -169,11 +169,11 @@ class WireSlot:
             rounds = records.encoded.rounds(self._sequences) or [[]]
             if not rounds[0] and not offsets:
                 return
+            is_close = self._alone and not self._has_begun and asyncio.get_running_loop().time() < self._markers_until
             self._has_begun = True
             nodes = {self._leader(part) for part in rounds[0]}  # each partition is in the first round
             if offsets:
                 nodes.add(self._group_coordinator)
-            is_close = self._alone and asyncio.get_running_loop().time() < self._markers_until
             if is_close or not self._protocol.bumps_epoch or len(nodes) > 1:
                 await self._enlist(rounds[0], with_offsets=bool(offsets))
             pending = Offsets(offsets, fence) if offsets else None
