@@ -148,15 +148,16 @@ TERM = Machine(
     places={
         "claiming": (0, 0),
         "open": (1.5, 0),
-        "committing": (3, 0),
-        "settling": (3, 1.2),
-        "ended": (1.5, 1.2),
+        "committing": (3.6, 0),
+        "settling": (2.5, 1.0),
+        "ended": (1.5, 2.0),
     },
     bends={
         ("open", "committing"): 14,
         ("committing", "open"): 14,
-        ("committing", "settling"): 14,
-        ("settling", "committing"): 14,
+        ("committing", "settling"): 12,
+        ("settling", "committing"): 12,
+        ("committing", "ended"): -70,
     },
     moves={
         ("claiming", "open"): "the id is taken, which fences the predecessor; the term's entry is committed",
