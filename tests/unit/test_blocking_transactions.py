@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from streams.clients.producing import transactions as transactions_module
 from streams.clients.producing.blocking import Transactions
 from streams.clients.settings import ClientSettings
 from streams.errors import RecordRefused, TransactionFailed
 from streams.records import Output
-from tests.unit.scripted_broker import GONE, MUTE, PARTITIONS, STEPS, ScriptedBroker, named, output
+from tests.unit.scripted_broker import GONE, MUTE, PARTITIONS, ScriptedBroker, named, output
 from tests.unit.waiting import wait_until
 
 OUTPUTS = [output(n, n % PARTITIONS) for n in range(8)]
@@ -113,14 +112,11 @@ def test_batches_shrink_until_the_topic_takes_them(broker: ScriptedBroker) -> No
     assert len(broker.asked("Produce")) == 1 + 4
 
 
-async def test_on_the_thread_of_a_running_loop_one_producer_makes_all(
-    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transactions_module, "MARKER_SECONDS", 3600.0)
+async def test_on_the_thread_of_a_running_loop_one_producer_makes_all(broker: ScriptedBroker) -> None:
     with transactions(broker) as running:
         assert [outcome(running) for _ in range(3)] == ["committed"] * 3
         assert outcome(running, []) == "committed"
-    assert broker.asked(*STEPS) == ["InitProducerId", "Produce", "EndTxn", *["AddPartitions", "Produce", "EndTxn"] * 2]
+    assert broker.asked("InitProducerId", "Produce", "EndTxn") == ["InitProducerId", *["Produce", "EndTxn"] * 3]
 
 
 @pytest.mark.parametrize("request_name", ["ApiVersions", "Produce", "EndTxn"])

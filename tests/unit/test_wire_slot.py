@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from streams.clients.group_wire import group_metadata
-from streams.clients.producing import transactions as module
+from streams.clients.producing import protocol
 from streams.clients.producing.transactions import WireSlot
 from streams.core.recovery import Patience
 from streams.errors import RecordsRefused, TransactionFailed
@@ -105,20 +105,25 @@ async def test_opening_that_is_hopeless_says_why(code: int, name: str) -> None:
         assert failed.value.code == name
 
 
-async def test_an_id_that_works_alone_enlists_right_behind_its_last_transaction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """While the markers of that one are written: a leader would look again after 20 ms only, the slot does after 1."""
-    monkeypatch.setattr(module, "MARKER_SECONDS", 3600.0)
+async def test_an_id_that_works_alone_enlists_where_markers_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that meets unfinished ones looks again after 20 ms only, the slot after 1: for the next transactions."""
+    monkeypatch.setattr(protocol, "MARKER_SECONDS", 3600.0)
+    monkeypatch.setattr(protocol, "WARY_TRANSACTIONS", 2)
     async with ScriptedBroker() as broker, opened(broker, alone=True) as slot:
+        monkeypatch.setattr(protocol, "LEADER_PAUSE_SECONDS", 3600.0)
         await transact(slot)
+        await transact(slot)  # in time
+        monkeypatch.setattr(protocol, "LEADER_PAUSE_SECONDS", 0.0)
+        await transact(slot)  # late
+        monkeypatch.setattr(protocol, "LEADER_PAUSE_SECONDS", 3600.0)
         broker.answer("AddPartitions", 51, 51)
         await transact(slot)
-        monkeypatch.setattr(module, "MARKER_SECONDS", 0.0)
-        await transact(slot)
+        await flush(slot, output(1))
+        await transact(slot)  # the transaction's second records: they know that its first ones were taken
         await transact(slot)
         each, enlisted = ["Produce", "TxnOffsetCommit", "EndTxn"], ["AddPartitions", "AddOffsets"]
-        assert broker.asked(*STEPS) == ["InitProducerId", *each, *enlisted * 3, *each, *enlisted, *each, *each]
+        more = [*enlisted, *each[:2], *each]
+        assert broker.asked(*STEPS) == ["InitProducerId", *each * 3, *enlisted * 3, *each, *more, *each]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -8,7 +8,7 @@ that comes late is refused, and an end without an answer is requested again.
 With more than one broker involved, and with v1, the slot enlists partitions and group with the coordinator before it
 sends. Under v2 the leaders would do it, but one at a time: the others wait 20 to 100 ms (KIP-890's
 CONCURRENT_TRANSACTIONS; measured, three brokers: a median of 29 ms instead of 73). So does a leader while the markers
-of the id's last transaction are being written: an id that works alone enlists right after one, too.
+of the id's last transaction are being written: an id that works alone enlists after one, too, where they are late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streams.clients.producing.broker_connection import BrokerConnection, LostCo
 from streams.clients.producing.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.messages import Identity, MalformedAnswer
-from streams.clients.producing.protocol import MARKER_SECONDS, V1, Pauses, TransactionProtocol, protocol_of
+from streams.clients.producing.protocol import V1, Markers, Pauses, TransactionProtocol, protocol_of
 from streams.clients.producing.record_batch import Part
 from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config_groups import DELIVERY_SHARE
@@ -88,7 +88,7 @@ class WireSlot:
         self._delivery_seconds = min(call_timeout_seconds, transaction_timeout_seconds * DELIVERY_SHARE)
         self._connections = SlotConnections(cluster)
         self._has_begun = False  # a transaction that is not ended yet
-        self._alone, self._markers_until = alone, 0.0  # the loop's time at which those of the last one are there
+        self._markers = Markers(alone)
         self._under_way: object | None = None  # the call that is running
         self._last_answer = ""  # to it, which was no success yet
         self._who = Identity(transactional_id, -1, -1)
@@ -169,17 +169,17 @@ class WireSlot:
             rounds = records.encoded.rounds(self._sequences) or [[]]
             if not rounds[0] and not offsets:
                 return
-            is_close = self._alone and not self._has_begun and asyncio.get_running_loop().time() < self._markers_until
             self._has_begun = True
             nodes = {self._leader(part) for part in rounds[0]}  # each partition is in the first round
             if offsets:
                 nodes.add(self._group_coordinator)
-            if is_close or not self._protocol.bumps_epoch or len(nodes) > 1:
+            if self._markers.may_be_late() or not self._protocol.bumps_epoch or len(nodes) > 1:
                 await self._enlist(rounds[0], with_offsets=bool(offsets))
             pending = Offsets(offsets, fence) if offsets else None
             for parts in rounds:
                 await self._send(records, parts, pending)
                 pending = None
+        self._markers.sent()
 
     async def commit(self, requested: Callable[[], None]) -> None:
         """Commit the transaction.
@@ -391,7 +391,7 @@ class WireSlot:
                     break
                 await self._again_or_raise(call, code, answers.END, pauses, "unknown")
         self._has_begun = False
-        self._markers_until = asyncio.get_running_loop().time() + MARKER_SECONDS
+        self._markers.ended()
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
