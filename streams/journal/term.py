@@ -61,7 +61,7 @@ class JournalTerm:
 
     @property
     def state(self) -> TermState:
-        """What is done about its entries now."""
+        """Return what it does now."""
         return self._writer.state
 
     async def append(self, *events: object, expect: int | None = None) -> int:

@@ -61,7 +61,7 @@ class Pauses:
 
 
 class Markers:
-    """Tells whether the markers of an id's last transaction may be late, so that the next one should enlist itself.
+    """The markers of an id's last transaction: whether they may be late, so that the next one should enlist itself.
 
     To enlist costs a round trip, to meet unfinished markers 20 ms or more. On a quiet broker they are there in time:
     only after records have taken so long, right behind a transaction, the next 300 enlist. ``alone``: no other id takes
