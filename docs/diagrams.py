@@ -142,7 +142,40 @@ MEMBER = Machine(
     page=HERE / "guides" / "journal.md",
 )
 
-MACHINES = (TRANSACTION, PARTITION, MEMBER)
+TERM = Machine(
+    name="term",
+    first="claiming",
+    places={
+        "claiming": (0, 0),
+        "open": (1.5, 0),
+        "committing": (3.6, 0),
+        "settling": (2.5, 1.0),
+        "ended": (1.5, 2.0),
+    },
+    bends={
+        ("open", "committing"): 14,
+        ("committing", "open"): 14,
+        ("committing", "settling"): 12,
+        ("settling", "committing"): 12,
+        ("committing", "ended"): -70,
+    },
+    moves={
+        ("claiming", "open"): "the id is taken, which fences the predecessor; the term's entry is committed",
+        ("claiming", "ended"): "no broker answers, or the log is no journal's: what comes next is another term",
+        ("open", "committing"): "appends that wait go together into one transaction",
+        ("committing", "open"): "it is committed: each append has its position",
+        ("committing", "settling"): "it was refused, fenced, or not answered: nothing is guessed",
+        ("settling", "open"): "the claim is taken again, and the log has the entries; or the broker refuses one of them",
+        ("settling", "committing"): "the claim is taken again, and the log does not have them: they are sent again",
+        ("settling", "ended"): "a younger term has begun, the group does not confirm this one, or it is given up",
+        ("open", "ended"): "it is left, or the group has ended it: what waits is refused",
+        ("committing", "ended"): "the loop is closed meanwhile; what was sent is committed, or not",
+    },
+    table=journal.TERM_MOVES,
+    page=HERE / "guides" / "journal.md",
+)
+
+MACHINES = (TRANSACTION, PARTITION, MEMBER, TERM)
 
 
 def outputs() -> dict[Path, str]:

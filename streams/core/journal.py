@@ -57,6 +57,32 @@ LEGAL_MOVES: Final[dict[MemberState, frozenset[MemberState]]] = {
 }
 
 
+class TermState(enum.Enum):
+    """A term of a leader. Entries are sent in ``COMMITTING`` alone; nothing is known to be in doubt in ``OPEN``."""
+
+    CLAIMING = "claiming"
+    OPEN = "open"
+    COMMITTING = "committing"
+    SETTLING = "settling"
+    ENDED = "ended"
+
+    def to(self, new: TermState) -> TermState:
+        """Return ``new``. Raises ``ValueError`` for a move that is not legal: it is a bug."""
+        if new not in TERM_MOVES[self]:
+            raise ValueError(f"a term cannot go from {self.value} to {new.value}")
+        return new
+
+
+_T = TermState
+TERM_MOVES: Final[dict[TermState, frozenset[TermState]]] = {
+    _T.CLAIMING: frozenset({_T.OPEN, _T.ENDED}),
+    _T.OPEN: frozenset({_T.COMMITTING, _T.ENDED}),
+    _T.COMMITTING: frozenset({_T.OPEN, _T.SETTLING, _T.ENDED}),
+    _T.SETTLING: frozenset({_T.OPEN, _T.COMMITTING, _T.ENDED}),
+    _T.ENDED: frozenset(),
+}
+
+
 class EntryMark(NamedTuple):
     """``number`` 0: the record that begins the term; ``previous`` is the term before it then, -1 if there was none."""
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Coroutine, Sequence
 from typing import Any, BinaryIO, Final, Generic, Protocol, Self, TypeVar
 
 from anyio import CancelScope
 
-from streams.errors import BrokerUnavailable, JournalError, ReplicaFailed
+from streams.core.journal import Payload
+from streams.errors import BrokerUnavailable, JournalError, RecordRefused, ReplicaFailed
+from streams.journal.appending import Appending
 from streams.journal.entries import JournalEntry
 from streams.journal.journal import Journal, JournalTopic
 from streams.journal.snapshots import SnapshotFolder
+from streams.records import record_size
 from streams.runtime.bridge import Worker
 
 _log = logging.getLogger(__name__)
@@ -46,14 +50,16 @@ class HeldState(Generic[M]):
     """A state machine, and how far it is. On the loop; ``state`` is ``None`` while it is being built.
 
     ``position``: everything before it is applied. ``applied``: behind the last entry that was. ``covered``: of the last
-    checkpoint.
+    checkpoint. ``is_spoilt``: an event is half applied; nothing is read or saved until the state is built again.
     """
 
     def __init__(self, journal: Journal, machine: type[M], snapshots: SnapshotFolder) -> None:
         self.state: M | None = None
+        self.is_spoilt = False
         self.position = self.applied = self.covered = 0
         self.topic: JournalTopic
         self._journal, self._class, self._snapshots = journal, machine, snapshots
+        self._unsettled: deque[Appending] = deque()  # decisions of the term, but for those that are committed
         self._worker = Worker(f"kes-{journal.name}-state")
 
     async def open(self) -> None:
@@ -71,6 +77,7 @@ class HeldState(Generic[M]):
         Raises ``ReplicaFailed``, and as ``SnapshotFolder.newest`` and ``Journal.check``.
         """
         self.state = None
+        self._unsettled.clear()
         name, topic_id = self._journal.name, self.topic.topic_id
         topic = await self._now()
         found = await self._worker.call(self._snapshots.newest, name, topic_id, topic.start, topic.end)
@@ -83,7 +90,7 @@ class HeldState(Generic[M]):
                 where = f"{name}: {self._class.__name__}.load failed on the snapshot of {position}"
                 raise ReplicaFailed(f"{where}: {error!r}") from error
         self.position = self.applied = self.covered = position
-        self.state = state
+        self.state, self.is_spoilt = state, False
 
     async def save(self, position: int) -> None:
         """Save the state as that of a position. Raises ``JournalError`` (it cannot be written), ``ReplicaFailed``."""
@@ -109,8 +116,41 @@ class HeldState(Generic[M]):
         try:
             self.state.apply(event)
         except Exception as error:
+            self.is_spoilt = True
             name = f"{self._class.__name__}.apply"
             raise ReplicaFailed(f"{where}: {name} failed on {type(event).__name__}: {error!r}") from error
+
+    # -- on the leader -------------------------------------------------------------------------------------------------
+
+    def decided(self, events: Sequence[object]) -> list[Payload]:
+        """Apply the events of a decision, and return them encoded. Raises ``EncodeError``, ``ConfigError`` and
+        ``RecordRefused`` (they are too large), before anything is applied; ``ReplicaFailed``."""
+        types, name, limit = self._journal.types, self._journal.name, self.topic.entry_limit
+        payloads = [types.payload(event) for event in events]
+        size = sum(record_size(None, one.value, one.headers) for one in payloads)
+        if size > limit:
+            raise RecordRefused(f"{name}: a decision of {size} bytes, and {limit} are taken; nothing of it is applied")
+        # As the replicas will see them: an event that its codec changes must not make the members differ.
+        for event in [types.event_of(payload) for payload in payloads]:
+            self.apply(event, f"a decision for {name}")
+        return payloads
+
+    def note(self, appending: Appending) -> None:
+        """Note an append of what is applied already."""
+        while len(self._unsettled) > 1 and self._unsettled[0].is_committed:
+            self._unsettled.popleft()
+        self._unsettled.append(appending)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Check, once the term has ended, whether the state has something that is not in the log."""
+        return self.is_spoilt or not all(one.is_committed for one in self._unsettled)
+
+    async def settle(self) -> None:
+        """Go on behind the decisions of the term, all of which are committed."""
+        if self._unsettled:
+            self.position = self.applied = await self._unsettled[-1]
+        self._unsettled.clear()
 
     async def _now(self) -> JournalTopic:
         while True:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from streams.core.journal import MemberState
-from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, RecordRefused, ReplicaFailed
-from streams.journal.appending import Appending
+from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, ReplicaFailed
 from streams.journal.entries import JournalCheckpoint, JournalEntry, JournalItem, TermBegan
 from streams.journal.held_state import HeldState, M, until_done
 from streams.journal.journal import Journal
 from streams.journal.reader import JournalReader
 from streams.journal.snapshots import SnapshotFolder
 from streams.journal.term import JournalTerm
-from streams.records import record_size
 from streams.runtime.signal import Broadcast, Signal
 
 _log = logging.getLogger(__name__)
@@ -59,8 +56,6 @@ class Replicated(Generic[M]):
         self.state = MemberState.LOADING
         self._candidate = journal.candidate()
         self._term: JournalTerm | None = None
-        self._unsettled: deque[Appending] = deque()  # decisions of the term, but for those that are committed
-        self._is_spoilt = False  # an event is half applied: nothing is read or saved until the state is rebuilt
         self._turn = asyncio.Lock()
         self._due = Signal()
         self._moved = Broadcast()
@@ -71,7 +66,7 @@ class Replicated(Generic[M]):
     @property
     def is_leading(self) -> bool:
         """Check whether decisions are made here. Without a barrier, that may be over."""
-        return self._term is not None and not self._term.is_over and not self._is_spoilt
+        return self._term is not None and not self._term.is_over and not self._held.is_spoilt
 
     @property
     def member_id(self) -> str:
@@ -101,22 +96,13 @@ class Replicated(Generic[M]):
         async with self._turn:
             term, state = self._leading()
             events, reply = decision(state)
-            payloads = [self.journal.types.payload(event) for event in events]
-            size = sum(record_size(None, one.value, one.headers) for one in payloads)
-            if size > self._held.topic.entry_limit:
-                reason = f"a decision of {size} bytes, and {self._held.topic.entry_limit} are taken"
-                raise RecordRefused(f"{self.journal.name}: {reason}; nothing of it is applied")
-            # As the replicas will see them: an event that its codec changes must not make the members differ.
-            seen = [self.journal.types.event_of(payload) for payload in payloads]
             try:
-                for event in seen:
-                    self._held.apply(event, f"a decision for {self.journal.name}")
+                payloads = self._held.decided(events)
             except ReplicaFailed:
-                self._is_spoilt = True
                 self._due.notify()
                 raise
             appending = term.submit_payloads(payloads)
-            self._note(appending)
+            self._held.note(appending)
         await appending
         self._look_at_due(term)
         return reply
@@ -131,7 +117,7 @@ class Replicated(Generic[M]):
             await term.barrier()  # behind everything that the state has
             self._look_at_due(term)  # a barrier is an entry, too
             return value
-        while self._held.state is None or self._is_spoilt:
+        while self._held.state is None or self._held.is_spoilt:
             self._check()
             await self._moved.wait(_PAUSE_SECONDS)
         self._check()
@@ -221,7 +207,7 @@ class Replicated(Generic[M]):
                 self.state = self.state.to(MemberState.LEADING)
                 _log.info("%s: this member leads, term %d", self.journal.name, term.token)
                 try:
-                    while not self._is_spoilt:
+                    while not self._held.is_spoilt:
                         if term.position - self._held.covered >= self._every:
                             await self._checkpoint(term)
                         await self._due.wait()
@@ -237,7 +223,7 @@ class Replicated(Generic[M]):
     async def _checkpoint(self, term: JournalTerm) -> None:
         """Save the state, and append the checkpoint; without the one there is not the other."""
         async with self._turn:
-            if self._is_spoilt:  # by a decision that had the turn before
+            if self._held.is_spoilt:  # by a decision that had the turn before
                 return
             await term.barrier()  # all that the state has is committed
             try:
@@ -249,14 +235,12 @@ class Replicated(Generic[M]):
 
     async def _return(self) -> None:
         """Go on as a follower, once a term has ended and every append of it is settled."""
-        if self._is_spoilt or not all(one.is_committed for one in self._unsettled):
+        if self._held.is_ahead:
             _log.info("%s: the state ran ahead of the log, and is rebuilt", self.journal.name)
             self.state = self.state.to(MemberState.REBUILDING)
             await self._held.load()
-        elif self._unsettled:
-            self._held.position = self._held.applied = await self._unsettled[-1]
-        self._unsettled.clear()
-        self._is_spoilt = False
+        else:
+            await self._held.settle()
         if self.state is not MemberState.FOLLOWING:  # as it is when no term has begun
             self.state = self.state.to(MemberState.FOLLOWING)
         self._moved.notify()
@@ -304,8 +288,3 @@ class Replicated(Generic[M]):
     def _look_at_due(self, term: JournalTerm) -> None:
         if term.position - self._held.covered >= self._every:
             self._due.notify()
-
-    def _note(self, appending: Appending) -> None:
-        while len(self._unsettled) > 1 and self._unsettled[0].is_committed:
-            self._unsettled.popleft()
-        self._unsettled.append(appending)

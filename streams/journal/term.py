@@ -11,7 +11,7 @@ from typing import Final
 
 from anyio import CancelScope
 
-from streams.core.journal import BARRIER_TYPE, CHECKPOINT_TYPE, CheckpointRecord, Payload, control
+from streams.core.journal import BARRIER_TYPE, CHECKPOINT_TYPE, CheckpointRecord, Payload, TermState, control
 from streams.errors import AppendConflict, AppendUnsettled, ConfigError, NotLeading, RecordRefused, RecordsRefused
 from streams.journal.appending import Appending, PendingCheckpoint
 from streams.journal.entries import EntryTypes
@@ -19,7 +19,7 @@ from streams.journal.writer import TermWriter
 from streams.runtime.bridge import Worker
 from streams.runtime.signal import Signal
 
-_GROUP_BYTES: Final = 500_000
+_GROUP_BYTES: Final = 900_000
 """Of the entries that share a transaction: they are one batch, whose offsets follow each other. One append that has
 more is a transaction of its own."""
 _GROUP_ENTRIES: Final = 5_000
@@ -58,6 +58,11 @@ class JournalTerm:
     def position(self) -> int:
         """Behind the last entry that is committed."""
         return self._writer.position
+
+    @property
+    def state(self) -> TermState:
+        """Return what it does now."""
+        return self._writer.state
 
     async def append(self, *events: object, expect: int | None = None) -> int:
         """Append events, all or none, and return the position behind them once all in-sync replicas have them.
@@ -188,6 +193,7 @@ class JournalTerm:
                 await self._send(worker, group)
                 self._under_way = False
                 self._idle.notify()
+                await asyncio.sleep(0)  # those that were answered append again, and share the next transaction
         except BaseException as error:
             damage = error.__cause__ if isinstance(error, AppendUnsettled) and error.__cause__ else error
             self.failure = None if isinstance(error, NotLeading) else damage
@@ -195,6 +201,7 @@ class JournalTerm:
             on_failure(self.reason)
         finally:
             self._under_way = False
+            self._writer.end(self.reason)
             refusal = NotLeading(f"{self.name}: the term {self.token} is over: {self.reason}; nothing is appended")
             for appending in self._queue:
                 appending.fail(refusal)

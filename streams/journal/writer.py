@@ -32,6 +32,7 @@ from streams.core.journal import (
     Payload,
     SettledAppend,
     TermRecord,
+    TermState,
     control,
     output_of,
     outputs_of,
@@ -69,8 +70,10 @@ class TermWriter:
         self.token = -1
         self.position = 0
         """Behind the last entry that is known."""
+        self.state = TermState.CLAIMING
+        """On the thread that calls; others may look at it."""
         self.reason = ""
-        """Why nothing can be written any more."""
+        """Why it has ended."""
         self._claim, self._tenure, self._patience = claim, tenure, patience_seconds
         self._number = 0
         self._given_up = threading.Event()
@@ -81,6 +84,13 @@ class TermWriter:
         Raises ``TransactionFailed``, ``BrokerUnavailable`` (begin again, with another writer), ``JournalError`` (the
         end of the log is none of a journal).
         """
+        try:
+            return self._begin(address)
+        except BaseException as error:
+            self.end(str(error))
+            raise
+
+    def _begin(self, address: str) -> int:
         mark = self._claim.take()
         previous = self._last_term(mark)
         writer = f"{host_name()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}"
@@ -90,6 +100,7 @@ class TermWriter:
         self.token = self.position - 1
         if self.token <= previous:
             raise JournalError(f"{self._claim.where}: term {self.token} would follow term {previous}")
+        self._to(TermState.OPEN)
         return self.token
 
     def commit(self, payloads: Sequence[Payload], origins: Sequence[int] = ()) -> tuple[int, ...]:
@@ -103,6 +114,7 @@ class TermWriter:
         outputs = outputs_of(self._claim.topic, payloads, self.token, first, origins or [-1] * len(payloads))
         while True:
             self._check_term()
+            self._to(TermState.COMMITTING)
             refused = None
             try:
                 end = self._claim.append(outputs)
@@ -111,25 +123,37 @@ class TermWriter:
                 refused = error
             except (Failed, BrokerUnavailable) as error:
                 _log.warning("%s: term %d: an append is settled: %s", self._claim.where, self.token, error)
+            self._to(TermState.SETTLING)
             answer = self._settle(first, len(outputs))
             if answer.offsets:
                 return self._known(answer.offsets)
             if refused is not None:
+                self._to(TermState.OPEN)
                 raise refused
 
     def give_up(self) -> None:
         """Have an append that cannot be settled, because no broker answers, end with ``AppendUnsettled``."""
         self._given_up.set()
 
+    def end(self, reason: str) -> None:
+        """Begin no append any more; only the first reason counts."""
+        if self.state is not TermState.ENDED:
+            self.state, self.reason = self.state.to(TermState.ENDED), reason
+
     def _known(self, offsets: tuple[int, ...]) -> tuple[int, ...]:
         self._number += len(offsets)
         self.position = offsets[-1] + 1
+        self._to(TermState.OPEN)
         return offsets
 
+    def _to(self, new: TermState) -> None:
+        if self.state is not TermState.ENDED:  # by a younger term that was found, or by a loop that is closed
+            self.state = self.state.to(new)
+
     def _check_term(self) -> None:
-        if not self.reason and self._tenure.is_over:
-            self.reason = self._tenure.reason or "the group has ended it"
-        if self.reason:
+        if self._tenure.is_over:
+            self.end(self._tenure.reason or "the group has ended it")
+        if self.state is TermState.ENDED:
             raise NotLeading(f"{self._claim.topic}: the term {self.token} is over: {self.reason}; nothing is appended")
 
     def _settle(self, first: int, count: int) -> SettledAppend:
@@ -156,14 +180,14 @@ class TermWriter:
 
     def _look(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
         """Take the claim, if that is ours to do, and read the tail; ``None``: nothing can be said yet."""
-        is_ours = not self.reason and self._tenure.is_confirmed()
+        is_ours = self._tenure.is_confirmed()
         takes = is_ours or is_last
         mark = self._claim.take() if takes else self._claim.look()
         answer = settled(self._claim.read(self.position, mark.end), self.token, first, count)
         if answer.newer >= 0:
-            self.reason = f"term {answer.newer} has begun"
+            self.end(f"term {answer.newer} has begun")
         elif takes and not is_ours:
-            self.reason = self.reason or self._tenure.reason or "the group has not confirmed it"
+            self.end(self._tenure.reason or "the group has not confirmed it")
         return answer if takes or answer.newer >= 0 else None
 
     def _last_term(self, log: Watermarks) -> int:

@@ -1,6 +1,6 @@
 """A member of a replicated bank with a register, as a process: requests and answers are lines of JSON over TCP.
 
-``python journal_program.py JOURNAL SERVERS FOLDER PORT SESSION_SECONDS``
+``python journal_program.py JOURNAL SERVERS FOLDER PORT SESSION_SECONDS REPLICAS``
 """
 
 from __future__ import annotations
@@ -56,10 +56,15 @@ class Machine:
         return machine
 
 
-def journal_of(name: str, servers: str, session: float) -> Journal:
+def journal_of(name: str, servers: str, session: float, replicas: int = 1) -> Journal:
     events: list[type] = [BankMoved, RegisterSet]
     return Journal(
-        name, events, bootstrap_servers=servers, replication_factor=1, min_insync_replicas=1, session_seconds=session
+        name,
+        events,
+        bootstrap_servers=servers,
+        replication_factor=replicas,
+        min_insync_replicas=min(replicas, 2),
+        session_seconds=session,
     )
 
 
@@ -84,10 +89,10 @@ async def answer(member: Replicated[Machine], request: dict[str, Any]) -> dict[s
     raise ValueError(request)
 
 
-async def main(name: str, servers: str, folder: str, port: str, session: str) -> None:
+async def main(name: str, servers: str, folder: str, port: str, session: str, replicas: str) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    journal = journal_of(name, servers, float(session))
+    journal = journal_of(name, servers, float(session), int(replicas))
     await journal.create()
 
     async with Replicated(journal, Machine, snapshots=SnapshotFolder(Path(folder)), checkpoint_every=60) as member:

@@ -1,4 +1,5 @@
-"""A replicated bank with five members under attack: killed, frozen, stopped; a history of its register is kept.
+"""A replicated bank with five members under attack: members and brokers are killed, frozen, stopped; a history of its
+register is kept.
 
 Oracles: each move that was acknowledged is in the log once, each that was refused is not; the total is the same at each
 entry; terms grow; snapshots of one position are equal, and what the log makes; barrier reads are linearizable.
@@ -24,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from streams.broker import KafkaCluster
 from streams.journal import JournalEntry, SnapshotFolder
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.battery_kit import ROOT, wait_until
@@ -118,8 +120,8 @@ class Client(threading.Thread):
 class Battery:
     """Members by their ports, and clients."""
 
-    def __init__(self, name: str, servers: str, folder: Path) -> None:
-        self.name, self.servers, self.folder = name, servers, folder
+    def __init__(self, name: str, servers: str, folder: Path, replicas: int = 1) -> None:
+        self.name, self.servers, self.folder, self.replicas = name, servers, folder, replicas
         self.stopped = threading.Event()
         self.members: dict[int, subprocess.Popen[bytes]] = {}
         self.leading = 0
@@ -132,7 +134,7 @@ class Battery:
         with (self.folder / f"{port}.log").open("ab") as log:
             self.members[port] = subprocess.Popen(
                 [sys.executable, str(program), self.name, self.servers, str(self.folder / str(port)), str(port),
-                 str(SESSION)],
+                 str(SESSION), str(self.replicas)],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -164,6 +166,13 @@ class Battery:
     def done(self) -> int:
         return sum(len(client.acknowledged) for client in self.clients)
 
+    def begin(self) -> None:
+        """Have a member lead, and all clients at work."""
+        self.leader()
+        for client in self.clients:
+            client.start()
+        self.more()
+
     def close(self) -> None:
         self.stopped.set()
         for process in self.members.values():
@@ -185,7 +194,7 @@ def attack(battery: Battery, luck: random.Random) -> None:
     kind = luck.choice(["kill", "kill", "freeze", "stop"])
     if kind == "freeze":
         process.send_signal(signal.SIGSTOP)
-        until = time.monotonic() + luck.choice([1.0, SESSION + 4.0])
+        until = time.monotonic() + luck.choice([1.0, SESSION + 6.0])  # longer than a transaction may take, too
         wait_until(lambda: time.monotonic() > until, "it was frozen for long", 60)
         process.send_signal(signal.SIGCONT)
         return
@@ -196,18 +205,59 @@ def attack(battery: Battery, luck: random.Random) -> None:
 
 def test_a_bank_with_five_members_under_attack(battery: Battery, seed: int) -> None:
     luck = random.Random(seed)
-    battery.leader()
-    for client in battery.clients:
-        client.start()
-    battery.more()
+    battery.begin()
     for _ in range(ATTACKS):
         attack(battery, luck)
         battery.more()
+    judge(battery, ATTACKS)
+
+
+CLUSTER_ATTACKS = [
+    # what of the journal the broker keeps that is attacked, and how
+    ("log", "kill"),
+    ("writer", "freeze"),
+    ("group", "kill"),
+    ("log", "freeze"),
+    ("writer", "kill"),
+    ("group", "freeze"),
+]
+
+
+def test_a_bank_on_three_brokers_that_are_killed_and_frozen(topic_prefix: str, tmp_path: Path) -> None:
+    """Leader of the log, coordinator of the writer and of the group, one after the other: each moves to another broker,
+    while the members go on with the two that are left."""
+    with KafkaCluster() as cluster:
+        battery = Battery(topic_prefix + "bank", cluster.bootstrap_servers, tmp_path, replicas=3)
+        places = {
+            "log": lambda: cluster.leader_of(battery.name, 0),
+            "writer": lambda: cluster.transaction_coordinator(f"{battery.name}.writer"),
+            "group": lambda: cluster.group_coordinator(f"{battery.name}.leader"),
+        }
+        try:
+            battery.begin()
+            for place, how in CLUSTER_ATTACKS:
+                number = places[place]()
+                node = cluster.node(number)
+                (node.kill if how == "kill" else node.freeze)()
+                try:
+                    wait_until(lambda at=place, gone=number: places[at]() != gone, f"{place} moves", 60)  # type: ignore[misc]
+                    battery.more()
+                finally:
+                    (node.restart if how == "kill" else node.thaw)()
+                cluster.wait_in_sync()
+                battery.more()
+            judge(battery, len(CLUSTER_ATTACKS))
+        finally:
+            battery.close()
+
+
+def judge(battery: Battery, attacks: int) -> None:
+    """Have the clients end, and compare what they were answered, and all snapshots, with the log."""
     battery.stopped.set()
     for client in battery.clients:
         client.join(30)
 
-    journal = journal_of(battery.name, battery.servers, SESSION)
+    journal = journal_of(battery.name, battery.servers, SESSION, battery.replicas)
     items = asyncio.run(all_of(journal))
     assert (terms := [item.term for item in items]) == sorted(terms)
     states: dict[int, bytes] = {}
@@ -226,7 +276,7 @@ def test_a_bank_with_five_members_under_attack(battery: Battery, seed: int) -> N
         assert not set(client.refused) & logged.keys(), "refused, and there"
     compare_snapshots(battery, states)
     history = [operation for client in battery.clients for operation in client.history]
-    assert len(history) > 5 * ATTACKS
+    assert len(history) > 5 * attacks
     assert is_linearizable(history), f"a stale read, in {len(history)} operations"
 
 

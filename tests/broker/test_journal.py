@@ -29,6 +29,7 @@ from streams.journal.writer import TermWriter
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 from tests.broker.client_kit import rows, truncate, writing
+from tests.broker.test_wire_producer import alter
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -176,9 +177,13 @@ async def after_a_moment(term: Any) -> None:
 
 
 @pytest.mark.nightly
-async def test_an_entry_that_is_refused_fails_alone(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
-    journal = journal_of(kafka_broker, topic_prefix + "small", client_settings={"message.max.bytes": 20_000})
+@pytest.mark.parametrize("who", ["client", "broker"])
+async def test_an_entry_that_is_refused_fails_alone(who: str, kafka_broker: BrokerAddress, topic_prefix: str) -> None:
+    limit = {"message.max.bytes": 20_000} if who == "client" else {}
+    journal = journal_of(kafka_broker, topic_prefix + "small", client_settings=limit)
     await journal.create()
+    if who == "broker":
+        alter(kafka_broker.bootstrap_servers, journal.name, {"max.message.bytes": "20000"})
     async with journal.lead() as term:
         appends = [term.append(b"x" * 30_000 if number == 30 else b"%d" % number) for number in range(64)]
         answers = await asyncio.gather(*appends, return_exceptions=True)
@@ -269,6 +274,8 @@ async def test_what_does_not_fit_is_an_error_with_numbers(
             Journal(bad, bootstrap_servers="x:1")
     with pytest.raises(ConfigError, match="min_insync_replicas is 2; it must be from 1 to replication_factor, which"):
         Journal("x", bootstrap_servers="x:1", replication_factor=1)
+    with pytest.raises(ConfigError, match=r"isolation\.level"):
+        Journal("x", bootstrap_servers="x:1", client_settings={"isolation.level": "read_uncommitted"})
     with pytest.raises(TopicError, match=r"does not exist: `await journal\.create"):
         await all_of(journal)
     unsafe = topic_prefix + "unsafe"

@@ -131,17 +131,25 @@ async def test_7_a_topic_that_loses_entries_is_refused_and_a_reader_does_not_jum
 
 
 async def test_8_a_promoted_node_does_not_hang_on_a_tail_of_markers(journal: Journal) -> None:
+    abort_an_entry(journal, EntryMark(0, 1))
+    async with asyncio.timeout(20):
+        assert await all_of(journal) == []
+        assert (await journal.check()).end > 0
     async with journal.lead() as term:
         await term.append(b"last")
-    with journal.claim() as claim:  # entries that are aborted, and markers
-        claim.take()
-        claim._slot.send([output_of(journal.name, Payload([], b"x"), EntryMark(term.token, 2))])
-        claim.take()
+    abort_an_entry(journal, EntryMark(term.token, 2))
     async with asyncio.timeout(20):
         assert events_of(await all_of(journal)) == [b"last"]
         async with journal.lead() as second, journal.reader() as reader:
             items: list[JournalItem] = [item async for item in reader.catch_up()]
             assert items[-1].term == second.token
+
+
+def abort_an_entry(journal: Journal, mark: EntryMark) -> None:
+    with journal.claim() as claim:
+        claim.take()
+        claim._slot.send([output_of(journal.name, Payload([], b"x"), mark)])
+        claim.take()
 
 
 async def test_9_a_term_that_is_left_leaves_no_thread_behind(journal: Journal) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -12,9 +12,12 @@ import msgspec
 import pytest
 
 from streams import event_type
-from streams.errors import NotLeading, RecordRefused, ReplicaFailed
+from streams.clients.settings import ClientSettings
+from streams.errors import NotLeading, OffsetError, RecordRefused, ReplicaFailed
 from streams.journal import Journal, JournalCheckpoint, JournalEntry, Replicated, SnapshotFolder
 from streams.testing.fixtures import BrokerAddress
+from tests.broker.battery_kit import let_pass
+from tests.broker.client_kit import truncate
 from tests.broker.test_journal import all_of, usurp
 from tests.unit.waiting import until
 
@@ -63,14 +66,16 @@ class Members:
 
     def __init__(self, broker: BrokerAddress, name: str, folder: Path) -> None:
         self._servers, self._name, self._folder = broker.bootstrap_servers, name, folder
+        self.machine: type[Bank] = Bank
+        self.session_seconds = 6.0
 
     def journal(self, **more: Any) -> Journal:
-        settings: dict[str, Any] = {"replication_factor": 1, "min_insync_replicas": 1, "session_seconds": 6.0} | more
+        settings = {"replication_factor": 1, "min_insync_replicas": 1, "session_seconds": self.session_seconds} | more
         return Journal(self._name, [Moved], bootstrap_servers=self._servers, **settings)
 
     def member(self, number: int, **more: Any) -> Replicated[Bank]:
         folder = SnapshotFolder(self._folder / str(number), keep=2)
-        return Replicated(self.journal(), Bank, snapshots=folder, address=f"member-{number}", **more)
+        return Replicated(self.journal(), self.machine, snapshots=folder, address=f"member-{number}", **more)
 
     def snapshots(self, number: int) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (self._folder / str(number)).glob("*.snapshot")}
@@ -151,3 +156,87 @@ async def test_an_apply_that_raises_fails_its_decision_and_stops_a_replica_by_na
         async with members.member(2) as replica:
             await replica.wait()
     assert isinstance(replica.failure, ReplicaFailed)
+
+
+class Prompting(Bank):
+    """A bank whose saves and loads call what is named here, before they begin."""
+
+    on_save: Callable[[], None] | None = None
+    on_load: Callable[[], None] | None = None
+
+    def save(self, file: BinaryIO) -> None:
+        if Prompting.on_save is not None:
+            Prompting.on_save()
+        super().save(file)
+
+    @classmethod
+    def load(cls, file: BinaryIO) -> Self:
+        if Prompting.on_load is not None:
+            Prompting.on_load()
+        return super().load(file)
+
+
+@pytest.mark.nightly
+async def test_a_leader_that_is_lost_between_its_state_and_the_entry_leaves_a_snapshot_that_is_right(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file has a position of its own: no checkpoint has to be there."""
+    monkeypatch.setattr(members, "machine", Prompting)
+    async with members.member(1, checkpoint_every=5) as member:
+        await until(lambda: member.is_leading, "it leads")
+        monkeypatch.setattr(Prompting, "on_save", lambda: asyncio.run(usurp(member.journal)))
+        with suppress(NotLeading):
+            while True:
+                await member.decide(move("a", "b", 1))
+        monkeypatch.setattr(Prompting, "on_save", None)
+        (name,) = members.snapshots(1)
+    items = await all_of(members.journal())
+    assert not any(isinstance(item, JournalCheckpoint) for item in items)
+    moves = sum(isinstance(item, JournalEntry) for item in items)
+    async with members.member(1) as again:
+        assert again.position == int(name.partition(".")[0])
+        await until(lambda: again.is_leading, "it leads")
+        assert await again.read(accounts) == {"a": 100 - moves, "b": 100 + moves}
+
+
+@pytest.mark.nightly
+async def test_a_log_that_is_trimmed_while_a_replica_loads_stops_it_with_the_offsets(
+    members: Members, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has chosen its snapshot, and reads what is behind it only then."""
+    monkeypatch.setattr(members, "machine", Prompting)
+    async with members.member(1, checkpoint_every=1_000) as member:
+        await until(lambda: member.is_leading, "it leads")
+        await member.decide(move("a", "b", 1))
+        assert member._term is not None
+        await member._checkpoint(member._term)
+        position = await member.decide(lambda bank: ([Moved("a", "b", 1)], None)) or member._term.position
+    monkeypatch.setattr(Prompting, "on_load", lambda: truncate(settings, member.journal.name, 0, position))
+    with pytest.raises(OffsetError, match=rf"which has {position} to .*: entries that are needed were trimmed"):
+        async with members.member(1) as again:
+            await again.wait()
+
+
+@pytest.mark.nightly
+async def test_a_decision_that_takes_longer_than_a_session_costs_the_term(members: Members) -> None:
+    """The loop stands still: its heartbeats go on, but nobody has confirmed the term. The decision is committed if its
+    append has begun before the term ends, and else refused; the member goes on."""
+    members.session_seconds = 2.0
+    async with members.member(1) as member:
+        await until(lambda: member.is_leading, "it leads")
+        first, cents = member._term, 1
+        await member.decide(move("a", "b", 1))
+
+        def ponder(bank: Bank) -> tuple[list[Moved], None]:
+            let_pass(4 * members.session_seconds)
+            return [Moved("a", "b", 10)], None
+
+        try:
+            await member.decide(ponder)
+            cents += 10
+        except NotLeading:
+            pass
+        await until(lambda: member.is_leading and member._term is not first, "it leads again")
+        assert await member.read(accounts) == {"a": 100 - cents, "b": 100 + cents}
+    events = [item.event for item in await all_of(members.journal()) if isinstance(item, JournalEntry)]
+    assert sum(event.cents for event in events) == cents

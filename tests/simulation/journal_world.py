@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from streams.clients.admin import Watermarks
-from streams.core.journal import LogOrder, Payload, SettledAppend
+from streams.core.journal import LogOrder, Payload, SettledAppend, TermState
 from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, TopicError, TransactionFailed
 from streams.journal import writer as module
 from streams.journal.writer import TermWriter
@@ -143,7 +143,7 @@ class GoesOn(TermWriter):
 
     def _look(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
         answer = super()._look(first, count, is_last=is_last)
-        self.reason = ""
+        self.state, self.reason = TermState.SETTLING, ""
         return answer
 
 

@@ -313,9 +313,9 @@ def output(number: int, partition: int = -1, topic: str = "t", size: int = 1) ->
 
 
 @asynccontextmanager
-async def opened(broker: ScriptedBroker, timeout: float = 5.0) -> AsyncIterator[WireSlot]:
+async def opened(broker: ScriptedBroker, timeout: float = 5.0, *, alone: bool = False) -> AsyncIterator[WireSlot]:
     cluster = Cluster(ProducerSettings.of(broker.bootstrap_servers, "client", {}))
-    slot = WireSlot("id", cluster, "group", call_timeout_seconds=timeout, transaction_timeout_seconds=60)
+    slot = WireSlot("id", cluster, "group", call_timeout_seconds=timeout, transaction_timeout_seconds=60, alone=alone)
     await slot.reopen(["t"])
     try:
         yield slot

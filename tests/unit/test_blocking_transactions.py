@@ -18,7 +18,7 @@ from streams.clients.producing.blocking import Transactions
 from streams.clients.settings import ClientSettings
 from streams.errors import RecordRefused, TransactionFailed
 from streams.records import Output
-from tests.unit.scripted_broker import GONE, MUTE, PARTITIONS, STEPS, ScriptedBroker, named, output
+from tests.unit.scripted_broker import GONE, MUTE, PARTITIONS, ScriptedBroker, named, output
 from tests.unit.waiting import wait_until
 
 OUTPUTS = [output(n, n % PARTITIONS) for n in range(8)]
@@ -116,7 +116,7 @@ async def test_on_the_thread_of_a_running_loop_one_producer_makes_all(broker: Sc
     with transactions(broker) as running:
         assert [outcome(running) for _ in range(3)] == ["committed"] * 3
         assert outcome(running, []) == "committed"
-    assert broker.asked(*STEPS) == ["InitProducerId", *["Produce", "EndTxn"] * 3]
+    assert broker.asked("InitProducerId", "Produce", "EndTxn") == ["InitProducerId", *["Produce", "EndTxn"] * 3]
 
 
 @pytest.mark.parametrize("request_name", ["ApiVersions", "Produce", "EndTxn"])

@@ -9,12 +9,12 @@ import pytest
 from streams.config_groups import PoolConfig
 from streams.core import batching, journal, partition, transaction
 from streams.core.batching import Seal, decide, is_full
-from streams.core.journal import MemberState
+from streams.core.journal import MemberState, TermState
 from streams.core.partition import PartitionState
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
 
-P, T, M = PartitionState, TransactionState, MemberState
+P, T, M, L = PartitionState, TransactionState, MemberState, TermState
 
 
 def test_moves_along_the_tables_only() -> None:
@@ -30,6 +30,12 @@ def test_moves_along_the_tables_only() -> None:
         else:
             with pytest.raises(ValueError, match=f"from {was.value} to {becomes.value}"):
                 was.to(becomes)
+    for earlier, later in itertools.product(L, L):
+        if later in journal.TERM_MOVES[earlier]:
+            assert earlier.to(later) is later
+        else:
+            with pytest.raises(ValueError, match=f"from {earlier.value} to {later.value}"):
+                earlier.to(later)
     for before, after in itertools.product(T, T):
         txn = Transaction(1, 0, 0.0)
         txn.state = before
@@ -55,6 +61,13 @@ def test_a_member_that_has_led_follows_only_what_is_settled() -> None:
     assert journal.LEGAL_MOVES[M.LEADING] == {M.SETTLING}
     assert [state for state in M if M.LEADING in journal.LEGAL_MOVES[state]] == [M.CATCHING_UP]
     assert not journal.LEGAL_MOVES[M.STOPPED]
+
+
+def test_a_term_is_settled_before_anything_else_and_sends_nothing_when_it_has_ended() -> None:
+    assert [state for state in L if L.COMMITTING in journal.TERM_MOVES[state]] == [L.OPEN, L.SETTLING]
+    assert L.SETTLING not in journal.TERM_MOVES[L.OPEN]
+    assert [state for state in L if not journal.TERM_MOVES[state]] == [L.ENDED]
+    assert all(L.ENDED in journal.TERM_MOVES[state] for state in L if state is not L.ENDED)
 
 
 def test_events_enter_transactions_on_good_states_only_and_only_requested_commits_become_committed() -> None:

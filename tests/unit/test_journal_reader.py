@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from streams.clients.received import received
 from streams.clients.settings import ClientSettings
 from streams.core.journal import TERM_TYPE, EntryMark, Payload, TermRecord, control, output_of, outputs_of
-from streams.errors import BrokerUnavailable, DecodeError, Stopped
+from streams.errors import BrokerUnavailable, DecodeError, Stopped, StreamsError
 from streams.journal import reader as module
 from streams.journal.entries import EntryTypes, JournalEntry
 from streams.journal.reader import JournalReader
-from streams.records import IncomingRecord, PolledPartition
+from streams.records import VERSION_HEADER, IncomingRecord, PolledPartition
 from tests.unit.waiting import PATIENCE
 
 
@@ -86,6 +87,34 @@ async def test_what_cannot_be_decoded_is_named_also_behind_entries_of_the_same_t
         async for _ in reader.catch_up():
             pass
     assert reader.position == 3
+    await reader.close()
+
+
+FOREIGN = {"key": b"key", "headers": []}
+NEWER = {"headers": received([*EntryTypes([Event]).payload(Event(1)).headers, (VERSION_HEADER, b"2")])}
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "said"),
+    [
+        (0, FOREIGN, r"ledger\[0\]@0 is no entry of a journal"),
+        (2, FOREIGN, r"ledger\[0\]@2 is no entry of a journal"),
+        (4, FOREIGN, r"ledger\[0\]@4 is no entry of a journal"),
+        (2, {"value": None}, r"ledger\[0\]@2: the value is null"),
+        (2, NEWER, r"ledger\[0\]@2: Event version 2 is newer than version 1"),
+        (2, {"key": b"grj:0:9"}, r"ledger\[0\]@2 is number 9 of term 0, after number 1"),
+    ],
+    ids=["foreign-start", "foreign-middle", "foreign-tail", "null", "newer", "missing"],
+)
+async def test_a_record_that_is_no_entry_is_never_passed_over(at: int, change: dict[str, Any], said: str) -> None:
+    log = log_of(*(EntryTypes([Event]).payload(Event(number)) for number in range(4)))
+    log[at] = msgspec.structs.replace(log[at], **change)
+    reader = ScriptedReader(log, 3)
+    for _ in range(2):
+        with pytest.raises(StreamsError, match=said):
+            async for _ in reader.catch_up():
+                pass
+        assert reader.position == at
     await reader.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -85,9 +87,24 @@ def test_a_folder_that_cannot_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot hold snapshots: "):
         SnapshotFolder(tmp_path / "file")
+    with pytest.raises(ConfigError, match="/proc/none cannot hold snapshots: "):  # nobody may make one there
+        SnapshotFolder("/proc/none")
     with pytest.raises(ConfigError, match="keeps 0; it must be 1 or more"):
         SnapshotFolder(tmp_path, keep=0)
     folder = SnapshotFolder(tmp_path / "gone")
     folder.path.rmdir()
     with pytest.raises(JournalError, match="cannot be written: No such file"):
         save(folder, 1)
+
+
+def test_a_full_disk_leaves_the_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SnapshotFolder(tmp_path)
+    kept = save(folder, 1)
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(JournalError, match=r"0002\.snapshot cannot be written: No space left on device"):
+        save(folder, 2)
+    assert list(tmp_path.iterdir()) == [kept]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from streams.core.journal import Payload
+from streams.core.journal import Payload, TermState
 from streams.errors import AppendConflict, AppendUnsettled, ConfigError, JournalError, NotLeading, RecordRefused
 from streams.errors import RecordsRefused as Refused
 from streams.journal.entries import EntryTypes
 from streams.journal.term import JournalTerm
 from streams.records import Output, RefusedRecord
 from streams.runtime.bridge import Worker
-from tests.unit.waiting import turns
+from tests.unit.waiting import turns, until
 
 
 class ScriptedWriter:
@@ -25,6 +25,7 @@ class ScriptedWriter:
 
     def __init__(self) -> None:
         self.token, self.position, self.reason = 7, 8, ""
+        self.state = TermState.OPEN
         self.commits: list[list[bytes]] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -44,6 +45,9 @@ class ScriptedWriter:
 
     def give_up(self) -> None:
         self.given_up.set()
+
+    def end(self, reason: str) -> None:
+        self.state = TermState.ENDED
 
 
 class Desk:
@@ -92,6 +96,28 @@ async def test_appends_that_come_during_a_commit_share_the_next_one(desk: Desk) 
     await desk.term.barrier()  # alone it is an entry of its own
     assert desk.writer.commits[-1] == [b"{}"]
     assert desk.term.position == desk.writer.position
+
+
+async def test_callers_that_were_answered_share_the_next_commit_with_those_that_wait(desk: Desk) -> None:
+    """Else two groups would take turns for ever, and each would wait for the other."""
+    desk.writer.gate.clear()
+
+    async def caller(name: bytes) -> None:
+        for _ in range(3):
+            await desk.term.append(name)
+
+    early = asyncio.create_task(caller(b"early"))
+    await until(lambda: desk.term._under_way)
+    late = asyncio.create_task(caller(b"late"))
+    await until(lambda: bool(desk.term._queue))
+    desk.writer.gate.set()
+    await asyncio.gather(early, late)
+    assert [sorted(values) for values in desk.writer.commits] == [
+        [b"early"],
+        [b"early", b"late"],
+        [b"early", b"late"],
+        [b"late"],
+    ]
 
 
 async def test_an_append_that_expects_less_than_there_is_conflicts(desk: Desk) -> None:
@@ -201,6 +227,19 @@ async def test_a_task_that_is_made_within_a_checkpoint_may_append_when_it_is_ove
     go.set()
     assert await asyncio.wait_for(task, 10) == desk.term.position
     assert desk.writer.commits[-1] == [b"later"]
+
+
+async def test_a_term_that_ends_within_a_checkpoint_appends_no_entry(desk: Desk) -> None:
+    with pytest.raises(NotLeading, match="the group has ended it; nothing is appended"):
+        async with desk.term.checkpoint():
+            desk.term.end("the group has ended it")
+    for late in (desk.term.checkpoint(), desk.term.checkpoint(at=8)):
+        with pytest.raises(NotLeading):
+            async with late:
+                pass
+    assert desk.writer.commits == []
+    await desk.close()
+    assert desk.term.state is TermState.ENDED
 
 
 async def test_a_term_that_is_left_while_no_broker_answers_says_so(desk: Desk) -> None:

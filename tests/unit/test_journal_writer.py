@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from streams.clients.admin import Watermarks
-from streams.core.journal import Payload
-from streams.errors import AppendUnsettled, ConfigError, OffsetError, StreamsError, TopicError, TransactionFailed
+from streams.core.journal import Payload, TermState
+from streams.errors import (
+    AppendUnsettled,
+    ConfigError,
+    JournalError,
+    NotLeading,
+    OffsetError,
+    StreamsError,
+    TopicError,
+    TransactionFailed,
+)
 from streams.journal import writer as module
 from streams.journal.entries import EntryTypes
 from streams.journal.term import JournalTerm
@@ -73,7 +82,10 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_errors_that_pass_while_an_append_is_settled_are_not_its_answer() -> None:
     claim = CommittingClaim(ConfigError("no right"), TopicError("no topic"), ConfigError("no right"))
-    assert begun(claim).commit([Payload([], b"a"), Payload([], b"b")]) == (1, 2)
+    writer, seen = begun(claim), list[TermState]()
+    claim.on_error = lambda: seen.append(writer.state)
+    assert writer.commit([Payload([], b"a"), Payload([], b"b")]) == (1, 2)
+    assert (seen, writer.state) == ([TermState.SETTLING] * 3, TermState.OPEN)
     assert not claim.errors
     assert [record.value for record in claim.log[1:]] == [b"a", b"b"]
 
@@ -84,6 +96,21 @@ def test_an_append_that_is_given_up_while_such_an_error_stays_is_unsettled() -> 
     claim.on_error = lambda: writer.give_up() if len(claim.errors) == 5 else None
     with pytest.raises(AppendUnsettled, match=r"the entries 1 to 1 of term 0: .*; no broker has said it"):
         writer.commit([Payload([], b"a")])
+    writer.end("no broker has said it")
+    with pytest.raises(NotLeading, match="the term 0 is over: no broker has said it; nothing is appended"):
+        writer.commit([Payload([], b"b")])
+    assert len(claim.log) == 2
+
+
+def test_a_term_that_cannot_begin_has_ended() -> None:
+    claim: Any = CommittingClaim(TopicError("no topic"))
+    claim.log.append(IncomingRecord("ledger", 0, 0, b"key", b"foreign", []))
+    writer = TermWriter(claim, cast(Any, Leading()))
+    with pytest.raises(TopicError, match="no topic"):
+        writer.begin()
+    assert (writer.state, writer.reason) == (TermState.ENDED, "no topic")
+    with pytest.raises(JournalError, match=r"ledger\[0\]@0 is no entry of a journal"):
+        TermWriter(claim, cast(Any, Leading())).begin()
 
 
 async def test_a_log_that_has_lost_entries_leaves_the_append_unsettled_and_ends_the_term() -> None:

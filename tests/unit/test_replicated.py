@@ -162,6 +162,50 @@ async def test_a_member_is_left_while_its_snapshot_fails(tmp_path: Path) -> None
         threading.Timer(0.1, Pad.gate.set).start()
 
 
+@pytest.mark.parametrize("fault", [ValueError("a bug"), JournalError("a full disk")], ids=["bug", "disk"])
+async def test_a_save_that_fails_makes_no_checkpoint(tmp_path: Path, fault: Exception) -> None:
+    """A bug stops the member by name; without room it goes on, with the snapshots that it has."""
+    Pad.fault = fault
+    one = member(tmp_path, every=1)
+    journal: Any = one.journal
+    async with asyncio.timeout(PATIENCE / 3):
+        if isinstance(fault, ValueError):
+            with pytest.raises(ReplicaFailed, match=r"ledger: Pad\.save failed at \d+: ValueError\('a bug'\)"):
+                async with one:
+                    await one.wait()
+        else:
+            async with one:
+                await until(Pad.saving.is_set, "a checkpoint is made")
+                assert await one.decide(lambda pad: ([b"word"], len(pad.words))) == 0
+    values = [value for values in journal.writer.commits for value in values]
+    assert values.count(b"word") == isinstance(fault, JournalError)
+    assert not any(b"covers" in value for value in values)
+
+
+async def test_a_snapshot_that_cannot_be_loaded_stops_the_member_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(file: BinaryIO) -> Pad:
+        raise ValueError("a bug")
+
+    SnapshotFolder(tmp_path).save("ledger", "id", 5, lambda file: None)
+    monkeypatch.setattr(Pad, "load", load)
+    found = member(tmp_path)
+    with pytest.raises(ReplicaFailed, match=r"ledger: Pad\.load failed on the snapshot of 5: ValueError"):
+        async with found:
+            pass
+    assert found.state is MemberState.STOPPED
+
+
+async def test_a_decision_without_events_is_as_good_as_a_barrier(tmp_path: Path) -> None:
+    one = member(tmp_path)
+    journal: Any = one.journal
+    async with one:
+        await until(lambda: one.is_leading, "it leads")
+        assert await one.decide(lambda pad: ([], "reply")) == "reply"
+    assert journal.writer.commits == [[b"{}"]]
+
+
 async def test_a_leader_that_only_reads_makes_checkpoints(tmp_path: Path) -> None:
     async with member(tmp_path, every=30) as one:
         await until(lambda: one.is_leading, "it leads")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from streams.clients.group_wire import group_metadata
+from streams.clients.producing import protocol
 from streams.clients.producing.transactions import WireSlot
 from streams.core.recovery import Patience
 from streams.errors import RecordsRefused, TransactionFailed
@@ -102,6 +103,27 @@ async def test_opening_that_is_hopeless_says_why(code: int, name: str) -> None:
             async with opened(broker):
                 pass
         assert failed.value.code == name
+
+
+async def test_an_id_that_works_alone_enlists_where_markers_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that meets unfinished ones looks again after 20 ms only, the slot after 1: for the next transactions."""
+    monkeypatch.setattr(protocol, "MARKER_SECONDS", 3600.0)
+    monkeypatch.setattr(protocol, "WARY_TRANSACTIONS", 2)
+    async with ScriptedBroker() as broker, opened(broker, alone=True) as slot:
+        monkeypatch.setattr(protocol, "LEADER_PAUSE_SECONDS", 3600.0)
+        await transact(slot)
+        await transact(slot)  # in time
+        monkeypatch.setattr(protocol, "LEADER_PAUSE_SECONDS", 0.0)
+        await transact(slot)  # late
+        monkeypatch.setattr(protocol, "LEADER_PAUSE_SECONDS", 3600.0)
+        broker.answer("AddPartitions", 51, 51)
+        await transact(slot)
+        await flush(slot, output(1))
+        await transact(slot)  # the transaction's second records: they know that its first ones were taken
+        await transact(slot)
+        each, enlisted = ["Produce", "TxnOffsetCommit", "EndTxn"], ["AddPartitions", "AddOffsets"]
+        more = [*enlisted, *each[:2], *each]
+        assert broker.asked(*STEPS) == ["InitProducerId", *each * 3, *enlisted * 3, *each, *more, *each]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -46,6 +46,7 @@ class BlockingSlot:
             group_id,
             call_timeout_seconds=seconds,
             transaction_timeout_seconds=transaction_seconds,
+            alone=True,
         )
         self._seconds = seconds
         self._resources = contextlib.ExitStack()
@@ -131,6 +132,7 @@ class Transactions:
             "",
             call_timeout_seconds=self._call_seconds,
             transaction_timeout_seconds=self._transaction_seconds,
+            alone=True,
         )
         portal = _portal(self._resources, slot)
         self._start = lambda outputs: portal.start_task_soon(self._commit, slot, cluster, outputs)

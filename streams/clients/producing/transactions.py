@@ -6,8 +6,9 @@ beside them; ``commit`` ends the transaction. Which protocol is spoken is decide
 that comes late is refused, and an end without an answer is requested again.
 
 With more than one broker involved, and with v1, the slot enlists partitions and group with the coordinator before it
-sends. Under v2 the leaders would do it, but one at a time: the others are made to wait 20 to 100 ms (KIP-890's
-CONCURRENT_TRANSACTIONS; measured, three brokers: a median of 29 ms instead of 73).
+sends. Under v2 the leaders would do it, but one at a time: the others wait 20 to 100 ms (KIP-890's
+CONCURRENT_TRANSACTIONS; measured, three brokers: a median of 29 ms instead of 73). So does a leader while the markers
+of the id's last transaction are being written: an id that works alone enlists after one, too, where they are late.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from streams.clients.producing.broker_connection import BrokerConnection, LostCo
 from streams.clients.producing.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.messages import Identity, MalformedAnswer
-from streams.clients.producing.protocol import V1, Pauses, TransactionProtocol, protocol_of
+from streams.clients.producing.protocol import V1, Markers, Pauses, TransactionProtocol, protocol_of
 from streams.clients.producing.record_batch import Part
 from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config_groups import DELIVERY_SHARE
@@ -75,18 +76,19 @@ class WireSlot:
         *,
         call_timeout_seconds: float,
         transaction_timeout_seconds: float,
+        alone: bool = False,
     ) -> None:
-        """``group_id``: the group that fences its transactions, by the offsets in them; empty: none does."""
+        """``group_id`` fences its transactions, by offsets; empty: none. ``alone``: no other id takes turns with it."""
         self.transactional_id = transactional_id
         self.is_open = False
         """Whether it can begin a transaction; else it is to be opened."""
-        self._cluster = cluster
-        self._group_id = group_id
+        self._cluster, self._group_id = cluster, group_id
         self._timeout = call_timeout_seconds
         self._transaction_ms = int(transaction_timeout_seconds * 1000)
         self._delivery_seconds = min(call_timeout_seconds, transaction_timeout_seconds * DELIVERY_SHARE)
         self._connections = SlotConnections(cluster)
         self._has_begun = False  # a transaction that is not ended yet
+        self._markers = Markers(alone)
         self._under_way: object | None = None  # the call that is running
         self._last_answer = ""  # to it, which was no success yet
         self._who = Identity(transactional_id, -1, -1)
@@ -171,12 +173,13 @@ class WireSlot:
             nodes = {self._leader(part) for part in rounds[0]}  # each partition is in the first round
             if offsets:
                 nodes.add(self._group_coordinator)
-            if not self._protocol.bumps_epoch or len(nodes) > 1:
+            if self._markers.may_be_late() or not self._protocol.bumps_epoch or len(nodes) > 1:
                 await self._enlist(rounds[0], with_offsets=bool(offsets))
             pending = Offsets(offsets, fence) if offsets else None
             for parts in rounds:
                 await self._send(records, parts, pending)
                 pending = None
+        self._markers.sent()
 
     async def commit(self, requested: Callable[[], None]) -> None:
         """Commit the transaction.
@@ -191,7 +194,6 @@ class WireSlot:
             if failure.kind != "lost":  # else nothing was requested, and it can be aborted
                 self.abandon()
             raise
-        self._has_begun = False
 
     async def abort(self) -> None:
         """Abort the transaction, if one has begun. Under transactions v2 the slot can be used again then; under v1 its
@@ -206,7 +208,6 @@ class WireSlot:
         except TransactionFailed:
             self.abandon()
             raise
-        self._has_begun = False
         self.is_open = self._protocol.bumps_epoch
 
     def _call(self, connection: BrokerConnection, key: int, parts: Sequence[bytes]) -> asyncio.Future[bytes]:
@@ -385,10 +386,13 @@ class WireSlot:
                     code, producer_id, epoch = messages.ended(frame)
                     if not code:
                         self._who = Identity(self.transactional_id, producer_id, epoch)
-                        return
-                elif not (code := messages.code_of(frame)):
-                    return
+                else:
+                    code = messages.code_of(frame)
+                if not code:
+                    break
                 await self._again_or_raise(call, code, answers.END, pauses, "unknown")
+        self._has_begun = False
+        self._markers.ended()
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
