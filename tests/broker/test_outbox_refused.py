@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def ledger(postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: str) -> Ledger:
-    return Ledger(postgres, kafka_broker.bootstrap_servers, topic_prefix)
+def ledger(each_postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: str) -> Ledger:
+    return Ledger(each_postgres, kafka_broker.bootstrap_servers, topic_prefix)
 
 
 def stash(ledger: Ledger, *records: Record) -> None:
@@ -146,11 +146,13 @@ def test_positions_or_a_database_that_were_set_back_stop_the_relay_by_name(ledge
     assert "it was recreated, or another cluster answers" in str(fails(ledger))
 
 
-def test_two_databases_under_one_name_are_refused(ledger: Ledger, postgres: PostgresServer, topic_prefix: str) -> None:
+def test_two_databases_under_one_name_are_refused(
+    ledger: Ledger, each_postgres: PostgresServer, topic_prefix: str
+) -> None:
     stash(ledger, Record(ledger.topic, b"1", b"a"))
     with Relay(ledger.config):
         ledger.until_empty()
-    other = Ledger(postgres, ledger.config.bootstrap_servers, topic_prefix)
+    other = Ledger(each_postgres, ledger.config.bootstrap_servers, topic_prefix)
     assert other.config.name == ledger.config.name
     assert "each needs a name of its own" in str(fails(other))
 

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-def database(postgres: PostgresServer) -> str:
-    address = postgres.make_database()
+def database(each_postgres: PostgresServer) -> str:
+    address = each_postgres.make_database()
     with PostgresSession(address, "kes_outbox") as session:
         assert session.apply(4)
         assert not session.apply(4)
@@ -166,9 +166,9 @@ def test_a_batch_of_many_keys_takes_a_bounded_number_of_locks(database: str) -> 
         assert 1_000 < found[0] <= 1_024 + 4
 
 
-def test_tables_that_are_missing_or_of_another_version_are_named(postgres: PostgresServer, database: str) -> None:
+def test_tables_that_are_missing_or_of_another_version_are_named(each_postgres: PostgresServer, database: str) -> None:
     with (
-        PostgresSession(postgres.make_database(), "kes_outbox") as session,
+        PostgresSession(each_postgres.make_database(), "kes_outbox") as session,
         pytest.raises(OutboxError, match="kes outbox apply"),
     ):
         session.about()
@@ -286,8 +286,8 @@ def test_a_role_without_a_right_is_refused_by_name(database: str) -> None:
     assert len(rows(database)) == 1
 
 
-def test_a_server_of_another_encoding_keeps_bytes_and_errors(postgres: PostgresServer) -> None:
-    address = postgres.make_database("ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+def test_a_server_of_another_encoding_keeps_bytes_and_errors(each_postgres: PostgresServer) -> None:
+    address = each_postgres.make_database("ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     with PostgresSession(address, "kes_outbox") as session:
         session.apply(1)
         with psycopg.connect(address) as db:
