@@ -192,7 +192,8 @@ class SqliteSession:
             for row in self._db.execute(text, [shard, rows]):
                 stashed = _stashed_row(len(found), *row)
                 found.append(stashed)
-                through += len(stashed.output.key or b"") + len(stashed.output.value or b"")
+                _, value, key, headers, *_ = stashed.output
+                through += len(key or b"") + len(value or b"") + sum(len(each or b"") for _, each in headers or ())
                 if through > size:
                     break
         return found

@@ -14,7 +14,7 @@ from streams.core.outbox import RowId, SentBatch, encode_batch, record_key
 from streams.errors import OffsetError
 from streams.outbox import purge as module
 from streams.outbox.database import OutboxAbout
-from streams.outbox.purge import PurgedShard, purge
+from streams.outbox.purge import AfterRestore, PurgedShard, purge
 from streams.records import IncomingRecord, Output
 
 CONFIG = RelayConfig(name="orders", database="sqlite:nowhere", bootstrap_servers="nowhere:1")
@@ -27,6 +27,7 @@ class RestoredOutbox:
 
     def __init__(self, serials: list[Sequence[int]], noted: list[int]) -> None:
         self.serials, self.noted = serials, noted
+        self.foreign: tuple[bytes | None, bytes | None] | None = None  # key and value of a record that is no batch
         self.all_ask = threading.Barrier(len(serials), timeout=10)
         self.calls: list[tuple[object, ...]] = []
         self.claimed: list[int] = []
@@ -73,6 +74,8 @@ class RingClaim:
         return Watermarks(0, 1_000, 1_000)
 
     def read(self, start: int, end: int) -> list[IncomingRecord]:
+        if self._outbox.foreign is not None:
+            return [IncomingRecord(self.topic, self.partition, 7, *self._outbox.foreign, [])]
         batches = (SentBatch(serial, (RowId(serial, 5),)) for serial in self._outbox.serials[self.partition])
         return [
             IncomingRecord(self.topic, self.partition, at, record_key(one.serial), encode_batch("outbox", one), [])
@@ -134,6 +137,31 @@ def test_a_topic_that_was_set_back_is_refused_also_without_a_decision(monkeypatc
     with pytest.raises(OffsetError, match=r"orders\.outbox\[1\] ends with batch 5, and the database has noted batch 6"):
         purge(CONFIG)
     assert outbox.calls == []  # nor is anything of the other one
+
+
+BATCH = SentBatch(3, (RowId(1, 5),))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (b"3", b"by somebody else", "no batch of an outbox"),
+        (b"3", None, "no batch of an outbox"),
+        (b"3", encode_batch("outbox", BATCH)[:-1], "no batch of an outbox"),
+        (b"3", encode_batch("other", BATCH), "each needs a name of its own"),
+        (b"4", encode_batch("outbox", BATCH), "the key does not fit batch 3"),
+        (None, encode_batch("outbox", BATCH), "the key does not fit batch 3"),
+    ],
+)
+@pytest.mark.parametrize("decision", ["no", "send", "drop"])
+def test_a_foreign_record_among_the_positions_is_refused_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, key: bytes | None, value: bytes | None, reason: str, decision: AfterRestore
+) -> None:
+    outbox = restored(monkeypatch, [[]], [0])
+    outbox.foreign = (key, value)
+    with pytest.raises(OffsetError, match=rf"orders\.outbox\[0\].*7: .*{reason}"):
+        purge(CONFIG, decision)
+    assert outbox.calls == []
 
 
 def test_each_shard_is_claimed_once_and_all_of_them_before_a_row_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
