@@ -16,6 +16,7 @@ from benchmarks.cluster import made_for
 from benchmarks.jars import NoJar, jars
 from benchmarks.measures import measures
 from benchmarks.outbox.arrivals import judged
+from benchmarks.outbox.peers import Debezium, Goharvest
 from benchmarks.peers import gkes, kafka_streams, quix
 from benchmarks.peers.gkes import MODULES, CommitLog
 from benchmarks.peers.kafka_streams import COORDINATES, javac
@@ -115,6 +116,15 @@ def test_what_the_peers_of_the_outbox_are_made_of_is_pinned() -> None:
     assert len(artifacts) == len(set(artifacts))  # one version of each
     kafka = {coordinates.split(":")[2] for coordinates, _ in lines if coordinates.startswith("org.apache.kafka:")}
     assert kafka == {"4.1.1"}
+
+
+def test_a_peer_of_the_outbox_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetches(monkeypatch, ConnectionError("no network"))
+    with pytest.raises(Unavailable, match="cannot be fetched: ConnectionError"):
+        Debezium().prepare(lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="there is no go on PATH"):
+        Goharvest().prepare(lambda _: None)
 
 
 @pytest.mark.parametrize(
