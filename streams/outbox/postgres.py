@@ -331,7 +331,8 @@ class PostgresSession:
             text = f"""
                 SELECT (SELECT count(*) FROM (SELECT 1 FROM {self._table} WHERE shard = %s LIMIT 100000) AS head),
                        (SELECT count(*) FROM {self._table}_parked WHERE shard = %s),
-                       (SELECT extract(epoch FROM clock_timestamp() - stashed_at)::float
+                       (SELECT extract(epoch FROM
+                          clock_timestamp() - greatest(least(stashed_at, clock_timestamp()), '1970-01-02'))::float
                         FROM {self._table} WHERE shard = %s ORDER BY id LIMIT 1),
                        (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
                         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
