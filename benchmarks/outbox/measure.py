@@ -1,42 +1,44 @@
-"""An outbox: its drain, the way of a row, the price for writers, moves, and an idle relay."""
+"""An outbox: its drain, the way of a row, the price for writers, moves, and an idle relay, beside other relays."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
 from rich.table import Table
 
 from benchmarks.bench import Bench
 from benchmarks.cluster import Cluster
 from benchmarks.measures import Aim, Measure, at_least, at_most
+from benchmarks.outbox.arrivals import Arrivals, Judged, judged, parts
+from benchmarks.outbox.peers import PEERS, Peer
 from benchmarks.outbox.postgres import Postgres
-from benchmarks.outbox.work import OutboxFigures, OutboxJob, config_of
+from benchmarks.outbox.work import PARTITIONS, OutboxFigures, OutboxJob, config_of, stash
 from benchmarks.reader import percentiles
-from benchmarks.systems import Child, Failed, running
+from benchmarks.systems import Child, Failed, Unavailable, running
 from benchmarks.tables import loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
 from streams import Outbox, Record
 from streams.clients.settings import ClientSettings
 from streams.errors import StreamsError
 from streams.outbox.positions import positions_name
 from streams.outbox.relay import apply
+from streams.records import TYPE_HEADER
 from streams.runtime.ownership.tenure import remove_dead_member
 
 OURS, BY_HAND, BARE = "kes outbox", "by hand", "without stash"
-PARTITIONS, KEYS, VALUE_BYTES = 4, 10_000, 300
+UNORDERED = "without the lock of keys"
+KEYS, VALUE_BYTES = 10_000, 300
 STASHED_AT_ONCE = 1_000
 PATIENCE_SECONDS, SESSION_SECONDS = 600.0, 6.0
 MOVES = ("planned stop", "supervised death", "kill -9", "PostgreSQL restarted")
@@ -49,7 +51,7 @@ _RATE = re.compile(r"tps = ([\d.]+)")
 
 
 class OutboxResult(msgspec.Struct, frozen=True):
-    """One figure, with its unit; ``p99`` where it is one of many."""
+    """One figure, with its unit; ``p99`` where it is one of many. ``doubled``: rows that are there twice."""
 
     what: str
     system: str
@@ -58,6 +60,7 @@ class OutboxResult(msgspec.Struct, frozen=True):
     value: float = 0.0
     unit: str = ""
     p99: float = 0.0
+    doubled: int = 0
     cpu_us: float = 0.0
     load_average: float = 0.0
 
@@ -67,17 +70,23 @@ class Outboxes(Measure[OutboxResult]):
 
     name, title, place = "outbox", "An outbox", 49
     presets = frozenset({"full"})
+    peers = frozenset(peer.name for peer in PEERS)
     result = OutboxResult
     about = """\
 PostgreSQL from a wheel and one broker, on this machine, with ordinary settings. *Drain*: rows of 300 bytes and 10,000
-keys wait in one shard when the relay starts; rows per second from the moment it has the shard until its last batch. By
-hand means a loop that polls the table, sends with an idempotent producer, waits for all acknowledgements and deletes:
-at least once. *Held snapshot*: another session keeps one open. *Latency*: from the begin of a row's transaction until
-a `read_committed` consumer of this process has it; the writers are as many connections as the rate takes. *After a
+keys wait in one shard when the relay starts; rows per second between the first record and the last one, by the times
+at which the broker appended them. By hand means a loop that polls the table, sends with an idempotent producer, waits
+for all acknowledgements and deletes: at least once. *goharvest* has its own defaults, and a tenth of the rows.
+*Debezium* is one distributed worker of Kafka Connect with exactly-once support and the event router, a transaction per
+poll, on a PostgreSQL with `wal_level=logical`; its poll interval is 10 ms (its default, 500 ms, would be its latency),
+and it was stopped while the rows were written. Both have tables of their own, as their documentation shows them.
+*Right* means: all rows are there, once, those of a key in order; goharvest, which promises less, may double rows.
+*Held snapshot*: another session keeps one open. *Latency*: from the begin of a row's transaction until a
+`read_committed` consumer of this process has it; the writers are as many connections as the rate takes. *After a
 pause*: single rows, each 1.5 s after the one before. *Writers*: `pgbench` with an INSERT, and with an INSERT and a
-`kes_stash` of one of 10,000 keys, while a relay runs. *Moves*: two relays of one shard, 100 rows in a second; the
-longest time in which the consumer got nothing. *Idle*: a relay of four shards that sleeps. The other relays that the
-design names (goharvest, Debezium) are not part of this measure."""
+`kes_stash` of one of 10,000 keys (the same without the lock of its key), while a relay runs. *Moves*: two relays of
+one shard, 100 rows in a second; the longest time in which the consumer got nothing. *Idle*: a relay of four shards
+that sleeps."""
 
     sizes: ClassVar = {
         "rows": (5_000, 100_000, 500_000),
@@ -91,10 +100,13 @@ design names (goharvest, Debezium) are not part of this measure."""
     def run(self, bench: Bench) -> Iterator[OutboxResult]:
         """All rows in turn, round by round; each in a database of its own."""
         sizes, cluster = bench.sizes(self), Cluster(bench.cluster.bootstrap_servers, PARTITIONS, self.name)
+        peers = _able(bench)
         bench.now("starting PostgreSQL")
-        with Postgres() as postgres:
+        with Postgres() as postgres, Postgres(reads_log=True) as with_log:
             for turn in range(1, sizes.rounds + 1):
-                steps = self._steps(Place(postgres, cluster), sizes)
+                place = Place(postgres, cluster)
+                beside = [(peer, Place(with_log if peer.reads_log else postgres, cluster)) for peer in peers]
+                steps = itertools.chain(self._steps(place, sizes), *(self._of_peer(*one, sizes) for one in beside))
                 while True:
                     bench.now(f"{self.name} {turn}/{sizes.rounds}")
                     try:
@@ -119,13 +131,22 @@ design names (goharvest, Debezium) are not part of this measure."""
             yield place.moved(how)
         yield from place.idle(sizes.seconds)
 
+    def _of_peer(self, peer: Peer, place: Place, sizes: argparse.Namespace) -> Iterator[OutboxResult]:
+        """Drain and latency. Its failure is its own."""
+        try:
+            yield place.drained_by(peer, int(sizes.rows * peer.share))
+            for rate in sizes.rates[:2]:
+                yield place.latency(rate, sizes.seconds, peer)
+        except (Failed, psycopg.Error) as error:
+            yield OutboxResult("all that follows", peer.name, 0, f"failed: {error}")
+
     def in_short(self, found: OutboxResult) -> str:
         p99 = f", p99 {found.p99:,.1f}" if found.p99 else ""
         figure = f"{found.value:,.2f} {found.unit}{p99}"
         return f"{self.name} {found.round}, {found.what}, {found.system}: {found.fault or figure}"
 
     def tables(self, found: Sequence[OutboxResult]) -> list[Table]:
-        columns = ["figure", "p99", "unit", "processor time, us each", "right"]
+        columns = ["figure", "p99", "unit", "processor time, us each", "doubled", "right"]
         shown = table(f"An outbox: {of_rounds(found)}; {loads(found)}", ["what", "of"], columns)
         for what in _whats(found):
             of_it = [one for one in found if one.what == what]
@@ -140,17 +161,21 @@ design names (goharvest, Debezium) are not part of this measure."""
                     spread((one.p99 for one in kept if one.p99), ".1f"),
                     next((one.unit for one in kept), ""),
                     spread((one.cpu_us for one in kept if one.cpu_us), ".1f"),
+                    f"{sum(one.doubled for one in kept):,}",
                     verdict(mine),
                 )
         return [shown]
 
     def aims(self, found: Sequence[OutboxResult]) -> list[Aim]:
-        """Those of the design that need no peer."""
+        """Those of the design."""
         ours = {what: right(one for one in found if (one.what, one.system) == (what, OURS)) for what in _whats(found)}
         aims: list[Aim] = []
         drains = {one.round: one.value for one in ours.get(DRAIN, ())}
         if drains:
             aims.append(at_least("outbox: drain, of 20,000 rows/s", 1, [rate / 20_000 for rate in drains.values()]))
+        for peer, least in (("goharvest", 5), ("debezium", 1)):
+            if shares := ratios([one for one in found if one.what == DRAIN], OURS, peer, lambda one: one.value):
+                aims.append(at_least(f"outbox: drain, of that of {peer}", least, shares))
         for what, least in ((HOT_KEY, 0.5), (SNAPSHOT, 0.7)):
             shares = [one.value / drains[one.round] for one in ours.get(what, ()) if one.round in drains]
             if shares:
@@ -172,6 +197,24 @@ design names (goharvest, Debezium) are not part of this measure."""
         return aims
 
 
+def _able(bench: Bench) -> list[Peer]:
+    """Return the peers that can be had here; the report has the reasons for the others."""
+    found = []
+    for peer in PEERS:
+        try:
+            bench.facts.setdefault("peers", {})[peer.name] = peer.prepare(bench.now)
+        except Unavailable as error:
+            bench.facts.setdefault("not measured", {})[peer.name] = str(error)
+            bench.say(f"[red]not measured:[/] {peer.name}: {error}")
+        else:
+            found.append(peer)
+    return found
+
+
+def _probe_topic(job: OutboxJob) -> str:
+    return f"{job.name}-probe"
+
+
 def _whats(found: Sequence[OutboxResult]) -> list[str]:
     return list(dict.fromkeys(one.what for one in found))
 
@@ -185,46 +228,110 @@ class Place:
 
     def _job(self, shards: int = 1) -> OutboxJob:
         """Make an outbox, and its topic."""
+        job = self._empty_job()
+        apply(config_of(job), shards)
+        return job
+
+    def _job_of(self, peer: Peer) -> OutboxJob:
+        """Make the table of another relay, and its topics."""
+        job = msgspec.structs.replace(self._empty_job(), insert=peer.insert)
+        for topic in (_probe_topic(job), f"{job.name}-leader"):
+            self._cluster.source(topic, 1)
+        with psycopg.connect(job.database) as db:
+            db.execute(peer.table.encode())
+        return job
+
+    def _empty_job(self) -> OutboxJob:
         self._number += 1
         name = f"outbox-{id(self):x}-{self._number}"
         topic = self._cluster.source(f"{name}-rows")
+        self._cluster.set_topic(topic, {"message.timestamp.type": "LogAppendTime"})
         servers = self._cluster.bootstrap_servers
-        job = OutboxJob("relay", name, self._postgres.database(), servers, topic, session_seconds=SESSION_SECONDS)
-        apply(config_of(job), shards)
-        return job
+        return OutboxJob("relay", name, self._postgres.database(), servers, topic, session_seconds=SESSION_SECONDS)
+
+    def _prober(self, job: OutboxJob) -> Callable[[Child], None]:
+        """Return a function that makes a row for another topic, and waits until it has come."""
+        probing = msgspec.structs.replace(job, topic=_probe_topic(job))
+
+        def probe(child: Child) -> None:
+            with psycopg.connect(job.database) as db:
+                stash(Outbox(), db, probing, [Record(probing.topic, b"0", b"probe")])
+            _until(child, lambda: self._cluster.ends(probing.topic) > 0, "the relay sends a row")
+
+        return probe
 
     def drained(self, what: str, way: str, rows: int, keys: int = KEYS, *, is_held: bool = False) -> OutboxResult:
         """Have waiting rows moved."""
         job = msgspec.structs.replace(self._job(), what="relay" if way == OURS else BY_HAND, rows=rows, keys=keys)
-        outbox, value = Outbox(), b"x" * VALUE_BYTES
-        with psycopg.connect(job.database) as held, psycopg.connect(job.database) as db:
+        with psycopg.connect(job.database) as held:
             if is_held:
                 held.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                 held.execute("SELECT count(*) FROM kes_outbox")  # begins its transaction, and takes the snapshot
-            for start in range(0, rows, STASHED_AT_ONCE):
-                numbers = range(start, min(start + STASHED_AT_ONCE, rows))
-                with db.transaction():
-                    outbox.stash_many(db, [Record(job.topic, value, b"key-%d" % (number % keys)) for number in numbers])
+            self._fill(job)
             with running("benchmarks.outbox.work", job) as child:
                 figures = msgspec.json.decode(child.result(PATIENCE_SECONDS), type=OutboxFigures)
-        there = sum(1 for _ in self._cluster.records(job.topic, PARTITIONS))
-        fault = "" if there == rows else f"{there:,} records of {rows:,} rows"
-        rate = figures.rows / max(figures.seconds, 1e-9)
-        return OutboxResult(what, way, 0, fault, rate, "rows/s", cpu_us=figures.cpu_seconds / rows * 1e6)
+        return self._drain(what, way, job, figures.cpu_seconds)
 
-    def latency(self, rate: int, seconds: float) -> OutboxResult:
-        """Write at a rate, and read."""
-        job = self._job(PARTITIONS)
-        with self._relaying(job, PARTITIONS), Arrivals(job) as arrivals:
+    def drained_by(self, peer: Peer, rows: int) -> OutboxResult:
+        """Have waiting rows moved by another relay."""
+        job = msgspec.structs.replace(self._job_of(peer), rows=rows)
+        with peer.relaying(job, self._prober(job), lambda: self._fill(job)) as child:
+            began = child.sample(0.0, 0).cpu
+            until = time.monotonic() + PATIENCE_SECONDS
+            while self._cluster.ends(job.topic) < rows or self._judged(job).rows < rows:
+                child.check()
+                if time.monotonic() > until:
+                    break  # the judgement says how many are there
+                time.sleep(0.2)
+            spent = child.sample(0.0, 0).cpu - began
+        return self._drain(DRAIN, peer.name, job, spent, once=peer.is_once)
+
+    def _fill(self, job: OutboxJob) -> None:
+        """Make the rows of a job: each is its number, padded."""
+        outbox, padding = Outbox(), b" " * VALUE_BYTES
+        with psycopg.connect(job.database) as db:
+            for start in range(0, job.rows, STASHED_AT_ONCE):
+                numbers = range(start, min(start + STASHED_AT_ONCE, job.rows))
+                values = (
+                    (b"key-%d" % (number % job.keys), (b"%d" % number + padding)[:VALUE_BYTES]) for number in numbers
+                )
+                with db.transaction():
+                    stash(outbox, db, job, [Record(job.topic, value, key) for key, value in values])
+
+    def _judged(self, job: OutboxJob) -> Judged:
+        return judged(map(parts, self._cluster.records(job.topic, PARTITIONS)))
+
+    def _drain(self, what: str, way: str, job: OutboxJob, cpu: float, *, once: bool = True) -> OutboxResult:
+        """Judge what is there."""
+        times: list[int] = []
+
+        def records() -> Iterator[tuple[bytes, float]]:
+            for message in self._cluster.records(job.topic, PARTITIONS):
+                times.append(message.timestamp()[1])
+                yield parts(message)
+
+        found = judged(records())
+        seconds = (max(times, default=0) - min(times, default=0)) / 1e3
+        rate, cpu_us = found.rows / max(seconds, 1e-3), cpu / job.rows * 1e6
+        fault = found.fault(job.rows, once=once)
+        return OutboxResult(what, way, 0, fault, rate, "rows/s", doubled=found.doubled, cpu_us=cpu_us)
+
+    def latency(self, rate: int, seconds: float, peer: Peer | None = None) -> OutboxResult:
+        """Write at a rate, and read; by another relay, if there is one."""
+        job = self._job(PARTITIONS) if peer is None else self._job_of(peer)
+        relaying = self._relaying(job, PARTITIONS) if peer is None else peer.relaying(job, self._prober(job))
+        with relaying, Arrivals(job) as arrivals:
             writing = msgspec.structs.replace(job, what="write", rate=rate, seconds=seconds)
             with running("benchmarks.outbox.work", writing) as writer:
                 written = msgspec.json.decode(writer.result(PATIENCE_SECONDS), type=OutboxFigures)
             arrivals.wait_for(written.rows)
         p50, p99, _ = percentiles(arrivals.delays())
-        fault = "" if len(arrivals.at) == written.rows else f"{len(arrivals.at)} records of {written.rows} rows"
+        found = arrivals.judged()
+        fault = found.fault(written.rows, once=peer is None or peer.is_once)
         if written.rows < rate * seconds * 0.95:
             fault = fault or f"the writers made {written.rows / written.seconds:,.0f} in a second"
-        return OutboxResult(f"latency at {rate:,}/s", OURS, 0, fault, p50, "ms", p99)
+        system = OURS if peer is None else peer.name
+        return OutboxResult(f"latency at {rate:,}/s", system, 0, fault, p50, "ms", p99, found.doubled)
 
     def after_pauses(self, samples: int) -> OutboxResult:
         """Write single rows after pauses."""
@@ -246,10 +353,15 @@ class Place:
             db.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, cents int, note text)")
         insert = "\\set key random(1, 10000)\nBEGIN;\nINSERT INTO orders (cents, note) VALUES (:key, 'a note');\n"
         value = "jsonb_build_object('cents', :key)"
-        stash = f"SELECT kes_stash('{job.topic}', 'Ordered', 'key-' || :key, {value});\n"
+        stashed = f"SELECT kes_stash('{job.topic}', 'Ordered', 'key-' || :key, {value});\n"
+        unordered = (
+            f"SELECT kes_stash_rows(ARRAY['{job.topic}'], ARRAY[convert_to('key-' || :key, 'UTF8')], "
+            f"ARRAY[convert_to({value}::text, 'UTF8')], ARRAY[NULL]::integer[], ARRAY[1], ARRAY['{TYPE_HEADER}'], "
+            "ARRAY['Ordered'::bytea], false);\n"
+        )
         with self._relaying(job, PARTITIONS), tempfile.TemporaryDirectory(prefix="kes-pgbench-") as folder:
             Path(folder).chmod(0o755)
-            for system, text in ((BARE, insert), (OURS, insert + stash)):
+            for system, text in ((BARE, insert), (OURS, insert + stashed), (UNORDERED, insert + unordered)):
                 script = Path(folder) / f"{len(text)}.sql"
                 script.write_text(text + "COMMIT;\n")
                 words = ["-n", "-f", str(script), "-c", str(clients), "-j", str(min(clients, 2)), "-T"]
@@ -312,59 +424,6 @@ class Place:
             with running("benchmarks.outbox.work", msgspec.structs.replace(job, notes=str(notes))) as child:
                 _until(child, lambda: _lines(notes) >= shards, "the relay has its shards")
                 yield child
-
-
-class Arrivals:
-    """Reads the topic of a job on a thread, and notes when each record came, and the time that is its value."""
-
-    def __init__(self, job: OutboxJob) -> None:
-        self.at: list[float] = []
-        self._sent: list[float] = []
-        self._stopped = threading.Event()
-        settings = {
-            "bootstrap.servers": job.bootstrap_servers,
-            "group.id": "none",
-            "isolation.level": "read_committed",
-            "fetch.wait.max.ms": 10,
-            "log_level": 2,
-        }
-        self._consumer = Consumer(settings)
-        self._consumer.assign([TopicPartition(job.topic, number, 0) for number in range(PARTITIONS)])
-        self._thread = threading.Thread(target=self._read, daemon=True)
-
-    def __enter__(self) -> Arrivals:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-        self._consumer.close()
-
-    def delays(self) -> list[float]:
-        """Return milliseconds from value to arrival."""
-        return [max(0.0, at - sent) * 1e3 for at, sent in zip(self.at, self._sent, strict=True)]
-
-    def wait_for(self, count: int) -> None:
-        """Wait until so many have come. Raises ``Failed``."""
-        until = time.monotonic() + 60
-        while len(self.at) < count:
-            if time.monotonic() > until:
-                raise Failed(f"{len(self.at)} of {count} records within a minute")
-            time.sleep(0.001)
-
-    def gap_since(self, moment: float) -> float:
-        """Return the longest time without a record that ended after a moment; 0: none has come since."""
-        at = list(self.at)
-        gaps = [later - earlier for earlier, later in pairwise(at) if later > moment]
-        return max(gaps, default=0.0)
-
-    def _read(self) -> None:
-        while not self._stopped.is_set():
-            for message in self._consumer.consume(500, 0.05):
-                if message.error() is None:
-                    self._sent.append(float(message.value() or b"0"))
-                    self.at.append(time.time())
 
 
 def _remove(job: OutboxJob, member_id: str) -> None:

@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import psycopg
@@ -17,6 +18,7 @@ from streams import Outbox, Record, RelayConfig
 from streams.outbox.relay import Relay
 from streams.outbox.shard import BatchRelayed, RelayEvent, ShardAcquired
 
+PARTITIONS = 4
 PER_WRITER = 100
 """Transactions in a second that one connection of a writer is to make."""
 MOST_WRITERS = 32
@@ -24,7 +26,8 @@ MOST_WRITERS = 32
 
 class OutboxJob(msgspec.Struct, frozen=True):
     """``what``: a key of ``WORK``. ``rows``: after so many the process ends (0: with SIGTERM). ``keys``: of the rows.
-    ``notes``: a file that gets a line when a relay has a shard, with the group's name for it."""
+    ``notes``: a file that gets a line when a relay has a shard, with the group's name for it. ``insert``: makes a row
+    of topic, key and value, instead of a stash."""
 
     what: str
     name: str
@@ -37,6 +40,7 @@ class OutboxJob(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     session_seconds: float = 6.0
     notes: str = ""
+    insert: str = ""
 
 
 class OutboxFigures(msgspec.Struct, frozen=True):
@@ -112,8 +116,8 @@ def by_hand(job: OutboxJob) -> OutboxFigures:
 
 
 def write(job: OutboxJob) -> OutboxFigures:
-    """Make transactions of one row each, at a fixed rate, by as many connections as that takes; a row's value is the
-    time at which its commit begins."""
+    """Make transactions of one row each, at a fixed rate, by as many connections as that takes, with keys of its own
+    each; a row's value is the time at which its transaction begins."""
     writers = min(MOST_WRITERS, job.rate // PER_WRITER + 1)
     done = [0] * writers
     began = time.perf_counter()
@@ -125,10 +129,10 @@ def write(job: OutboxJob) -> OutboxFigures:
                 with psycopg.connect(job.database) as db:
                     while (due := began + (turn * writers + number) / job.rate) < began + job.seconds:
                         time.sleep(max(0.0, due - time.perf_counter()))
-                        record = Record(job.topic, b"%.6f" % time.time(), b"k%d" % (turn % job.keys))
+                        record = Record(job.topic, b"%.6f" % time.time(), b"k%d-%d" % (number, turn % job.keys))
                         turn += 1
                         with db.transaction():
-                            outbox.stash_many(db, [record])
+                            stash(outbox, db, job, [record])
                         done[number] += 1
                     return
             except psycopg.OperationalError:  # a server that is restarted
@@ -140,6 +144,15 @@ def write(job: OutboxJob) -> OutboxFigures:
     for thread in threads:
         thread.join()
     return OutboxFigures(sum(done), time.perf_counter() - began, time.process_time())
+
+
+def stash(outbox: Outbox, db: psycopg.Connection[Any], job: OutboxJob, records: Sequence[Record]) -> None:
+    """Make the rows of records, for our relay, or for another one."""
+    if not job.insert:
+        outbox.stash_many(db, records)
+        return
+    rows = [(one.topic, (one.key or b"").decode(), (one.value or b"").decode()) for one in records]
+    db.cursor().executemany(job.insert.encode(), rows)
 
 
 WORK: dict[str, Callable[[OutboxJob], OutboxFigures]] = {"relay": relay, "by hand": by_hand, "write": write}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,7 @@ from benchmarks.systems import Unavailable
 from streams.sak.cache import cache_folder
 
 SOURCES: Final = Path(__file__).parent / "programs"
+_GO_SECONDS: Final = 600
 
 
 def built(name: str, sources: Sequence[Path], tool: str, build: Callable[[Path], None]) -> Path:
@@ -33,6 +36,29 @@ def built(name: str, sources: Sequence[Path], tool: str, build: Callable[[Path],
         with contextlib.suppress(FileExistsError):  # another process was quicker
             draft.rename(folder)
     return folder
+
+
+def go_program(name: str, modules: Mapping[str, str], say: Callable[[str], None]) -> tuple[Path, dict[str, str]]:
+    """Return our program of that name, and the versions of these modules and of Go. The first time it is built, and the
+    modules it needs are fetched with their checksums (``go.sum``). Raises ``Unavailable``."""
+    go, source = shutil.which("go"), SOURCES / name
+    if go is None:
+        raise Unavailable("there is no go on PATH: install Go 1.21 or newer")
+    version = output_of([go, "env", "GOVERSION"], 20, source).strip()
+    sources = [source / part for part in ("main.go", "go.mod", "go.sum")]
+
+    def compiled(folder: Path) -> None:
+        say(f"fetching and compiling {name} (a minute or two)")
+        output_of([go, "build", "-mod=readonly", "-o", str(folder / name), "."], _GO_SECONDS, source)
+
+    program = built(name, sources, version, compiled) / name
+    return program, {**required(sources[1].read_text(), modules), "go": version[2:]}
+
+
+def required(text: str, modules: Mapping[str, str]) -> dict[str, str]:
+    """Find the versions of modules, by name, in a ``go.mod``."""
+    found = dict(re.findall(r"^(?:require)?\s*(\S+) v(\S+)", text, re.MULTILINE))
+    return {name: found[module] for name, module in modules.items()}
 
 
 def output_of(command: Sequence[str], seconds: float, folder: Path | None = None) -> str:

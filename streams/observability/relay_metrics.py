@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
-from streams.errors import OutboxError
+from streams.errors import StreamsError
 from streams.observability.catalogue import Instrument, Kind, Labels
 from streams.observability.health import Verdict
 from streams.observability.http_server import HttpServer, metrics_application
@@ -27,6 +28,8 @@ from streams.outbox.shard import (
     ShardReleased,
 )
 from streams.statistics import SourceState
+
+_log = logging.getLogger(__name__)
 
 _SHARD: Final = ("shard",)
 ROWS = Instrument("kes_outbox_rows", Kind.COUNTER, "Rows that are in Kafka, and deleted", _SHARD, ())
@@ -112,7 +115,10 @@ class RelayMetrics:
         try:
             with open_session(self._relay.config.database, self._relay.config.table) as session:
                 return session.status(session.about())
-        except (DatabaseLost, OutboxError):  # the relay says it, too
+        except (DatabaseLost, StreamsError):  # the relay says it, too
+            return None
+        except Exception:  # whatever it is, a scrape has the counters, and says that the database does not answer
+            _log.exception("%s: the tables cannot be looked at", self._group)
             return None
 
     def _note(self, event: RelayEvent) -> None:

@@ -30,12 +30,15 @@ from streams.outbox.schema import (
     OWNER_LOCKS,
     PARKED_COLUMNS,
     checked_table,
+    parked_index,
+    parked_index_sql,
     schema_sql,
     upgrade_sql,
 )
 from streams.records import DEFAULT_MESSAGE_LIMIT, Headers, Output, shown_key
 
 _CONNECT_SECONDS: Final = 10
+_MOST_RETRIED: Final = 10_000
 _SESSION: Final = """
 SET synchronous_commit = on;  -- a delete that is known has to outlive a crash
 SET idle_session_timeout = '10s';  -- ends the session of a relay that is frozen, and its locks with it
@@ -46,21 +49,25 @@ SET tcp_keepalives_interval = 2;
 SET tcp_keepalives_count = 3;
 SET client_encoding = 'UTF8'
 """
-# Rows of a key that has a parked one wait. The sizes of TOASTed columns are known without reading them. A time that was
-# set by hand may be one that no record can have.
+# Rows of a key that has a parked one wait. NOT EXISTS behind OR is no join, for which a planner might sort the whole
+# shard: it is a hash of the parked keys if they are few, else a look into their index for each row. The sizes of keys
+# and values in TOAST are known without reading them. A time that was set by hand may be one that no record can have.
 _FETCH: Final = """
 SELECT id, tag, topic, key, value, header_names, header_values, partition,
        (extract(epoch FROM least(greatest(stashed_at, '1970-01-02'), clock_timestamp())) * 1000)::bigint
 FROM (
-  SELECT *, sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)) OVER (ORDER BY id, tag) AS through
+  SELECT *, sum(size) OVER (ORDER BY id, tag) AS through
   FROM (
-    SELECT * FROM {table}
+    SELECT *, coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
+      + octet_length(array_send(header_values)) AS size
+    FROM {table} AS waiting
     WHERE shard = %(shard)s
-      AND (key IS NULL OR key NOT IN (SELECT key FROM {parked} WHERE shard = %(shard)s AND key IS NOT NULL))
+      AND (key IS NULL OR NOT EXISTS (
+        SELECT FROM {parked} AS parked WHERE parked.shard = %(shard)s AND parked.key = waiting.key))
     ORDER BY id, tag LIMIT %(rows)s
   ) AS head
 ) AS sized
-WHERE through - coalesce(octet_length(key), 0) - coalesce(octet_length(value), 0) <= %(bytes)s
+WHERE through - size <= %(bytes)s
 ORDER BY id, tag
 """
 # With the range of ids it is an index scan of the batch; without it a hash of the whole shard.
@@ -85,8 +92,13 @@ SELECT shard, id, tag, topic, key, value, header_names, header_values, partition
        clock_timestamp() + least(%s * 2.0 ^ least(attempts, 30), %s) * interval '1 second'
 FROM refused
 """
+# Not all at once, which could take longer than a statement may. The rest of a key keeps those that are back waiting.
 _RETRY: Final = """
-WITH due AS (DELETE FROM {parked} WHERE shard = %s AND next_try_at <= clock_timestamp() RETURNING *)
+WITH due AS (
+  DELETE FROM {parked} WHERE shard = %(shard)s AND (id, tag) IN (
+    SELECT id, tag FROM {parked} WHERE shard = %(shard)s AND next_try_at <= clock_timestamp() LIMIT %(most)s)
+  RETURNING *
+)
 INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM due
 """
 _NOTE: Final = "UPDATE {shards} SET serial = greatest(serial, %s) WHERE shard = %s"
@@ -117,6 +129,8 @@ def database_errors() -> Iterator[None]:
     except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
         # Internal: a session that was ended within a transaction, and a server that is read-only after a failover.
         raise DatabaseLost(_first_line(error)) from None
+    except psycopg.Error as error:  # a server that is too old, tables that were changed by hand
+        raise OutboxError(f"the database refuses a statement: {_first_line(error)}") from None
 
 
 def parts_of(database: str) -> dict[str, Any]:
@@ -289,7 +303,7 @@ class PostgresSession:
     def retry_parked(self, shard: int) -> int:
         """Take the parked rows back whose time has come, to their place in the order; returns their number."""
         with database_errors():
-            return self._connection.execute(self._sql(_RETRY), [shard]).rowcount
+            return self._connection.execute(self._sql(_RETRY), {"shard": shard, "most": _MOST_RETRIED}).rowcount
 
     def listen(self) -> None:
         """Receive wake-ups from now on."""
@@ -317,7 +331,8 @@ class PostgresSession:
             text = f"""
                 SELECT (SELECT count(*) FROM (SELECT 1 FROM {self._table} WHERE shard = %s LIMIT 100000) AS head),
                        (SELECT count(*) FROM {self._table}_parked WHERE shard = %s),
-                       (SELECT extract(epoch FROM clock_timestamp() - stashed_at)::float
+                       (SELECT extract(epoch FROM
+                          clock_timestamp() - greatest(least(stashed_at, clock_timestamp()), '1970-01-02'))::float
                         FROM {self._table} WHERE shard = %s ORDER BY id LIMIT 1),
                        (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
                         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -368,6 +383,9 @@ class PostgresSession:
             if version < VERSION:
                 self._connection.execute(upgrade_sql(version, self._table).encode())
                 made = f"version {VERSION} of the tables of {self._table}, from {version}"
+            if self._one("SELECT to_regclass(%s) IS NULL", index := parked_index(self._table))[0]:
+                self._connection.execute(parked_index_sql(self._table).encode())
+                made = made or f"index {index}"
         if (about := self.about()).shards != shards:
             raise other_shards(self._table, about.shards, shards)
         return made

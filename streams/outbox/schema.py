@@ -70,6 +70,17 @@ def upgrade_sql(version: int, table: str = DEFAULT_TABLE) -> str:
     return _filled(f"{steps}{functions}\nUPDATE {{table}}_about SET version = {VERSION};\n", table)
 
 
+def parked_index(table: str) -> str:
+    """Return the name of the index of parked keys."""
+    return f"{checked_table(table)}_parked_keys"
+
+
+def parked_index_sql(table: str) -> str:
+    """Return the statement that makes the index of parked keys, which tables of this version may lack. Keys of any
+    length fit into a hash."""
+    return f"CREATE INDEX {parked_index(table)} ON {table}_parked USING hash (key);\n"
+
+
 def schema_sql(table: str = DEFAULT_TABLE, shards: int = 4, max_record_bytes: int = DEFAULT_MESSAGE_LIMIT) -> str:
     """Return the statements that make an outbox, to be run in one transaction. Raises ``ConfigError``.
 
@@ -79,7 +90,8 @@ def schema_sql(table: str = DEFAULT_TABLE, shards: int = 4, max_record_bytes: in
     checked_shards(shards)
     if type(max_record_bytes) is not int or not 1 <= max_record_bytes < 2**31:
         raise ConfigError(f"max_record_bytes is {max_record_bytes!r}; it must be a whole number, 1 or more")
-    return _filled(_TABLES + _FUNCTIONS, table, {"{shards}": str(shards), "{size}": str(max_record_bytes)})
+    text = _TABLES + parked_index_sql(table) + _FUNCTIONS
+    return _filled(text, table, {"{shards}": str(shards), "{size}": str(max_record_bytes)})
 
 
 def _filled(text: str, table: str, more: Mapping[str, str] | None = None) -> str:

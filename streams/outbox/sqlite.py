@@ -110,6 +110,10 @@ def _encoded(headers: Sequence[tuple[str, bytes | None]] | None) -> str | None:
     return json.dumps([[name, None if value is None else value.hex()] for name, value in headers]) if headers else None
 
 
+def _size(output: Output) -> int:
+    return sum(len(part or b"") for part in (output.key, output.value, *(value for _, value in output.headers or ())))
+
+
 def _stashed_row(
     index: int,
     number: int,
@@ -192,7 +196,7 @@ class SqliteSession:
             for row in self._db.execute(text, [shard, rows]):
                 stashed = _stashed_row(len(found), *row)
                 found.append(stashed)
-                through += len(stashed.output.key or b"") + len(stashed.output.value or b"")
+                through += _size(stashed.output)
                 if through > size:
                     break
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.battery_kit import Bank, seed_of
 from tests.broker.client_kit import Writer, writing
 from tests.broker.engine_kit import Lab
+from tests.broker.gate import gate
 from tests.broker.membership_kit import STEADY_MS, Desk, laid_desk
 from tests.broker.membership_kit import untyped as acl
 from tests.broker.outbox_kit import PostgresServer
@@ -157,8 +159,19 @@ def far_broker() -> Iterator[KafkaBroker]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL for all tests, with a database for each. A machine that cannot start one fails: none is skipped."""
-    server = PostgresServer()
-    try:
+    with closing(PostgresServer()) as server:
         yield server
-    finally:
-        server.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_16() -> Iterator[PostgresServer]:
+    """The older one of the two that the wheel brings."""
+    with closing(PostgresServer(16)) as server:
+        yield server
+
+
+@pytest.fixture(params=gate([18, 16], 18))
+def each_postgres(request: pytest.FixtureRequest) -> PostgresServer:
+    """Each version in turn; the older one nightly."""
+    server: PostgresServer = request.getfixturevalue("postgres" if request.param == 18 else "postgres_16")
+    return server

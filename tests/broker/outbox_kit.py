@@ -17,7 +17,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import psycopg
@@ -106,10 +106,15 @@ class PostgresServer:
         """Make an empty database what it was."""
         self.run("psql", "-q", "-v", "ON_ERROR_STOP=1", "-d", address, given=backup)
 
-    def own(self, folder: Path) -> None:
-        """Give a folder to the user of the server."""
+    def start(self, *command: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a program as the user of the server."""
+        user = self._server.system_user
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, user=user, cwd="/")
+
+    def own(self, path: Path) -> None:
+        """Give a folder or a file to the user of the server."""
         if self._server.system_user is not None:
-            shutil.chown(folder, self._server.system_user)
+            shutil.chown(path, self._server.system_user)
 
     def close(self) -> None:
         self._server.cleanup()

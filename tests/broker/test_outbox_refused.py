@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from streams import Outbox, Record, Relay
 from streams.cli.main import main
@@ -24,8 +27,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def ledger(postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: str) -> Ledger:
-    return Ledger(postgres, kafka_broker.bootstrap_servers, topic_prefix)
+def ledger(each_postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: str) -> Ledger:
+    return Ledger(each_postgres, kafka_broker.bootstrap_servers, topic_prefix)
 
 
 def stash(ledger: Ledger, *records: Record) -> None:
@@ -146,18 +149,73 @@ def test_positions_or_a_database_that_were_set_back_stop_the_relay_by_name(ledge
     assert "it was recreated, or another cluster answers" in str(fails(ledger))
 
 
-def test_two_databases_under_one_name_are_refused(ledger: Ledger, postgres: PostgresServer, topic_prefix: str) -> None:
+def trim(admin: TopicAdmin, topic: str) -> None:
+    """Delete all records of a topic: brokers do so where a topic may lose any."""
+    policy = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
+    change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[policy])
+    admin._client.incremental_alter_configs([change])[change].result(30)
+    ends = [TopicPartition(topic, number, mark.end) for number, mark in admin.watermarks(topic).items()]
+
+    def is_trimmed() -> bool:
+        try:
+            return all(future.result(30) for future in admin._client.delete_records(ends).values())
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION:  # the broker does not know of the change yet
+                raise
+            return False
+
+    wait_until(is_trimmed, "the topic is empty")
+
+
+@pytest.mark.nightly
+def test_a_positions_topic_that_is_trimmed_or_deleted_under_a_running_relay(ledger: Ledger) -> None:
+    """What is trimmed a running relay does not need, and the next one misses it. Without the topic none sends a row."""
+    topic = positions_name(ledger.config.name)
+    admin = TopicAdmin(ledger.settings)
+    with Relay(replace(ledger.config, batch_rows=1)) as relay:
+        stash(ledger, *(Record(ledger.topic, b"%d" % number, b"a") for number in range(4)))
+        ledger.until_empty()
+        trim(admin, topic)
+        stash(ledger, Record(ledger.topic, b"4", b"a"))
+        ledger.until_empty()
+        assert not relay.wait(0)
+    assert "does not have all of the last 64 batches up to 5" in str(fails(ledger))
+    assert main(["outbox", "purge", *names(ledger), "--after-restore", "send", "--yes"]) == 0
+
+    def delete_under_it() -> None:
+        with Relay(ledger.config) as relay:
+            stash(ledger, Record(ledger.topic, b"5", b"a"))
+            ledger.until_empty()
+            admin.delete([topic])
+            stash(ledger, Record(ledger.topic, b"6", b"a"))
+            relay.wait(60)
+
+    with pytest.raises(TopicError, match="run `kes outbox apply`"):
+        delete_under_it()
+    admin.close()
+    assert ledger.waiting() == 1
+    assert [value for _, value in values(ledger, ledger.topic)] == [b"%d" % number for number in range(6)]
+
+
+def test_two_databases_under_one_name_are_refused(
+    ledger: Ledger, each_postgres: PostgresServer, topic_prefix: str
+) -> None:
     stash(ledger, Record(ledger.topic, b"1", b"a"))
     with Relay(ledger.config):
         ledger.until_empty()
-    other = Ledger(postgres, ledger.config.bootstrap_servers, topic_prefix)
+    other = Ledger(each_postgres, ledger.config.bootstrap_servers, topic_prefix)
     assert other.config.name == ledger.config.name
     assert "each needs a name of its own" in str(fails(other))
 
 
-def test_the_command_applies_relays_and_shows(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+def names(ledger: Ledger) -> list[str]:
+    """The options of a command."""
     config = ledger.config
-    options = ["--name", config.name, "--database", config.database, "--bootstrap-servers", config.bootstrap_servers]
+    return ["--name", config.name, "--database", config.database, "--bootstrap-servers", config.bootstrap_servers]
+
+
+def test_the_command_applies_relays_and_shows(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    config, options = ledger.config, names(ledger)
     assert main(["outbox", "apply", *options, "--shards", "2"]) == 0
     assert "nothing" in capsys.readouterr().err
     assert main(["outbox", "apply", *options, "--shards", "3"]) == 1

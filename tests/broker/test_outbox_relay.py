@@ -12,7 +12,7 @@ import pytest
 
 from streams import Relay
 from streams.broker.kafka_broker import KafkaBroker
-from streams.testing.fixtures import BrokerAddress
+from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.battery_kit import let_pass, wait_until
 from tests.broker.gate import gate
 from tests.broker.outbox_kit import Ledger, PostgresServer, RelayProcess
@@ -125,6 +125,55 @@ def test_three_relays_that_are_killed_at_random(ledger: Ledger, start: Start, se
     ledger.until_empty(*relays, seconds=120)
     assert [relay.end() for relay in relays] == [0, 0, 0]
     assert ledger.check() > 2_000
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["idle", "frozen"])
+def test_a_relay_that_is_silent_for_longer_than_kafka_keeps_its_id(
+    postgres: PostgresServer, own_broker: OwnBroker, topic_prefix: str, start: Start, seed: int, is_frozen: bool
+) -> None:
+    forgetful = {
+        "transactional.id.expiration.ms": "1000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
+    }
+    ledger = Ledger(postgres, own_broker(properties=forgetful).bootstrap_servers, topic_prefix)
+
+    def is_forgotten() -> bool:
+        last = {record.key: record.value for record in ledger.read("__transaction_state")}
+        states = [value for key, value in last.items() if ledger.config.name.encode() in (key or b"")]
+        return bool(states) and not any(states)
+
+    relay = start(ledger, "commit.before:3:freeze" if is_frozen else "")
+    ledger.write(random.Random(seed), 60)
+    if is_frozen:
+        wait_until(relay.has_struck, "the relay is frozen")
+        second = start(ledger)
+        ledger.until_empty(relay, second)
+        assert second.end() == 0
+    ledger.until_empty(relay)
+    wait_until(is_forgotten, "no id is known any more", 60)
+    relay.process.send_signal(signal.SIGCONT)
+    ledger.write(random.Random(seed + 1), 30)
+    ledger.until_empty(relay)
+    assert relay.end() == 0
+    assert ledger.check() > 50
+
+
+@pytest.mark.nightly
+def test_a_server_whose_table_of_locks_is_full_holds_up_and_goes_on(ledger: Ledger, start: Start, seed: int) -> None:
+    """By transactions with very many keys: writers get the error of PostgreSQL, relays wait."""
+    relay = start(ledger)
+    ledger.write(random.Random(seed), 20)
+    with psycopg.connect(ledger.database, autocommit=True) as greedy:
+        with pytest.raises(psycopg.errors.OutOfMemory, match="shared memory"):
+            greedy.execute("SELECT pg_advisory_lock_shared(1, n) FROM generate_series(1, 1000000) n")
+        with pytest.raises(psycopg.OperationalError, match="shared memory"):
+            ledger.write(random.Random(seed), 200)
+        greedy.execute("SELECT pg_advisory_unlock_all()")
+    ledger.write(random.Random(seed), 20)
+    ledger.until_empty(relay)
+    assert relay.end() == 0
+    assert ledger.check() > 30
 
 
 def test_an_embedded_relay_is_awake_without_notifications_and_wakes_from_its_sleep(ledger: Ledger, seed: int) -> None:

@@ -11,7 +11,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from streams import Outbox, Record, RelayConfig
+from streams.errors import ConfigError, OutboxError
 from streams.observability import RelayMetrics
+from streams.observability import relay_metrics as module
 from streams.observability.relay_metrics import OF_RELAYS, Kind
 from streams.outbox.database import open_session
 from streams.outbox.relay import Relay
@@ -58,10 +60,21 @@ def test_events_are_counted_and_the_rows_of_own_shards_are_shown(relay: Relay, t
     assert found['kes_outbox_database_up{group="shop.outbox"}'] == 1.0
 
 
-def test_a_scrape_without_a_database_says_so_and_keeps_the_counters(relay: Relay, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [None, OutboxError("of another version"), ConfigError("no such address"), OSError()])
+def test_a_scrape_without_a_database_says_so_and_keeps_the_counters(
+    relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
     metrics = RelayMetrics(relay)
     relay._notify(ShardAcquired(0, 0))
-    (tmp_path / "shop.db").write_bytes(b"no database")
+    if error is None:
+        (tmp_path / "shop.db").write_bytes(b"no database")
+    else:
+
+        def fails(*_: object) -> None:
+            assert error is not None
+            raise error
+
+        monkeypatch.setattr(module, "open_session", fails)
     found = shown(metrics)
     assert found['kes_outbox_database_up{group="shop.outbox"}'] == 0.0
     assert found['kes_outbox_batches_total{group="shop.outbox",shard="0"}'] == 0.0

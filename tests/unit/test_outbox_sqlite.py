@@ -95,6 +95,11 @@ def test_rows_of_a_key_are_in_one_shard_and_batches_are_bounded(session: SqliteS
     assert len(session.fetch(shard, 100, 250)) == 3
 
 
+def test_headers_count_in_the_bytes_of_a_batch(session: SqliteSession, stash: Stash) -> None:
+    stash(*(Record("t", None, b"k", [("h", bytes(1_000))]) for _ in range(5)))
+    assert sum(len(session.fetch(shard, 100, 1_500)) for shard in range(2)) == 2
+
+
 def test_a_row_is_deleted_by_id_and_tag_and_the_greater_serial_stays(session: SqliteSession, stash: Stash) -> None:
     stash(*(Record("t", b"", key=b"k") for _ in range(3)))
     first, second, third = rows(session)
