@@ -115,10 +115,13 @@ def test_a_neighbour_adopts_the_folders_of_a_dead_member(bank_group: Bank, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_frozen_member_holds_its_folders_and_comes_back(bank_group: Bank, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("engine", "store"), [("", "Table"), ("SQLite", "Stores"), ("RocksDB", "SimpleStore")])
+def test_a_frozen_member_holds_its_folders_and_comes_back(
+    bank_group: Bank, tmp_path: Path, seed: int, engine: str, store: str
+) -> None:
     """SIGSTOP with the locks held, a take-over by a member of the same machine in folders beside those, SIGCONT: the
     two share again, and each partition is in one folder that counts."""
-    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state")}
+    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state"), "BANK_ENGINE": engine, "BANK_STORE": store}
     frozen, other = bank_group.start("frozen", **settings), bank_group.start("other", **settings)
     wait_until(lambda: frozen.works_on() == other.works_on() == 2, "they share")
     bank_group.deposit(1_000, 200, seed)

@@ -208,7 +208,7 @@ def test_killed_at_each_step_it_goes_on(tmp_path: Path, engine: str, seed: int, 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["", *ENGINES], ids=["files", "SQLite", "RocksDB"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_thousand_opens_and_closes_leave_nothing_open(tmp_path: Path, engine: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
     life, before = Life(tmp_path, engine, 0), (0, 0)

@@ -258,6 +258,50 @@ def test_a_snapshot_whose_maker_died_does_not_count_and_goes_after_a_day(tmp_pat
     assert pair.one.restored("newer")[0] == 40
 
 
+class Unsure:
+    """A place whose call with a certain number fails, with or without its effect: its answer may be what was lost."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self.left, self.is_done = -1, False
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*of: Any) -> Any:
+            self.left -= 1
+            if self.left == -1:
+                if self.is_done:
+                    getattr(self._blobs, name)(*of)
+                raise TimeoutError(f"no answer ({name})")
+            return getattr(self._blobs, name)(*of)
+
+        return call
+
+
+@pytest.mark.parametrize("is_done", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["no effect", "done"])
+def test_whichever_call_fails_the_next_snapshot_is_as_any_other(tmp_path: Path, is_done: bool) -> None:
+    """And what counts is whole at any time."""
+    for number in range(100):
+        blobs = Unsure(open_blobs(str(tmp_path / f"{number}" / "store")))
+        disk = Disk(tmp_path / f"{number}", blobs, keep=2)
+        for offset in (10, 20):
+            disk.save(disk.write(offset, 3))
+        folder = disk.write(30, 4)
+        blobs.left, blobs.is_done = number, is_done
+        with suppress(OSError):
+            disk.save(folder)
+        is_over, blobs.left = blobs.left >= 0, -1
+        assert disk.restored("new")[0] in (20, 30)
+        for offset in (40, 50):
+            disk.save(disk.write(offset, 3))
+        assert disk.restored("newer")[0] == 50
+        place = disk.store.place(IDENTITY.topic_id, 0)
+        for _, manifest in disk.store.manifests(place)[:2]:
+            assert b"".join(disk.store.pieces(manifest, lambda *_: None))
+        if is_over:
+            return
+    raise AssertionError("there is no end of calls")
+
+
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     first = disk.save(disk.write(10, 2_000), 4096)

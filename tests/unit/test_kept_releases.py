@@ -1,0 +1,94 @@
+"""State on disk of every kind of store, over releases, clocks and scans that do not end when they should."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from streams.disk import RocksDB, SQLite
+from streams.errors import StoreError
+from streams.runtime.engine import Engine
+from streams.stores import NamedTable
+from tests.unit.kept_engine_kit import BY_COUNT, STORES, Counts, Kept
+from tests.unit.runtime_kit import CHANGELOG
+
+pytestmark = pytest.mark.usefixtures("unflushed")
+
+DAY_MS = 86_400_000
+TABLES = ("table", "table on SQLite", pytest.param("table on RocksDB", marks=pytest.mark.nightly))
+
+
+class Unindexed(Counts):
+    """A release without the index and without expiry."""
+
+    counts = NamedTable.of(str, int, bare=True)
+
+    def items(self) -> Any:
+        return list(self.counts.items())
+
+
+class Expiring(Counts):
+    """A release with both."""
+
+    counts = NamedTable.of(str, int, bare=True, index=BY_COUNT, expires=3_600)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [None, SQLite(), pytest.param(RocksDB(), marks=pytest.mark.nightly)],
+    ids=["files", "SQLite", "RocksDB"],
+)
+async def test_index_and_expiry_are_switched_on_off_and_on_over_filled_state(kept: Kept, engine: Any) -> None:
+    """Without a wipe. What the release without an index changes is in the index of the next one."""
+    bench, expected = kept.bench, {"a": 0, "b": 0}
+    for release in (Counts, Unindexed, Expiring, Unindexed, Expiring, Counts):
+        kept.make(release.factory(engine=engine))
+        await bench.over("a", "a", "b", "gone", "gone-")
+        expected = {"a": expected["a"] + 2, "b": expected["b"] + 1}
+        await kept.until_marked()
+        assert dict(kept.contents()) == expected, release
+        store = bench.engine.workers[0].store
+        if release is not Unindexed:
+            assert [key for key, _ in store.counts.by("count", expected["a"])] == ["a"]
+        await bench.stop()
+        assert kept.restored[-1] <= 1, "it goes on from its folder"
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS], ids=["ahead", "back"])
+async def test_a_clock_that_jumps_by_a_day(kept: Kept, caplog: Any, monkeypatch: Any, kind: str, jump_ms: int) -> None:
+    """While it runs, and back before the next start: the age of the folder is not known, so the changelog is read."""
+    bench, real, jumped = kept.bench, Engine.wall_ms, [0]
+    monkeypatch.setattr(Engine, "wall_ms", lambda self: real(self) + jumped[0])
+    kept.make(STORES[kind])
+    await bench.over("a", "b")
+    await kept.until_marked()
+    jumped[0] = jump_ms
+    bench.broker.send("a", "b-", "c")
+    await bench.committed()
+    await kept.until_marked()
+    await bench.stop()
+    jumped[0] = 0
+    with caplog.at_level(logging.WARNING):
+        await bench.start()
+    assert ("a clock was set" if jump_ms > 0 else "the changelog keeps tombstones") in caplog.text
+    assert kept.contents() == kept.from_log() == {"a": 2, "c": 1}
+    assert kept.restored[-1] == len(bench.broker.logs[CHANGELOG, 0])
+
+
+@pytest.mark.parametrize("kind", TABLES)
+async def test_a_scan_that_is_held_open_over_a_move(kept: Kept, kind: str) -> None:
+    """It ends by an error, and holds no folder."""
+    bench = kept.bench
+    kept.make(STORES[kind])
+    await bench.over(*(f"name {number}" for number in range(300)))
+    scan = iter(bench.engine.workers[0].store.items())
+    next(scan)
+    await bench.stop()
+    with pytest.raises(StoreError):
+        list(scan)
+    await bench.start()
+    assert len(kept.contents()) == 300
+    assert [path.name for path in (kept.folder / "group-g" / "topic-in").iterdir() if path.is_dir()] == ["0"]
