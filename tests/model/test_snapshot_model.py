@@ -22,7 +22,11 @@ def test_the_protocol_of_snapshots_holds_in_every_reachable_state(config: Snapsh
     assert verdict.finished, "no state in which all snapshots are made was reached"
 
 
-@pytest.mark.parametrize("rule", SnapshotRule, ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(rule, marks=pytest.mark.nightly) if rule.value[1] in DEEP else rule for rule in SnapshotRule],
+    ids=lambda rule: rule.name,
+)
 def test_without_a_rule_of_snapshots_there_is_a_counterexample(rule: SnapshotRule) -> None:
     _, config = rule.value
     verdict = search(SnapshotModel(config, frozenset({rule})), 400_000)

@@ -28,12 +28,14 @@ from streams.runtime.keeping.folder import StateFolder, no_step
 from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.snapshots import SnapshotStore
 from streams.testing.engine_suite import MEMORY_BYTES, scan_all
+from tests.broker.gate import gate
 from tests.unit.kept_kit import DAY_MS, IDENTITY, State, contents, now_ms, put
 from tests.unit.test_engines import ENGINES
 
 At = Callable[[str], None]
 CHECKPOINTS, SAVED, ASIDE, PIECE = 10, (30, 60), 40, 512
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5))]
+KINDS = ("files", "SQLite", "RocksDB")
+CASES = gate([(kind, seed) for kind in KINDS for seed in range(5)], ("files", 0), ("SQLite", 0))
 
 
 class Watched:
@@ -184,9 +186,9 @@ for number in map(int, sys.argv[4:]):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["", *ENGINES], ids=["files", "SQLite", "RocksDB"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_killed_at_each_step_it_goes_on(tmp_path: Path, engine: str, seed: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(("kind", "seed"), CASES)
+def test_killed_at_each_step_it_goes_on(tmp_path: Path, kind: str, seed: int, monkeypatch: Any) -> None:
+    engine = "" if kind == "files" else kind
     monkeypatch.setattr(folder_module, "LEAST_REWRITE", 600)
     whole, steps = Life(tmp_path / "whole", engine, seed), list[str]()
     whole.root.mkdir()

@@ -37,8 +37,8 @@ class Expiring(Counts):
 
 @pytest.mark.parametrize(
     "engine",
-    [None, SQLite(), pytest.param(RocksDB(), marks=pytest.mark.nightly)],
-    ids=["files", "SQLite", "RocksDB"],
+    [SQLite(), *(pytest.param(engine, marks=pytest.mark.nightly) for engine in (None, RocksDB()))],
+    ids=["SQLite", "files", "RocksDB"],
 )
 async def test_index_and_expiry_are_switched_on_off_and_on_over_filled_state(kept: Kept, engine: Any) -> None:
     """Without a wipe. What the release without an index changes is in the index of the next one."""
