@@ -1,15 +1,18 @@
-"""State on disk of every kind of store, over releases, clocks and scans that do not end when they should."""
+"""State on disk of several kinds of stores: over releases, jumping clocks, scans held open, too few open files."""
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Any
 
 import pytest
 
 from streams.disk import RocksDB, SQLite
-from streams.errors import StoreError
+from streams.errors import StoreError, StreamsError
 from streams.runtime.engine import Engine
+from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.stores import NamedTable
 from tests.unit.kept_engine_kit import BY_COUNT, STORES, Counts, Kept
 from tests.unit.runtime_kit import CHANGELOG
@@ -92,3 +95,32 @@ async def test_a_scan_that_is_held_open_over_a_move(kept: Kept, kind: str) -> No
     await bench.start()
     assert len(kept.contents()) == 300
     assert [path.name for path in (kept.folder / "group-g" / "topic-in").iterdir() if path.is_dir()] == ["0"]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+async def test_a_process_that_lacks_open_files_leaves_its_folders_as_they_are(
+    kept: Kept, caplog: Any, monkeypatch: Any, kind: str
+) -> None:
+    """It says nothing of the folder. In memory the source goes on without; a table on an engine cannot."""
+    kept.make(STORES[kind])
+    await kept.bench.over("a", "b")
+    await kept.bench.stop()
+
+    def check(*_: Any, **__: Any) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        for owner in (StateFolder, DatabaseFolder):
+            patch.setattr(owner, "check", check)
+        if kind == "table":
+            await kept.bench.start()
+            assert kept.contents() == {"a": 1, "b": 1}
+            await kept.bench.stop()
+        else:
+            with pytest.raises(StreamsError, match="its state is on disk"):
+                await kept.bench.run()
+    assert "cannot be read, and stays as it is" in caplog.text
+    assert not list(kept.folder.rglob("*.aside"))
+    await kept.bench.start()
+    assert kept.contents() == {"a": 1, "b": 1}
+    assert kept.restored[-1] == 1, "it goes on from its folder"

@@ -6,6 +6,7 @@ next report has its folders. Nothing depends on it but where partitions go: a fo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -129,6 +130,15 @@ def _name_of(parent: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:  # a full disk; the name is one for this run
         _log.info("the folders in %s have no name of their own: %s", parent, error)
     return name
+
+
+def is_shortage(folder: StateFolder, error: Exception) -> bool:
+    """Check for an error that says something of this process, which lacks open files or memory, and nothing of the
+    folder; log it."""
+    found = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    if found:
+        _log.warning("%s cannot be read, and stays as it is: %s", folder.path, error)
+    return found
 
 
 def tombstones_ms_of(topics: Topics, changelog: str, seconds: float) -> int:
