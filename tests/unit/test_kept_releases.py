@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from typing import Any
 
 import pytest
@@ -98,8 +99,9 @@ async def test_a_scan_that_is_held_open_over_a_move(kept: Kept, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", TABLES)
-async def test_a_process_that_lacks_open_files_leaves_its_folders_as_they_are(
-    kept: Kept, caplog: Any, monkeypatch: Any, kind: str
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOSPC], ids=["open files", "room"])
+async def test_a_process_that_lacks_open_files_or_room_leaves_its_folders_as_they_are(
+    kept: Kept, caplog: Any, monkeypatch: Any, kind: str, code: int
 ) -> None:
     """It says nothing of the folder. In memory the source goes on without; a table on an engine cannot."""
     kept.make(STORES[kind])
@@ -107,7 +109,7 @@ async def test_a_process_that_lacks_open_files_leaves_its_folders_as_they_are(
     await kept.bench.stop()
 
     def check(*_: Any, **__: Any) -> bool:
-        raise OSError(errno.EMFILE, "Too many open files")
+        raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         for owner in (StateFolder, DatabaseFolder):

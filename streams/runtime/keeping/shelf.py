@@ -32,6 +32,7 @@ TOMBSTONES_MS: Final = 86_400_000
 TRIES: Final = 10
 """For a folder whose file is written anew while it is read."""
 _NAME: Final = "shelf"
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EBUSY)
 
 
 class ShelfWatch:
@@ -133,9 +134,9 @@ def _name_of(parent: Path) -> str:
 
 
 def is_shortage(folder: StateFolder, error: Exception) -> bool:
-    """Check for an error that says something of this process, which lacks open files or memory, and nothing of the
-    folder; log it."""
-    found = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    """Check for an error that says nothing of the folder: there are no open files, memory or room left, or another
+    program has the database locked. Log it."""
+    found = isinstance(error, OSError) and error.errno in _SHORTAGES
     if found:
         _log.warning("%s cannot be read, and stays as it is: %s", folder.path, error)
     return found

@@ -251,7 +251,7 @@ class SnapshotStore:
             raise OSError(f"{place}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
         self.at("release")
         try:
-            now = max(blob.written_at for blob in self._blobs.list(place))  # of the manifest
+            now = max((blob.written_at for blob in self._blobs.list(place)), default=0.0)  # of the manifest
             self._blobs.delete(hold)
             self.at("collect")
             self._collect(place, now)
