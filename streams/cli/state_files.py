@@ -148,7 +148,7 @@ def _verified_snapshots(
             names = store.names(place)
         except OSError as error:
             raise StoreError(f"{place}: {error}") from error
-        for _, offset, name in names:
+        for _, offset, name, _ in names:
             size, problem = 0, ""
             try:
                 manifest = store.manifest(place, name)

@@ -1,7 +1,9 @@
 """Manifests of snapshots: what a snapshot is made of, and what of them is kept. Pure.
 
-A snapshot is the data of a folder in blocks, which are named by their SHA-256, and a manifest that lists them. What a
-manifest says is believed only after its own digest fits; with a secret that is an HMAC, which cannot be forged.
+A snapshot is the data of a folder in blocks, which are named by their SHA-256 and by their maker's token, and a
+manifest that lists them. What a manifest says is believed only after its own digest fits; with a secret that is an
+HMAC, which cannot be forged. While a snapshot is made there is a *hold* with the maker's token. It keeps the blocks of
+this token, and a manifest of this token does not count before the hold is gone.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ MOST_BLOCK: Final = 64 << 20
 """A larger one is not read."""
 MOST_MANIFEST: Final = 32 << 20
 GARBAGE_SECONDS: Final = 3600.0
-"""The age at which a block that no manifest names is removed: a younger one may be of a snapshot that is being made."""
+"""The age at which a block that nothing names is removed. A folder on a network may show names a minute late."""
+HOLD_SECONDS: Final = 86_400.0
+"""The age at which a hold is removed: its maker was killed. One that is still at work then begins anew."""
 
 _HEAD: Final = re.compile(rb"kes-snapshot (\d{1,9}) (sha256|hmac) ([0-9a-f]{64})\n")
-_BLOCK: Final = re.compile(r"[0-9a-f]{64}")
-_NAME: Final = re.compile(r"manifest-(\d{15})-(\d{1,19})-[0-9a-f]{1,32}")
+_BLOCK: Final = re.compile(r"[0-9a-f]{64}(?:-([0-9a-f]{1,32}))?")
+_NAME: Final = re.compile(r"manifest-(\d{15})-(\d{1,19})-([0-9a-f]{1,32})")
+_HOLD: Final = re.compile(r"hold-([0-9a-f]{1,32})")
 
 
 class SnapshotRefused(Exception):
@@ -36,10 +41,17 @@ class SnapshotRefused(Exception):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of the data, by its hash."""
+    """A piece of the data, by its hash. ``token``: of the snapshot that it was written for. So its name is never used
+    again, and the removal of it, however late, takes nothing that is newer."""
 
     sha256: str
     size: int
+    token: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its object."""
+        return f"{self.sha256}-{self.token}" if self.token else self.sha256
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -56,17 +68,29 @@ class ManifestName(NamedTuple):
     made_at_ms: int
     offset: int
     name: str
+    token: str
+
+
+def hold_of(token: str) -> str:
+    """Name a hold; ``token``: hexadecimal digits that no other snapshot has."""
+    return f"hold-{token}"
+
+
+def token_of_hold(name: str) -> str:
+    """Return the token in the name of a hold, nothing for another name."""
+    found = _HOLD.fullmatch(name)
+    return found[1] if found else ""
 
 
 def name_of(manifest: Manifest, token: str) -> str:
-    """Name a manifest; ``token``: hexadecimal digits that no other maker has."""
+    """Name a manifest; ``token``: that of its hold."""
     return f"manifest-{manifest.made_at_ms:015d}-{manifest.mark.offset}-{token}"
 
 
 def parsed_names(names: Iterable[str]) -> list[ManifestName]:
     """Return the manifests among these names, the one that was made last first."""
     found = [(match, name) for name in names if (match := _NAME.fullmatch(name)) is not None]
-    return sorted((ManifestName(int(match[1]), int(match[2]), name) for match, name in found), reverse=True)
+    return sorted((ManifestName(int(match[1]), int(match[2]), name, match[3]) for match, name in found), reverse=True)
 
 
 def is_block(name: str) -> bool:
@@ -100,8 +124,8 @@ def decode_manifest(data: bytes, secret: bytes) -> Manifest:
     except (msgspec.DecodeError, RecursionError) as error:
         raise SnapshotRefused(f"it cannot be read ({error})") from error
     for block in manifest.blocks:
-        if not is_block(block.sha256):
-            raise SnapshotRefused(f"it names the block {block.sha256[:80]!r}")
+        if not is_block(block.name):
+            raise SnapshotRefused(f"it names the block {block.name[:120]!r}")
         if not 0 < block.size <= MOST_BLOCK:
             raise SnapshotRefused(f"it has a block of {block.size} bytes")
     if sum(block.size for block in manifest.blocks) != manifest.mark.size:
@@ -120,10 +144,12 @@ def superfluous(found: Sequence[tuple[str, Manifest]], keep: int) -> list[str]:
     return [name for name, _ in found[keep:]]
 
 
-def garbage(blocks: Iterable[tuple[str, float]], kept: Iterable[Manifest], now: float) -> list[str]:
-    """Return the blocks that can be removed. ``blocks``: names, and the times of their writing."""
-    named: Collection[str] = {block.sha256 for manifest in kept for block in manifest.blocks}
-    return [name for name, at in blocks if is_block(name) and name not in named and now - at > GARBAGE_SECONDS]
+def garbage(blocks: Iterable[tuple[str, float]], named: Iterable[Manifest], held: Collection[str]) -> list[str]:
+    """Return the names of the blocks that can be removed. ``blocks``: names and ages in seconds, listed before
+    manifests and holds were; ``named``: all manifests, also those that are removed just now; ``held``: tokens."""
+    names: Collection[str] = {block.name for manifest in named for block in manifest.blocks}
+    old = ((name, _BLOCK.fullmatch(name)) for name, age in blocks if age > GARBAGE_SECONDS)
+    return [name for name, match in old if match and name not in names and match[1] not in held]
 
 
 def _digest(text: bytes, secret: bytes) -> bytes:

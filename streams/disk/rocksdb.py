@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -89,7 +90,7 @@ class RocksDatabase:
             self._mark: bytes | None = self._db.get(_MARK)
         except Exception as error:
             self.close()
-            raise self._translated(error) from error
+            raise self._passing(error) or self._translated(error) from error
 
     def _options(self, memory_bytes: int, files: int) -> Any:
         rocks = self._rocks
@@ -192,9 +193,7 @@ class RocksDatabase:
         except OSError:
             raise
         except Exception as error:
-            if "No space left" in str(error):
-                raise OSError(errno.ENOSPC, f"{self.path}: {error}") from error
-            raise self._translated(error) from error
+            raise self._passing(error) or self._translated(error) from error
         self._mark = self._mark if mark is None else mark
 
     def _write(self, db: Any, batch: Any) -> None:
@@ -217,6 +216,13 @@ class RocksDatabase:
         if self._db is None:
             raise StoreError(f"{self.path} is closed: the partition is no longer here")
         return self._db
+
+    def _passing(self, error: Exception) -> OSError | None:
+        """Return the error of the system that this one tells of, if it says nothing of the data."""
+        for code in (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            if os.strerror(code) in str(error):
+                return OSError(code, f"{self.path}: {error}")
+        return None
 
     def _translated(self, error: Exception) -> Exception:
         if isinstance(error, OSError):

@@ -80,6 +80,8 @@ class SQLiteDatabase:
                 self._writer.close()
                 raise
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN:  # it was opened just before
+                raise OSError(errno.EMFILE, f"{self.path}: {error}: too many files are open") from error
             self._raise(error)
 
     def _connect(self, cache_bytes: int) -> sqlite3.Connection:

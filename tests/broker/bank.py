@@ -7,6 +7,7 @@ python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLO
 
 BANK_FOLDER=FOLDER       state is kept there
 BANK_ENGINE=NAME         in databases of this engine of streams.disk (else in memory, and in files)
+BANK_STORE=KIND          Stores or SimpleStore, instead of Table; their changelogs are the same
 BANK_SNAPSHOTS=ADDRESS   with snapshots of it there
 BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
 BANK_GATE=FILE           restoring takes BANK_GATE_MS for each change as long as this file is not there
@@ -28,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, disk, event_type
+from streams import EventContext, EventSource, EventSourceConfig, SimpleStore, StateConfig, Table, disk, event_type
 from streams.metrics import Measurement, TransactionSettled
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
@@ -47,6 +48,7 @@ class Deposited(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct):
+    account: str
     count: int = 0
     cents: int = 0
 
@@ -79,13 +81,40 @@ def fold(group: str) -> Any:
     def step(state: State, record: IncomingRecord) -> Iterator[Sent]:
         event = msgspec.json.decode(record.value or b"", type=Deposited)
         key = event.account.encode()
-        account = msgspec.json.decode(state[key], type=Account) if key in state else Account()
+        account = msgspec.json.decode(state[key], type=Account) if key in state else Account(event.account)
         account.count += 1
         account.cents += event.cents
         state[key] = msgspec.json.encode(account)
         yield output, key, msgspec.json.encode(Balance(event.account, account.count, account.cents))
 
     return step
+
+
+def store_of(kind: str, engine: Any) -> Any:
+    """The factory of a store that has ``get`` as a table does."""
+    if kind == "Table":
+        return Table.factory(key=str, value=Account, engine=engine)
+    if kind == "SimpleStore":
+        return SimpleStore.factory(Account, key=lambda account: account.account, engine=engine)
+    from streams.stores import Index, NamedTable, Stores  # the releases of a rolling upgrade lack them
+
+    class Accounts(Stores):
+        accounts = NamedTable.of(str, Account, bare=True, index={"cents": Index(int, lambda account: account.cents)})
+
+        def get(self, name: str) -> Account | None:
+            return self.accounts.get(name)
+
+        def put(self, name: str, account: Account) -> None:
+            self.accounts.put(name, account)
+
+    return Accounts.factory(engine=engine)
+
+
+def put(store: Any, account: Account) -> None:
+    if isinstance(store, SimpleStore):
+        store.put(account)
+    else:
+        store.put(account.account, account)
 
 
 def build(
@@ -108,7 +137,7 @@ def build(
         state = StateConfig(folder=folder, checkpoint_seconds=0.2, snapshots=snapshots, snapshot_seconds=1.0)
         settings.setdefault("state", state)
     engine = os.environ.get("BANK_ENGINE")
-    store = Table.factory(key=str, value=Account, engine=getattr(disk, engine)() if engine else None)
+    store = store_of(os.environ.get("BANK_STORE") or "Table", getattr(disk, engine)() if engine else None)
     source = EventSource(
         EventSourceConfig(
             group_id=group,
@@ -126,11 +155,11 @@ def build(
 
     def deposit(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
         plan.hit("handler.before")
-        account = ctx.store.get(event.account) or Account()
+        account = ctx.store.get(event.account) or Account(event.account)
         account.count += 1
         account.cents += event.cents
         plan.hit("store.before")
-        ctx.store.put(event.account, account)
+        put(ctx.store, account)
         plan.hit("store.after")
         ctx.forward(output, Balance(event.account, account.count, account.cents), key=event.account)
         plan.hit("handler.after")

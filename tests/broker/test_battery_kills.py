@@ -75,10 +75,13 @@ def test_killed_at_named_points(bank_group: Bank, points: Sequence[str], seed: i
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["", "SQLite", "RocksDB"], ids=["memory", "SQLite", "RocksDB"])
-def test_killed_at_named_points_with_state_on_disk(bank_group: Bank, tmp_path: Path, seed: int, engine: str) -> None:
-    """The same with a folder, and tables on engines. Little is restored from the changelog then."""
+@pytest.mark.parametrize("store", ["Table", "Stores", "SimpleStore"])
+def test_killed_at_named_points_with_state_on_disk(
+    bank_group: Bank, tmp_path: Path, seed: int, engine: str, store: str
+) -> None:
+    """The same with a folder, and stores on engines. Little is restored from the changelog then."""
     points = [point for point in AT_WORK if point != "restore.half"]
-    kill_at(bank_group, points, seed, BANK_FOLDER=str(tmp_path / "state"), BANK_ENGINE=engine)
+    kill_at(bank_group, points, seed, BANK_FOLDER=str(tmp_path / "state"), BANK_ENGINE=engine, BANK_STORE=store)
 
 
 @pytest.mark.parametrize(

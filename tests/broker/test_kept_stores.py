@@ -18,6 +18,7 @@ from tests.broker.test_engine_moves import Member, check, feed, share
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 PARTITIONS = 4
+KINDS = ("Table", "Stores", "SimpleStore")
 LOADED = r"\d+ changes from \S+/state/"
 
 
@@ -59,11 +60,12 @@ def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: i
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["", "SQLite", "RocksDB"])
+@pytest.mark.parametrize("store", KINDS)
 def test_a_machine_that_is_lost_is_replaced_from_snapshots(
-    bank_group: Bank, tmp_path: Path, seed: int, engine: str
+    bank_group: Bank, tmp_path: Path, seed: int, engine: str, store: str
 ) -> None:
     """SIGKILL at work, and its disk is gone: the next machine has the newest snapshots, and reads the rest."""
-    settings = {**QUICK, "BANK_ENGINE": engine, "BANK_SNAPSHOTS": str(tmp_path / "snapshots")}
+    settings = {**QUICK, "BANK_ENGINE": engine, "BANK_STORE": store, "BANK_SNAPSHOTS": str(tmp_path / "snapshots")}
     bank_group.deposit(5_000, 400, seed)
     first = bank_group.start("member", **settings, BANK_FOLDER=str(tmp_path / "first"))
     bank_group.wait_handled()
@@ -113,10 +115,13 @@ def test_a_neighbour_adopts_the_folders_of_a_dead_member(bank_group: Bank, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_frozen_member_holds_its_folders_and_comes_back(bank_group: Bank, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("engine", "store"), [("", "Table"), ("SQLite", "Stores"), ("RocksDB", "SimpleStore")])
+def test_a_frozen_member_holds_its_folders_and_comes_back(
+    bank_group: Bank, tmp_path: Path, seed: int, engine: str, store: str
+) -> None:
     """SIGSTOP with the locks held, a take-over by a member of the same machine in folders beside those, SIGCONT: the
     two share again, and each partition is in one folder that counts."""
-    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state")}
+    settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state"), "BANK_ENGINE": engine, "BANK_STORE": store}
     frozen, other = bank_group.start("frozen", **settings), bank_group.start("other", **settings)
     wait_until(lambda: frozen.works_on() == other.works_on() == 2, "they share")
     bank_group.deposit(1_000, 200, seed)
@@ -144,16 +149,20 @@ def test_a_frozen_member_holds_its_folders_and_comes_back(bank_group: Bank, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("standbys", "kills", "engine"),
-    [(1, 3, ""), nightly(0, 12, ""), nightly(1, 12, ""), nightly(1, 12, "SQLite"), nightly(1, 12, "RocksDB")],
+    ("standbys", "kills", "engine", "store"),
+    [
+        (1, 3, "", "Table"),
+        nightly(0, 12, "", "Table"),
+        *(nightly(1, 12, engine, store) for engine in ("", "SQLite", "RocksDB") for store in KINDS),
+    ],
 )
 def test_killed_at_random_beside_others_in_one_folder(
-    bank_group: Bank, tmp_path: Path, standbys: int, kills: int, engine: str, seed: int
+    bank_group: Bank, tmp_path: Path, standbys: int, kills: int, engine: str, store: str, seed: int
 ) -> None:
     """Three members of one machine, one of them killed again and again under load: whoever gets a partition takes over
     its folder, and the stores are what the changelog says."""
     settings = {**QUICK, "BANK_STANDBYS": str(standbys), "BANK_FOLDER": str(tmp_path / "state")}
-    settings["BANK_ENGINE"] = engine
+    settings |= {"BANK_ENGINE": engine, "BANK_STORE": store}
     names = [f"member-{number}" for number in range(3)]
     members = {name: bank_group.start(name, **settings) for name in names}
     bank_group.check_stores(standbys)

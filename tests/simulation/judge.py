@@ -120,7 +120,7 @@ class Judge:
             self._judge_state(f"the folder {path.name}", mark, rows)
         for path in sorted(root.rglob("manifest-*")):
             manifest = decode_manifest(path.read_bytes(), b"")
-            pieces = [(path.parent / "blocks" / block.sha256).read_bytes() for block in manifest.blocks]
+            pieces = [(path.parent / "blocks" / block.name).read_bytes() for block in manifest.blocks]
             rows = [(change.key, change.value) for changes in decode_pieces(pieces, "") for change in changes]
             self._judge_state(f"the snapshot {path.name}", manifest.mark, rows, has_more=self._world.plan.on_disk)
 

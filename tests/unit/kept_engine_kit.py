@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streams import Change, EventContext, SimpleStore, StateConfig, Table, TopicPartition
-from streams.disk import SQLite
+from streams.disk import RocksDB, SQLite
 from streams.metrics import TakeOverDone
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
@@ -45,10 +45,13 @@ class Plain:
         return {key.decode(): int(value) for key, value in self.values.items()}
 
 
+BY_COUNT = {"count": Index(int, lambda number: number)}
+
+
 class Counts(Stores):
     """The same table as a structure, with an index."""
 
-    counts = NamedTable.of(str, int, bare=True, index={"count": Index(int, lambda number: number)})
+    counts = NamedTable.of(str, int, bare=True, index=BY_COUNT)
 
     def get(self, name: str, default: int) -> int:
         return self.counts.get(name, default)
@@ -83,10 +86,13 @@ STORES: dict[str, Any] = {
     "ordered table": Table.factory(key=str, value=int, ordered=True),
     "SimpleStore": SimpleStore.factory(Named, key=lambda item: item.name),
     "own store": Plain,
-    "table on SQLite": Table.factory(key=str, value=int, engine=SQLite()),
-    "SimpleStore on SQLite": SimpleStore.factory(Named, key=lambda item: item.name, engine=SQLite()),
-    "Stores on SQLite": Counts.factory(engine=SQLite()),
+    "Stores": Counts.factory(),
 }
+for engine in (SQLite(), RocksDB()):
+    name = type(engine).__name__
+    STORES[f"table on {name}"] = Table.factory(key=str, value=int, engine=engine)
+    STORES[f"SimpleStore on {name}"] = SimpleStore.factory(Named, key=lambda item: item.name, engine=engine)
+    STORES[f"Stores on {name}"] = Counts.factory(engine=engine)
 
 
 class Kept:

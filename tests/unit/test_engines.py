@@ -283,6 +283,36 @@ def test_a_hundred_partitions_fit_into_the_files_that_a_process_may_open(tmp_pat
     assert int(found.stdout) < 900
 
 
+SHORT = """
+import errno, os, resource, sys
+from pathlib import Path
+from tests.unit.test_engines import opened
+
+folder = Path(sys.argv[2])
+opened(sys.argv[1], folder).write([(b"a", b"1")], b"1")
+database = opened(sys.argv[1], folder / "other")  # its package is loaded
+database.close()
+limits, most = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
+codes = set()
+for more in range(30):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + more, limits[1]))
+    try:
+        opened(sys.argv[1], folder / "other").close()
+    except OSError as error:
+        codes.add(error.errno)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+assert codes == {errno.EMFILE}, codes
+opened(sys.argv[1], folder / "other").close()
+"""
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_database_that_lacks_open_files_is_not_taken_for_damaged(tmp_path: Path, name: str) -> None:
+    arguments = [sys.executable, "-c", SHORT, name, str(tmp_path)]
+    found = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
 FILLED = """
 import random, sys
 from pathlib import Path

@@ -25,13 +25,14 @@ from tests.unit.s3_kit import object_store
 
 
 def test_garbage_is_what_no_kept_manifest_names_for_an_hour() -> None:
-    old, new, kept = "a" * 64, "b" * 64, "c" * 64
-    blocks = [(old, 0.0), (new, 5_000.0), (kept, 0.0), ("README", 0.0)]
+    old, new, kept, held = "a" * 64, "b" * 64, "c" * 64, "d" * 64 + "-12"
+    blocks = [(old, 3_601.0), (f"{old}-13", 3_601.0), (new, 3_599.0), (kept, 9e9), (held, 9e9), ("README", 9e9)]
 
     class Named(msgspec.Struct):
         blocks: tuple[Block, ...]
 
-    assert manifests.garbage(blocks, [Named((Block(kept, 1),))], 5_001.0) == [old]  # type: ignore[list-item]
+    named = [Named((Block(kept, 1),))]
+    assert manifests.garbage(blocks, named, {"12"}) == [old, f"{old}-13"]  # type: ignore[arg-type]
 
 
 class Disk:
@@ -65,7 +66,7 @@ class Disk:
         return reopened(place)
 
 
-STEPS = 14
+STEPS = 18
 """More than a snapshot of three new blocks has."""
 
 
@@ -87,11 +88,11 @@ def test_killed_at_any_step_the_newest_whole_snapshot_is_used(tmp_path: Path, st
         disk.save(folder)
     disk.store.at = lambda name: None
     offset, state = disk.restored("new")
-    is_whole = "collect" in taken
+    is_whole = "look" in taken
     assert offset == (30 if is_whole else 20)
     assert state == {b"key %d" % number: b"value %d" % offset for number in range(4 if is_whole else 3)}
     if step == STEPS - 1:
-        assert set(taken) >= {"block", "manifest", "collect"}
+        assert set(taken) >= {"hold", "block", "manifest", "look", "release", "collect", "list", "read", "remove"}
         assert len(taken) < STEPS, "each step was one at which it ended"
     disk.save(disk.write(40, 3))  # and the next one is as any other
     assert disk.restored("newer")[0] == 40
@@ -145,7 +146,160 @@ def test_a_snapshot_counts_although_older_ones_cannot_be_removed(tmp_path: Path,
     assert disk.restored("new")[0] == 30
     monkeypatch.undo()
     disk.save(disk.write(40, 3))
-    assert len(list((tmp_path / "store").rglob("manifest-*"))) == 2
+    assert len(list((tmp_path / "store").rglob("manifest-*"))) == 3, "one has its hold still, and does not count"
+
+
+# -- two makers at once, one of which stands still anywhere ------------------------------------------------------------
+
+
+class Pair:
+    """A maker, and another one that keeps a single snapshot and whose steps something can happen at."""
+
+    def __init__(self, root: Path) -> None:
+        blobs = open_blobs(str(root / "store"))
+        self.one, self.other = Disk(root / "one", blobs, keep=1), Disk(root / "other", blobs, keep=1)
+        self.place = root / "store" / self.one.store.place(IDENTITY.topic_id, 0)
+        self.folder = self.one.write(10, 3)
+        self.one.save(self.folder)
+
+    def age(self, seconds: float = 7_200.0) -> None:
+        """All that is there was written long ago."""
+        for path in (*self.place.glob("*-*"), *self.place.glob("blocks/*")):
+            os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+
+    def at_other(self, step: str, do: Callable[[], object]) -> None:
+        """Do something when the other maker comes to a step, once."""
+
+        def at(name: str) -> None:
+            if name == step:
+                self.other.store.at = lambda name: None
+                do()
+
+        self.other.store.at = at
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(path.name for path in self.place.glob(f"{kind}-*"))
+
+
+@pytest.mark.parametrize("step", ["collect", "list", "read", "remove"])
+def test_a_collector_that_stood_still_takes_no_block_of_a_later_snapshot(tmp_path: Path, step: str) -> None:
+    """It has found blocks that nothing names. Then the same data is saved again, and it goes on."""
+    pair = Pair(tmp_path)
+    pair.other.save(pair.other.write(20, 4))  # it removes the first snapshot, whose blocks stay for this time
+    pair.age()
+    saved = []
+    pair.at_other(step, lambda: saved.append(pair.one.save(pair.one.write(40, 0))))
+    pair.other.save(pair.other.write(30, 4))
+    pair.at_other("remove", lambda: None)
+    assert saved[0].uploaded > 0
+    assert pair.one.restored("new")[0] == 40
+    assert not pair.names("hold")
+
+
+def test_blocks_of_a_snapshot_that_is_removed_meanwhile_are_not_used_again(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.other.save(pair.folder)
+    pair.at_other("manifest", lambda: pair.one.save(pair.one.write(50, 9)))
+    with pytest.raises(OSError, match=r"manifest-.*, whose blocks the new snapshot uses, was removed meanwhile"):
+        pair.other.save(pair.folder)
+    assert len(pair.names("manifest")) == 1
+    assert not pair.names("hold")
+    assert pair.one.restored("new")[0] == 50
+
+
+def test_a_slow_maker_keeps_its_blocks(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+
+    def hours_later() -> None:
+        pair.age()
+        pair.one.save(pair.one.write(20, 3))
+
+    pair.at_other("manifest", hours_later)
+    pair.other.save(pair.other.write(30, 3))
+    assert pair.one.restored("new")[0] == 30
+
+
+def test_a_maker_that_was_taken_for_dead_begins_anew(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+
+    def a_day_later() -> None:
+        pair.age(100_000.0)
+        pair.one.save(pair.one.write(20, 3))
+
+    pair.at_other("block", a_day_later)
+    folder = pair.other.write(30, 3)
+    with pytest.raises(OSError, match="its hold was removed"):
+        pair.other.save(folder)
+    assert pair.one.restored("new")[0] == 20
+    pair.other.save(folder)
+    assert pair.one.restored("newer")[0] == 30
+
+
+def test_a_snapshot_whose_maker_died_does_not_count_and_goes_after_a_day(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+
+    def die() -> None:
+        raise Cut("look")
+
+    pair.at_other("look", die)
+    with suppress(Cut):
+        pair.other.save(pair.other.write(90, 3))
+    pair.one.save(pair.one.write(20, 3))
+    assert len(pair.names("manifest")) == 2, "it does not count as the one that is kept"
+    assert len(pair.names("hold")) == 1
+    assert pair.one.restored("new")[0] == 90, "and can be used"
+    pair.age(100_000.0)
+    pair.one.save(pair.one.write(30, 3))
+    assert not pair.names("hold")
+    assert [name.split("-")[2] for name in pair.names("manifest")] == ["30"]
+    pair.one.save(pair.one.write(40, 3))
+    named = {block.name for _, manifest in pair.one.store.manifests(str(pair.place)) for block in manifest.blocks}
+    assert {path.name for path in (pair.place / "blocks").iterdir()} >= named
+    assert pair.one.restored("newer")[0] == 40
+
+
+class Unsure:
+    """A place whose call with a certain number fails, with or without its effect: its answer may be what was lost."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self.left, self.is_done = -1, False
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*of: Any) -> Any:
+            self.left -= 1
+            if self.left == -1:
+                if self.is_done:
+                    getattr(self._blobs, name)(*of)
+                raise TimeoutError(f"no answer ({name})")
+            return getattr(self._blobs, name)(*of)
+
+        return call
+
+
+@pytest.mark.parametrize("is_done", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["no effect", "done"])
+def test_whichever_call_fails_the_next_snapshot_is_as_any_other(tmp_path: Path, is_done: bool) -> None:
+    """And what counts is whole at any time."""
+    for number in range(100):
+        blobs = Unsure(open_blobs(str(tmp_path / f"{number}" / "store")))
+        disk = Disk(tmp_path / f"{number}", blobs, keep=2)
+        for offset in (10, 20):
+            disk.save(disk.write(offset, 3))
+        folder = disk.write(30, 4)
+        blobs.left, blobs.is_done = number, is_done
+        with suppress(OSError):
+            disk.save(folder)
+        is_over, blobs.left = blobs.left >= 0, -1
+        assert disk.restored("new")[0] in (20, 30)
+        for offset in (40, 50):
+            disk.save(disk.write(offset, 3))
+        assert disk.restored("newer")[0] == 50
+        place = disk.store.place(IDENTITY.topic_id, 0)
+        for _, manifest in disk.store.manifests(place)[:2]:
+            assert b"".join(disk.store.pieces(manifest, lambda *_: None))
+        if is_over:
+            return
+    raise AssertionError("there is no end of calls")
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:

@@ -12,17 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import Table
 from streams.core.manifests import Block, Manifest, decode_manifest, encode_manifest
-from streams.disk import RocksDB
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import snapshotting
 from streams.topics import TopicIdentity
 from tests.unit.kept_engine_kit import STORES, count, other_log
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group
 from tests.unit.snapshots_kit import Backed
-
-ALL = STORES | {"table on RocksDB": Table.factory(key=str, value=int, engine=RocksDB())}
 
 
 @pytest.fixture
@@ -35,10 +31,10 @@ def kept(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backe
 # -- what they are for -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", STORES)
 async def test_a_new_machine_goes_on_from_a_snapshot(kept: Backed, kind: str) -> None:
     bench = kept.bench
-    await kept.with_a_snapshot(ALL[kind])
+    await kept.with_a_snapshot(STORES[kind])
     await bench.start()
     assert set(kept.contents()) >= {"a", "c"}
     assert kept.restored == [0, 1], "of the changelog only the record that the snapshot ends with is read"

@@ -31,7 +31,7 @@ from streams.runtime.keeping.entries import Damaged, HalfLoaded, Point
 from streams.runtime.keeping.figures import LoadRate, figures_of, room_at
 from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, set_aside
 from streams.runtime.keeping.intake import Intake, KeeperHost
-from streams.runtime.keeping.shelf import LOOK_SECONDS, TOMBSTONES_MS, ShelfWatch, tombstones_ms_of
+from streams.runtime.keeping.shelf import LOOK_SECONDS, TOMBSTONES_MS, ShelfWatch, is_shortage, tombstones_ms_of
 from streams.runtime.keeping.snapshotting import Snapshotting
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
@@ -422,12 +422,12 @@ class StateKeeper:
                 upto = f"{self.config.changelog}[{partition}] up to offset {folder.mark.offset}"
                 _log.info("%s: %d changes from %s, %.1f s", upto, changes, folder.path, seconds)
         except (Damaged, OSError) as error:
-            self.folders_set_aside += 1
-            if not set_aside(folder, str(error)):
+            is_aside = not is_shortage(folder, error) and set_aside(folder, str(error))
+            self.folders_set_aside += is_aside
+            if has_begun or not is_aside or self.snapshots is not None:
                 folder.close()
-                return None
-            if has_begun or self.snapshots is not None:
-                folder.close()
+                if not (has_begun or is_aside):
+                    return None
                 raise HalfLoaded from error
         except BaseException:
             folder.close()

@@ -6,6 +6,7 @@ next report has its folders. Nothing depends on it but where partitions go: a fo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -31,6 +32,7 @@ TOMBSTONES_MS: Final = 86_400_000
 TRIES: Final = 10
 """For a folder whose file is written anew while it is read."""
 _NAME: Final = "shelf"
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EBUSY)
 
 
 class ShelfWatch:
@@ -129,6 +131,15 @@ def _name_of(parent: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:  # a full disk; the name is one for this run
         _log.info("the folders in %s have no name of their own: %s", parent, error)
     return name
+
+
+def is_shortage(folder: StateFolder, error: Exception) -> bool:
+    """Check for an error that says nothing of the folder: there are no open files, memory or room left, or another
+    program has the database locked. Log it."""
+    found = isinstance(error, OSError) and error.errno in _SHORTAGES
+    if found:
+        _log.warning("%s cannot be read, and stays as it is: %s", folder.path, error)
+    return found
 
 
 def tombstones_ms_of(topics: Topics, changelog: str, seconds: float) -> int:

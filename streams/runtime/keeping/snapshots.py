@@ -1,14 +1,22 @@
 """Snapshots of one source in a folder or a store of objects: how they are made, read and removed.
 
-Layout: ``group-G/topic-T/<topic id of the changelog>/<partition>/manifest-...`` and ``.../blocks/<sha-256>``. Blocks
-are written first, and read back; the manifest comes last, so one that is there is whole. Two makers at once, or one
-that was frozen in between, do no harm: each snapshot by itself is right, and equal blocks have equal names.
+Layout: ``group-G/topic-T/<topic id of the changelog>/<partition>/manifest-...`` and ``.../blocks/<sha-256>-<token>``.
+Blocks are written first, and read back; the manifest comes after them, so one that is there is whole.
+
+Several makers of one partition may be at work at once, and any of them may stand still anywhere, for hours, and go on:
+a store of objects has no locks. So (``tests/model/snapshot_rules.py`` has the rules, and what breaks without each):
+
+* A block has the token of the snapshot that it was written for in its name, so no name is used twice.
+* A hold with this token is there before the first block, and keeps them. Once it is gone the snapshot counts.
+* Before that its maker sees that the snapshot whose blocks it uses again is still there. Else it withdraws its own.
+* A collector lists the blocks first, then holds and manifests in one look. It removes what none of them names.
 
 Everything here blocks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -24,6 +32,7 @@ import msgspec
 from streams.config_groups import StateConfig
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.core.manifests import (
+    HOLD_SECONDS,
     MOST_MANIFEST,
     Block,
     Manifest,
@@ -32,10 +41,12 @@ from streams.core.manifests import (
     decode_manifest,
     encode_manifest,
     garbage,
+    hold_of,
     name_of,
     parsed_names,
     ranked,
     superfluous,
+    token_of_hold,
 )
 from streams.disk.blobs import Blobs, open_blobs
 from streams.errors import ConfigError, Stopped
@@ -110,15 +121,19 @@ class SnapshotStore:
     ) -> list[tuple[str, Manifest]]:
         """Return names and manifests of a partition, the newest state first. ``refuse`` is called with each that
         cannot be read. Raises ``OSError``."""
+        return self._read(place, (one.name for one in self.names(place) if one.name not in without), refuse)
+
+    def _read(
+        self, place: str, names: Iterable[str], refuse: Callable[[str, SnapshotRefused], object]
+    ) -> list[tuple[str, Manifest]]:
         found: list[tuple[str, Manifest]] = []
-        for _, _, name in self.names(place):
-            if name not in without:
-                try:
-                    found.append((name, self.manifest(place, name)))
-                except FileNotFoundError:
-                    continue  # a maker has just removed it
-                except SnapshotRefused as error:
-                    refuse(name, error)
+        for name in names:
+            try:
+                found.append((name, self.manifest(place, name)))
+            except FileNotFoundError:
+                continue  # a maker has just removed it
+            except SnapshotRefused as error:
+                refuse(name, error)
         return ranked(found)
 
     def has(self, mark: FolderMark) -> bool:
@@ -135,11 +150,11 @@ class SnapshotStore:
         for block in manifest.blocks:
             self._go_on()
             try:
-                data = self._blobs.get(f"{place}/blocks/{block.sha256}", block.size)
+                data = self._blobs.get(f"{place}/blocks/{block.name}", block.size)
             except FileNotFoundError as error:
-                raise SnapshotRefused(f"its block {block.sha256} is missing") from error
+                raise SnapshotRefused(f"its block {block.name} is missing") from error
             if len(data) != block.size or hashlib.sha256(data).hexdigest() != block.sha256:
-                raise SnapshotRefused(f"its block {block.sha256} is damaged")
+                raise SnapshotRefused(f"its block {block.name} is damaged")
             done += block.size
             progress(done, manifest.mark.size)
             yield data
@@ -208,37 +223,59 @@ class SnapshotStore:
 
     def save(self, mark: FolderMark, pieces: Iterable[bytes]) -> SavedSnapshot:
         """Make a snapshot of what a folder holds at ``mark``. Raises ``OSError``, ``Damaged`` by the pieces, and
-        ``Stopped``: there is no new snapshot then."""
+        ``Stopped``: there is no new snapshot then, or one that does not count."""
         place = self.place(mark.identity.topic_id, mark.identity.partition)
-        known = self._blocks_of_newest(place) & self._blocks_there(place)
-        blocks: list[Block] = []
-        size = crc = uploaded = 0
-        for piece in pieces:
-            self._go_on()
-            block = Block(hashlib.sha256(piece).hexdigest(), len(piece))
-            blocks.append(block)
-            size, crc = size + len(piece), zlib.crc32(piece, crc)
-            if block not in known:
-                self.at("block")
-                self._put(f"{place}/blocks/{block.sha256}", piece)
-                known.add(block)
-                uploaded += len(piece)
-                self._pace(len(piece))
-        missing = set(blocks) - self._blocks_there(place)
-        if missing:
-            raise OSError(f"{place}/blocks: {len(missing)} blocks of a snapshot are not there any more")
-        whole = msgspec.structs.replace(mark, file="data-1", size=size, crc=crc, live=mark.live or size)
-        manifest = Manifest(whole, self._wall_ms(), tuple(blocks))
-        name = name_of(manifest, secrets.token_hex(4))
-        self.at("manifest")
-        self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))
-        self._known[f"{place}/{name}"] = manifest
-        self.at("collect")
+        token = secrets.token_hex(8)
+        hold = f"{place}/{hold_of(token)}"
+        source, known = self._newest(place)
+        self.at("hold")
+        self._put(hold, token.encode())
         try:
-            self._collect(place)
+            blocks, saved = self._write_blocks(place, token, known, mark, pieces)
+            if not self._is_there(hold):
+                raise OSError(f"{place}: a snapshot took so long that its hold was removed, and its blocks may be gone")
+        except Exception:
+            with contextlib.suppress(OSError):
+                self._blobs.delete(hold)
+            raise
+        manifest = Manifest(saved, self._wall_ms(), blocks)
+        name = name_of(manifest, token)
+        self.at("manifest")
+        self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))  # it may be there, also when this fails
+        self._known[f"{place}/{name}"] = manifest
+        self.at("look")
+        is_reused = any(block.token != token for block in blocks)
+        if is_reused and not self._is_there(f"{place}/{source}"):
+            self._blobs.delete(f"{place}/{name}")
+            self._blobs.delete(hold)
+            raise OSError(f"{place}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
+        self.at("release")
+        try:
+            now = max((blob.written_at for blob in self._blobs.list(place)), default=0.0)  # of the manifest
+            self._blobs.delete(hold)
+            self.at("collect")
+            self._collect(place, now)
         except OSError as error:  # the snapshot is there all the same
             _log.warning("%s: old snapshots and blocks stay there until the next one is made: %s", place, error)
-        return SavedSnapshot(name, size, uploaded)
+        return SavedSnapshot(name, saved.size, sum(block.size for block in {*blocks} if block.token == token))
+
+    def _write_blocks(
+        self, place: str, token: str, known: dict[tuple[str, int], Block], mark: FolderMark, pieces: Iterable[bytes]
+    ) -> tuple[tuple[Block, ...], FolderMark]:
+        """Write the pieces that are not among the ``known`` blocks; return all blocks, and the mark of them."""
+        blocks: list[Block] = []
+        size = crc = 0
+        for piece in pieces:
+            self._go_on()
+            key = hashlib.sha256(piece).hexdigest(), len(piece)
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+            if key not in known:
+                known[key] = block = Block(*key, token)
+                self.at("block")
+                self._put(f"{place}/blocks/{block.name}", piece)
+                self._pace(len(piece))
+            blocks.append(known[key])
+        return tuple(blocks), msgspec.structs.replace(mark, file="data-1", size=size, crc=crc, live=mark.live or size)
 
     def _put(self, path: str, data: bytes) -> None:
         """Write an object, and see that it can be read."""
@@ -246,31 +283,54 @@ class SnapshotStore:
         if self._blobs.get(path, len(data)) != data:
             raise OSError(f"{path} is not what was written")
 
-    def _blocks_of_newest(self, place: str) -> set[Block]:
-        """Return the blocks that may be used again: those of the newest snapshot, which is the last one to go."""
-        return next((set(manifest.blocks) for _, manifest in self.manifests(place)), set())
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._blobs.get(path, 0)
+        except FileNotFoundError:
+            return False
+        return True
 
-    def _blocks_there(self, place: str) -> set[Block]:
-        return {Block(blob.name, blob.size) for blob in self._blobs.list(f"{place}/blocks")}
+    def _newest(self, place: str) -> tuple[str, dict[tuple[str, int], Block]]:
+        """Return the newest snapshot that counts, which is the last one to go, and its blocks that are there: those may
+        be used again."""
+        names, held = self._look(place)
+        found = self._read(place, (one.name for one in names if one.token not in held), lambda name, error: None)
+        if not found:
+            return "", {}
+        name, manifest = found[0]
+        there = {(blob.name, blob.size) for blob in self._blobs.list(f"{place}/blocks")}
+        return name, {(one.sha256, one.size): one for one in manifest.blocks if (one.name, one.size) in there}
 
-    def _collect(self, place: str) -> None:
+    def _look(self, place: str) -> tuple[list[ManifestName], dict[str, float]]:
+        """Return the names of the manifests, and the tokens of the holds with the times of their writing."""
+        blobs = self._blobs.list(place)
+        held = {token: blob.written_at for blob in blobs if (token := token_of_hold(blob.name))}
+        return parsed_names(blob.name for blob in blobs), held
+
+    def _collect(self, place: str, now: float) -> None:
         """Remove old snapshots, and what no snapshot names. Those that cannot be read stay, and all blocks with them:
-        what they name is not known."""
-        unreadable: list[str] = []
+        what they name is not known. ``now`` is the time of the store: this machine's clock may be a day ahead."""
 
         def refuse(name: str, error: SnapshotRefused) -> None:
-            unreadable.append(name)
             _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
 
-        readable = self.manifests(place, refuse)
-        old = superfluous(readable, self._keep)
-        for name in old:
+        blocks = self._blobs.list(f"{place}/blocks")
+        self.at("list")
+        names, held = self._look(place)
+        self.at("read")
+        found = self._read(place, (one.name for one in names), refuse)
+        is_held = {one.name for one in names if one.token in held}
+        expired = {token for token, at in held.items() if now - at > HOLD_SECONDS}
+        for name in superfluous([one for one in found if one[0] not in is_held], self._keep):
+            self.at("remove")
             self._blobs.delete(f"{place}/{name}")
-            del self._known[f"{place}/{name}"]
-        kept = [manifest for name, manifest in readable if name not in old]
-        if not unreadable:
-            there = [(blob.name, blob.written_at) for blob in self._blobs.list(f"{place}/blocks")]
-            for block in garbage(there, kept, self._wall_ms() / 1000):
+        for name in [one.name for one in names if one.token in expired]:  # before their holds: they must never count
+            self._blobs.delete(f"{place}/{name}")
+        for token in expired:
+            self._blobs.delete(f"{place}/{hold_of(token)}")
+        if len(found) == len(names):  # else another one was removed meanwhile: who names its blocks now is not known
+            ages = ((blob.name, now - blob.written_at) for blob in blocks)
+            for block in garbage(ages, (manifest for _, manifest in found), held):
                 self.at("remove")
                 self._blobs.delete(f"{place}/blocks/{block}")
 
