@@ -24,6 +24,7 @@ from streams.web.doors import Address
 from streams.web.facts import MemberFacts, Members, SourceFacts
 from streams.web.group_look import GroupLook
 from streams.web.letters import DeadLetters
+from streams.web.look_up import OwnerLook
 from streams.web.pages import REPLAY, Pages
 from streams.web.serving import ServerThread, is_loopback
 from streams.web.site import Probes, Site
@@ -247,12 +248,14 @@ class Monitor:
         """Make what is shown. On the loop."""
         config = self._source.config if self._source else None
         look = GroupLook(self._group, config, self._servers)
-        letters = None if self._source is None else DeadLetters(self._source, look)
+        source = self._source
+        letters = None if source is None else DeadLetters(source, look)
+        owners = None if source is None else OwnerLook(source, look)
         actions = dict(self._actions)
         if letters is not None:
             actions[REPLAY] = RegisteredAction(REPLAY, letters.replay)
         board = Board(self._group, self._members, look, self._views)
-        return Site(self._group, board, self._source, self._views, letters, self._probes, actions)
+        return Site(self._group, board, source, self._views, letters, owners, self._probes, actions)
 
 
 class _Application:

@@ -30,6 +30,7 @@ from streams.records import TopicPartition
 from streams.sak.murmur2 import partition_of
 from tests.broker.engine_kit import Lab, Running
 from tests.broker.kes_kit import ROOT, KesRun
+from tests.unit.private_kit import private
 from tests.vocabulary import Totals, count, register
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
@@ -40,9 +41,7 @@ NAMES = ("ann", "bob", "cid", "dan", "eve")
 
 @pytest.fixture
 def secret_file(tmp_path: Path) -> str:
-    path = tmp_path / "secret"
-    path.write_text("the secret of this group\n")
-    return str(path)
+    return str(private(tmp_path / "secret", "the secret of this group\n"))
 
 
 def member(lab: Lab, secret_file: str, **settings: Any) -> EventSource[Totals]:
@@ -252,8 +251,7 @@ async def check_the_door(lab: Lab, secret_file: str, server: QueryServer, other:
         status, content, sealed = await put(server.address, question, asked)
         assert (status, sealed) == (401, ""), what
         assert secret not in content
-    guess = Path(secret_file).with_name("guess")
-    guess.write_text("a guess at the secret")
+    guess = private(Path(secret_file).with_name("guess"), "a guess at the secret")
     async with reader_of(lab, str(guess)) as stranger:
         with pytest.raises(TicketRefused):
             await stranger.get("ann", timeout_seconds=2.0)

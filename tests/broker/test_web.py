@@ -20,6 +20,7 @@ from streams.testing.fixtures import BrokerAddress
 from tests.broker.browser_kit import Watched, chromium, expect
 from tests.broker.engine_kit import Lab, Running
 from tests.broker.kes_kit import KesRun
+from tests.unit.private_kit import private
 from tests.unit.waiting import until
 from tests.unit.web_kit import ask
 from tests.vocabulary import Added, Totals, tell_total
@@ -229,7 +230,7 @@ async def test_the_whole_group_is_on_each_page_and_a_silent_member_is_shown(
         "register(source, count)\n"
     )
     token = "a-token-of-the-test-itself"
-    (tokens := tmp_path / "token").write_text(token)
+    tokens = private(tmp_path / "token", token)
     path = os.pathsep.join((str(PICTURES.parents[1]), os.environ.get("PYTHONPATH", "")))
     servers = {"KES_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers, "PYTHONPATH": path}
     options = ["--http", "127.0.0.1:0", "--http-tokens", str(tokens)]

@@ -21,6 +21,7 @@ from streams.answers import Answer
 from streams.cli.worker import port_behind
 from streams.config import QueryConfig
 from streams.errors import ConfigError
+from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
 
@@ -36,7 +37,7 @@ SECRET = b"a secret of the group"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[QueryServer]:
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     source = source_of(queries=QueryConfig(secret_file=str(path)))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -117,14 +118,14 @@ def test_a_question_that_fails_gets_an_answer_of_a_member(
 
 
 def test_an_address_that_readers_cannot_reach_is_not_published(tmp_path: Path) -> None:
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
     with pytest.raises(ConfigError, match=r"set QueryConfig\.address"):
         QueryServer(source_of(queries=settings), "0.0.0.0:0")
 
 
 def test_a_certificate_that_is_none_ends_the_start(tmp_path: Path) -> None:
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
     with pytest.raises(ConfigError, match="cannot be used"):
         QueryServer(source_of(queries=settings), "127.0.0.1:0")
@@ -167,7 +168,7 @@ def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypat
     trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     certificate = str(tmp_path / "cert.pem")
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=certificate, tls_key_file=certificate)
     monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 60.0)
@@ -188,7 +189,7 @@ async def test_an_answer_that_grows_without_end_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At an address that was forged: sixteen megabytes of nothing in a few kilobytes."""
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     packed = gzip.compress(bytes(16 * 1024 * 1024))
     read: list[int] = []
 

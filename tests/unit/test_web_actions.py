@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from streams.errors import RegistrationError
+from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import LOOK, TOKENS, ask, form_of, served, signed_in, source_of
 
@@ -26,7 +27,7 @@ from streams.web.letters import DeadLetters  # isort: skip
 
 @pytest.fixture
 def monitor(tmp_path: Path) -> Iterator[Monitor]:
-    (path := tmp_path / "tokens.toml").write_text(TOKENS)
+    path = private(tmp_path / "tokens.toml", TOKENS)
     made = served(source_of(), str(path))
     yield made
     made.close()

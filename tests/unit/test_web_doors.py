@@ -7,11 +7,15 @@ import logging
 import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from streams.errors import ConfigError
+from streams.queries.tickets import group_secret
+from streams.runtime.keeping.snapshots import read_secret
+from tests.unit.private_kit import private
 from tests.unit.web_kit import (
     ACT,
     LOOK,
@@ -34,6 +38,7 @@ PATHS = [
     "/",
     "/source",
     "/views",
+    "/state?key=a",
     "/dead-letters",
     "/actions",
     "/settings",
@@ -41,7 +46,7 @@ PATHS = [
     "/metrics",
     "/events?page=source",
 ]
-API = ["group", "topology", "settings", "views", "actions", "openapi.json"]
+API = ["group", "topology", "settings", "views", "state?key=a", "actions", "openapi.json"]
 STARTS = "/actions/start"
 
 
@@ -87,6 +92,8 @@ def test_a_token_that_may_look_changes_nothing_and_sees_no_values(web_port: int)
     assert ask(web_port, "/api/v1/dead-letters", LOOK).status == 403
     assert ask(web_port, "/api/v1/views/orders?key=a", LOOK).status == 403
     assert ask(web_port, "/views?topic=orders&key=a", LOOK).status == 403
+    assert ask(web_port, "/api/v1/state?key=a", LOOK).status == 403
+    assert ask(web_port, "/state?key=a", LOOK).status == 403
     assert ask(web_port, "/api/v1/actions", ACT).text.count('"number"') == 0, "nothing has been started"
 
 
@@ -110,12 +117,27 @@ def test_wrong_tokens_have_to_wait_longer_and_longer() -> None:
 
 def test_while_it_waits_no_token_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "FREE_TRIES", 1)
-    (path := tmp_path / "token").write_text(ACT)
+    path = private(tmp_path / "token", ACT)
     with served(source_of(), str(path)) as monitor:
         assert ask(monitor.port, "/settings").status == 200
         assert [ask(monitor.port, "/settings", "wrong").status for _ in range(3)] == [401, 401, 429]
         refused = ask(monitor.port, "/settings")
         assert (refused.status, int(refused.headers["retry-after"]) >= 1) == (429, True)
+
+
+def test_a_secret_that_other_users_can_read_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = private(tmp_path / "secret", ACT)
+    uses: list[Callable[[str], object]] = [tokens.Tokens.of_file, group_secret, read_secret]
+    for mode in (0o644, 0o604, 0o602, 0o620, 0o666):
+        path.chmod(mode)
+        for use in uses:
+            with pytest.raises(ConfigError, match=f"its mode is {mode:o}.*: chmod g-w,o= {path}") as raised:
+                use(str(path))
+            assert ACT not in str(raised.value)
+    for mode in (0o600, 0o400, 0o440, 0o640):  # a service may have its secrets by its group
+        path.chmod(mode)
+        for use in uses:
+            use(str(path))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +157,7 @@ def test_a_token_file_that_cannot_be_used_is_named_and_not_quoted(
 ) -> None:
     path = tmp_path / "tokens"
     if text is not None:
-        path.write_text(text)
+        private(path, text)
     with pytest.raises(ConfigError, match=re.escape(complaint)) as raised:
         tokens.Tokens.of_file(path)
     assert str(path) in str(raised.value)
@@ -290,7 +312,7 @@ def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_named(tmp_path:
 
 
 def test_behind_a_proxy_it_is_reached_by_its_name(tmp_path: Path) -> None:
-    (path := tmp_path / "token").write_text(ACT)
+    path = private(tmp_path / "token", ACT)
     with served(source_of(), str(path), behind_tls_proxy=True, names=["monitor.example"]) as monitor:
         own = "https://monitor.example"
         reply = ask(
