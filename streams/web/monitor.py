@@ -17,6 +17,7 @@ from streams.errors import ConfigError, RegistrationError
 from streams.event_source import EventSource
 from streams.observability import PrometheusMetrics
 from streams.observability.http_server import parse_address
+from streams.statistics import SourceState
 from streams.views.view import View
 from streams.web.actions import Action, RegisteredAction
 from streams.web.board import Board
@@ -33,6 +34,9 @@ from streams.web.tokens import Tokens
 ADDRESS: Final = "127.0.0.1:8780"
 """The address unless another one is named."""
 ActionT = TypeVar("ActionT", bound=Action)
+
+DRAIN: Final = "drain-this-member"
+"""The built-in action that stops the source of this process."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -81,7 +85,8 @@ class WebOptions(msgspec.Struct, frozen=True, kw_only=True):
             names |= _LOOPBACK_NAMES
         is_tls = bool(self.certificate) or self.behind_tls_proxy
         # A cookie counts for all ports of a host; by its name it is of this one.
-        return Address(frozenset(names), is_tls, f"{'__Host-' if is_tls else ''}kes-monitor-{port}")
+        cookie = f"{'__Host-' if is_tls else ''}kes-monitor-{port}"
+        return Address(frozenset(names), is_tls, cookie, is_proxied=self.behind_tls_proxy)
 
 
 class _OwnMembers:
@@ -153,7 +158,7 @@ class Monitor:
         def register(function: ActionT) -> ActionT:
             if not _NAME.fullmatch(name):
                 raise RegistrationError(f"the action {name!r} must have a name of small letters, digits and dashes")
-            if name in self._actions or name == REPLAY:
+            if name in self._actions or name in (REPLAY, DRAIN):
                 raise RegistrationError(f"there is an action {name!r} already")
             if self._server is not None:
                 raise RegistrationError(f"the action {name!r} comes too late: the monitor has started")
@@ -254,6 +259,8 @@ class Monitor:
         actions = dict(self._actions)
         if letters is not None:
             actions[REPLAY] = RegisteredAction(REPLAY, letters.replay)
+        if source is not None and not self._is_elsewhere:
+            actions[DRAIN] = RegisteredAction(DRAIN, _draining(source))
         board = Board(self._group, self._members, look, self._views)
         return Site(self._group, board, source, self._views, letters, owners, self._probes, actions)
 
@@ -280,6 +287,17 @@ class _Application:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._pages.doors(scope, receive, send)
+
+
+def _draining(source: EventSource[Any]) -> Action:
+    async def drain() -> str:
+        """Stop the source of this process: what has begun is committed, and its partitions go to other members."""
+        if source.state is not SourceState.RUNNING:
+            raise RegistrationError(f"the source is {source.state.value}, not running")
+        await source.stop()
+        return "drained"
+
+    return drain
 
 
 def monitor_of(source: EventSource[Any]) -> Monitor:

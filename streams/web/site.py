@@ -69,5 +69,4 @@ class Site:
     @staticmethod
     def who(request: Request) -> str:
         """Name who sent a request, for the log: the name of the token, and the address."""
-        address = request.client.host if request.client else "an unknown address"
-        return harmless(f"{request.state.session.name} at {address}")
+        return harmless(f"{request.state.session.name} at {request.state.client}")

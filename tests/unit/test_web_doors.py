@@ -115,6 +115,34 @@ def test_wrong_tokens_have_to_wait_longer_and_longer() -> None:
         assert len(back_off._wrong) <= 1024
 
 
+def test_behind_a_proxy_one_client_does_not_lock_out_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All come from the proxy's address. What counts is the one that the proxy has added, not what a client claims."""
+    monkeypatch.setattr(tokens, "FREE_TRIES", 0)
+    path = private(tmp_path / "token", ACT)
+
+    def status(port: int, token: str, *forwarded: str) -> int:
+        head = [f"Host: monitor.example\r\nAuthorization: Bearer {token}\r\n"]
+        head += [f"X-Forwarded-For: {each}\r\n" for each in forwarded]
+        with raw(port) as connection:
+            connection.sendall(f"GET /settings HTTP/1.1\r\n{''.join(head)}Connection: close\r\n\r\n".encode())
+            return int(until_closed(connection).split()[1])
+
+    with served(source_of(), str(path), behind_tls_proxy=True, names=["monitor.example"]) as monitor:
+        assert status(monitor.port, "wrong", "10.0.0.1") == 401
+        for forwarded in (["10.0.0.1"], ["10.0.0.2, 10.0.0.1"], ["10.0.0.2", "10.0.0.1"]):
+            assert status(monitor.port, ACT, *forwarded) == 429, forwarded
+        for forwarded in (["10.0.0.2"], ["10.0.0.1, 10.0.0.2"], ["10.0.0.1", "10.0.0.2"], ["2001:db8::1"], []):
+            assert status(monitor.port, ACT, *forwarded) == 200, forwarded
+        assert status(monitor.port, "wrong", "what is no address") == 401
+        assert status(monitor.port, ACT) == 429, "the proxy's own"
+    with served(source_of(), str(path)) as monitor:  # without a proxy the header is anybody's
+        head = {"X_Forwarded_For": "10.0.0.1"}
+        assert ask(monitor.port, "/settings", "wrong", **head).status == 401
+        assert ask(monitor.port, "/settings", ACT, X_Forwarded_For="10.0.0.2").status == 429
+
+
 def test_while_it_waits_no_token_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "FREE_TRIES", 1)
     path = private(tmp_path / "token", ACT)
