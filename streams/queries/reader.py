@@ -22,7 +22,7 @@ from streams.config import EventSourceConfig
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
 from streams.event_source import EventSource
 from streams.protocols import Codec
-from streams.queries.questions import MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
+from streams.queries.questions import MOST_BYTES_IN, MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
 from streams.queries.routing import Server, candidates, servers_of
 from streams.queries.tickets import (
     SEAL_HEADER,
@@ -303,6 +303,8 @@ class StateReader(Generic[K, V]):
         """Put the question to one member. Raises ``NotOwned`` also for one that does not answer."""
         assert self._session is not None
         body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=left))
+        if len(body) > MOST_BYTES_IN:
+            raise ConfigError(f"the question has {len(body)} bytes, its keys included; members take {MOST_BYTES_IN}")
         asked = ticket(self._secret, "POST", PATH, body, server.address, time.time())
         timeout = aiohttp.ClientTimeout(total=min(left + 0.5, _REQUEST_SECONDS))
         try:

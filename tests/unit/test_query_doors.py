@@ -117,6 +117,29 @@ def test_a_question_that_fails_gets_an_answer_of_a_member(
     assert put(server)[0] == 200
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_only_questions_are_answered(server: QueryServer, method: str) -> None:
+    """Nothing is said without a ticket, nor sealed."""
+    tries = [(method, PATH), (method, "/"), ("POST", "/"), ("POST", f"{PATH}/../x"), ("POST", f"{PATH}%00")]
+    for sent, path in [*tries, ("POST", PATH), ("POST", f"{PATH}?group=shop")]:
+        with closing(http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)) as connection:
+            connection.request(sent, path, b"{}" if sent == "POST" else None)
+            answer = connection.getresponse()
+            is_question = sent == "POST" and path.partition("?")[0] == PATH
+            assert answer.status in ((401,) if is_question else (404, 405)), path
+            assert answer.getheader(SEAL_HEADER) is None
+            assert b"shop" not in answer.read()
+
+
+async def test_a_key_that_no_member_takes_is_refused_at_once(tmp_path: Path) -> None:
+    path = private(tmp_path / "secret", SECRET)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    async with reader_module.StateReader(config, key=str, value=str) as states:
+        states._found = (Server("w-0", "http://127.0.0.1:1", frozenset(range(4))),)
+        with pytest.raises(ConfigError, match="its keys included; members take 65536"):
+            await states.get("k" * 1_000_000)
+
+
 def test_an_address_that_readers_cannot_reach_is_not_published(tmp_path: Path) -> None:
     path = private(tmp_path / "secret", SECRET)
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))

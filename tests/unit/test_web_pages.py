@@ -319,6 +319,9 @@ def test_a_key_is_looked_up_at_its_owner_and_the_proof_is_shown(
         assert asked[-1].max_staleness == 2.5
         for wrong in ("partition=x", "partition=-1", "confirm=maybe", "max_staleness=0", "max_staleness=nan"):
             assert look(f"key=a&{wrong}")["problem"].startswith("the question cannot be read: ")
+        for key in ("../../etc/passwd", "..%2f..%2f%00", "%ff%fe", "%E2%80%AE%1b%5B31m", "NaN", "k" * 60_000):
+            reply = ask(monitor.port, f"/state?key={key}", QUERY)
+            assert (reply.status, set("\x00\x1b\u202e") & set(reply.text)) == (200, set()), key[:20]
         value = b"v" * 1_000_000
         assert len(look("key=a")["value"]) == look_up.LONGEST_VALUE
         value = None
