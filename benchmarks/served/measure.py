@@ -1,4 +1,4 @@
-"""The cost of queries by HTTP and of viewers of the monitor to the member they are put to, and how quick answers are."""
+"""What queries by HTTP and viewers of the monitor cost the member they are put to, and how quick answers are."""
 
 from __future__ import annotations
 

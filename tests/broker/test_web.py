@@ -127,6 +127,7 @@ async def test_a_source_in_the_browser(lab: Lab) -> None:
         await asyncio.wait_for(source.wait_stopped(), 30.0)
 
 
+@pytest.mark.nightly
 async def test_a_key_is_looked_up_at_its_owner_whichever_member_is_asked(lab: Lab, tmp_path: Path) -> None:
     """Two members with a monitor each; and the state of a partition is looked up at both."""
     await lab.create()
