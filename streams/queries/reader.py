@@ -89,7 +89,7 @@ class StateReader(Generic[K, V]):
         self._looking: asyncio.Lock  # made on the loop
 
     @classmethod
-    def of(cls, source: EventSource[Any], *, bootstrap_servers: str = "", **settings: Any) -> StateReader[Any, Any]:
+    def of(cls, source: EventSource[Table[K, V]], *, bootstrap_servers: str = "", **settings: Any) -> StateReader[K, V]:
         """Make a reader of the state of an event source, with the codecs of its ``Table``. ``bootstrap_servers``: in
         place of those of the source. ``settings`` are those of this class. Raises ``ConfigError``, also for a source
         whose store is no ``Table``."""

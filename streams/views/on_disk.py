@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 MEMORY_BYTES: Final = 64 << 20
 """For the caches and buffers of the databases of one view."""
 MOST_WAITING: Final = 5_000
-"""Changes of a partition that wait in memory for the disk."""
+MOST_BYTES: Final = 16 << 20
+"""Changes of a partition that wait in memory for the disk, and their keys and values: no more of either."""
 
 
 class SharedDiskEngine:
@@ -40,6 +41,7 @@ class SharedDiskEngine:
         self._database: DiskDatabase = folder.open_database()
         self._lock = threading.Lock()  # a database has one reader at a time
         self._newer = SharedOrderedEngine()  # than the disk; ``ABSENT``: deleted
+        self._bytes = 0  # in there, at most
         self._is_open = True
         self.position = -1 if folder.mark is None else folder.mark.offset
         """Everything below it is here."""
@@ -56,10 +58,12 @@ class SharedDiskEngine:
     def put(self, key: bytes, value: bytes, /) -> None:
         """Set the value of a key."""
         self._newer.put(key, value)
+        self._bytes += len(key) + len(value)
 
     def delete(self, key: bytes, /) -> None:
         """Delete a key."""
         self._newer.put(key, ABSENT)
+        self._bytes += len(key)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Scan everything, in order."""
@@ -126,7 +130,7 @@ class SharedDiskEngine:
         self.position = max(self.position, position)
         if self.damage:
             raise DiskDamaged(self.damage)
-        if len(self._newer) >= MOST_WAITING:
+        if len(self._newer) >= MOST_WAITING or self._bytes >= MOST_BYTES:
             self.flush(as_of_ms)
 
     def flush(self, as_of_ms: int) -> None:
@@ -134,7 +138,7 @@ class SharedDiskEngine:
         changes = [Change(key, None if value is ABSENT else value) for key, value in self._newer.items()]
         point = Point(self.position, b"", as_of_ms) if as_of_ms and self.position >= 0 else None
         self._folder.write(changes, self._identity, point)
-        self._newer = SharedOrderedEngine()  # after the write: a reader finds each key in one of the two
+        self._newer, self._bytes = SharedOrderedEngine(), 0  # after the write: a reader finds each key in one of them
 
     def close(self, as_of_ms: int) -> None:
         """Write what waits, as far as the disk takes it, and free the folder. A damaged one is set aside."""

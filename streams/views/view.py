@@ -24,7 +24,7 @@ from streams.records import Delivery, TopicPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.shelf import TOMBSTONES_MS
 from streams.runtime.ownership.replicas import make_store
-from streams.runtime.reading.followed_topic import REQUEST_SECONDS, FollowedTopic
+from streams.runtime.reading.followed_topic import FollowedTopic
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError
 from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
@@ -239,7 +239,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         """Open what is on disk; return where to go on."""
         settings = await followed.settings()
         tombstones_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
-        ends = await followed.ends(time.monotonic() + REQUEST_SECONDS)
+        ends = await followed.ends(time.monotonic() + self._log_settings["topic_timeout_seconds"])
 
         def open_all() -> dict[int, int]:
             folders = ViewFolders(engine, folder, self.topic, table.layout, followed.topic_id, _now_ms())

@@ -208,6 +208,35 @@ def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypat
             assert [until_closed(each) for each in connections[2:]] == [b""] * 3, "there is no room for them"
 
 
+async def test_what_a_forged_address_is_sent_is_of_no_use_at_a_member(server: QueryServer, tmp_path: Path) -> None:
+    """A status note, which anybody may write, names it: it gets a question with a ticket, and puts it to a member."""
+    sent: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        sent.append(head + await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 307 Temporary Redirect\r\nLocation: " + server.address.encode() + b"\r\n\r\n")
+        writer.close()
+
+    path = private(tmp_path / "reader's secret", SECRET)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as made:
+        forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}")
+        async with reader_module.StateReader(config, key=str, value=str) as states:
+            with pytest.raises(TicketRefused):  # also that it leads elsewhere
+                await states._put(forged, Question(group="shop", kind="get", partition=0, key=b"ann"), 5.0)
+    assert SECRET not in sent[0]
+    assert TICKET_HEADER.encode() in sent[0].lower()
+
+    def replay() -> bytes:
+        with raw(port_of(server), 5.0) as connection:
+            connection.sendall(sent[0].replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+            return until_closed(connection)
+
+    assert (await asyncio.to_thread(replay)).startswith(b"HTTP/1.1 401")
+
+
 async def test_an_answer_that_grows_without_end_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
