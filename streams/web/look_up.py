@@ -41,7 +41,7 @@ def looked_up(view: View[Any, Any], text: str, *, is_base64: bool) -> dict[str, 
 
 
 class AskedProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What a question to an owner asks for. ``partition``: where the key of the records is another one.
+    """The proof that a question to an owner asks for. ``partition``: where the key of the records is another one.
     ``confirm`` and ``max_staleness`` (seconds): as of ``StateReader.get``."""
 
     partition: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None

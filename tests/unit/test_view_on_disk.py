@@ -305,7 +305,7 @@ async def test_damage_that_a_read_meets_fails_the_view_and_the_next_one_is_right
             patch.setattr(SQLiteDatabase, "get", damaged)
             with pytest.raises(DiskDamaged):
                 view.get(KEYS[0])
-            await asyncio.sleep(PATIENCE)  # it is cancelled
+            await asyncio.Event().wait()  # it is cancelled
 
     with monkeypatch.context() as patch, pytest.raises(StreamsError, match="wrong checksum"):
         await meet_it(patch)
