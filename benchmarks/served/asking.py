@@ -118,8 +118,8 @@ async def _view(clients: Clients, number: int) -> None:
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"{asking.monitor}events?page=source", headers=head) as stream:
-                    async for line in stream.content:
-                        clients.seen[number] += line.startswith(b"data:")
+                    async for piece in stream.content.iter_any():
+                        clients.seen[number] += b"data: " in piece
             await asyncio.sleep(0.1)
 
 
