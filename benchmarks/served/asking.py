@@ -16,7 +16,7 @@ from benchmarks.child import job_of
 from benchmarks.reader import percentiles
 from benchmarks.workload import KEYS, Account, Job
 from streams import EventSourceConfig
-from streams.config import QueryConfig
+from streams.config_groups import QueryConfig
 from streams.errors import StreamsError
 from streams.queries import StateReader
 

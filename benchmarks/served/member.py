@@ -16,7 +16,7 @@ from benchmarks.engine import source_of
 from benchmarks.served.asking import Asking
 from benchmarks.systems import running
 from benchmarks.workload import Job
-from streams.config import QueryConfig
+from streams.config_groups import QueryConfig
 from streams.queries import QueryServer
 from streams.web import Monitor
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource, Table, View
-from streams.config import QueryConfig
+from streams.config_groups import QueryConfig
 from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.browser_kit import Watched, chromium, expect
@@ -142,16 +142,16 @@ async def test_a_key_is_looked_up_at_its_owner_whichever_member_is_asked(lab: La
         await lab.add(name, deed=f"deed of {name}", partition=partition_of(name.encode(), PARTITIONS))
     await lab.flush()
     async with AsyncExitStack() as stack:
+        runs = []
         for source in sources:
             stack.enter_context(QueryServer(source, "127.0.0.1:0"))
-            run = await stack.enter_async_context(Running(source, active=0))
-        await run.until(lambda: len(run.numbers) == PARTITIONS // 2, "each has its half")
+            runs.append(await stack.enter_async_context(Running(source, active=0)))
+        await runs[1].until(lambda: len(runs[1].numbers) == PARTITIONS // 2, "each has its half")
         owners = set()
         for source in sources:
             monitor = await stack.enter_async_context(Monitor(source, address="127.0.0.1:0"))
             watched = await stack.enter_async_context(signed_in(monitor))
             page = watched.page
-            page.on("dialog", lambda dialog, watched=watched: watched.complaints.append(dialog.message))
             for name in names:
                 await page.get_by_role("link", name="state", exact=True).click()
                 await page.get_by_role("textbox", name="key").first.fill(name)

@@ -19,7 +19,7 @@ import pytest
 
 from streams.answers import Answer
 from streams.cli.worker import port_behind
-from streams.config import QueryConfig
+from streams.config_groups import QueryConfig
 from streams.errors import ConfigError
 from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until

@@ -16,7 +16,7 @@ import pytest
 
 from streams import EventSource, Table
 from streams.codecs import codec_for
-from streams.config import QueryConfig
+from streams.config_groups import QueryConfig
 from streams.statistics import (
     CopyStatistics,
     MoveStatistics,
