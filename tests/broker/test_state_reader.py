@@ -221,19 +221,20 @@ async def test_a_member_that_is_frozen_between_read_and_answer_gives_no_old_answ
                     await asyncio.sleep(0.05)
                 return answer.served_by
 
-            async def server() -> Server:
-                """Wait for the one that is to be struck."""
+            async def settled() -> tuple[Server, Server]:
+                """Wait until each has one partition, and the copy of the other; return the owner, then the standby."""
                 while True:
                     reader._found = ()
-                    for each in await reader._servers(10.0):
-                        held = each.owned if struck == "owner" else each.copies
-                        if number in held and (each.instance == owner) == (struck == "owner"):
-                            return each
+                    servers = sorted(await reader._servers(10.0), key=lambda each: number in each.copies)
+                    if [each.copies for each in servers] == [{1 - number}, {number}]:
+                        return servers[0], servers[1]
 
             await lab.add("ann", partition=number)
-            owner = await value(1)
-            place = await server()
+            owner, standby = await settled()
+            assert await value(1) == owner.instance
+            place = owner if struck == "owner" else standby
             pid = run.pid(place.instance)
+            assert pid is not None
 
             def ask() -> asyncio.Future[tuple[int, bytes, str]]:
                 body = msgspec.json.encode(question)
@@ -245,7 +246,7 @@ async def test_a_member_that_is_frozen_between_read_and_answer_gives_no_old_answ
             await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stands")
             for _ in range(5):
                 await lab.add("ann", partition=number)
-            assert (await value(6) == owner) == (struck == "standby")
+            assert (await value(6) == owner.instance) == (struck == "standby")
             committed = time.monotonic()
             late = ask()
             await until(lambda: time.monotonic() > committed + 2.5, "its proof is over")
