@@ -43,7 +43,9 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         self._topic = topic
         self._codecs = key_codec, value_codec
         self._event = event
-        self._make_engine: Callable[[], KeyValueEngine] = SharedOrderedEngine if ordered else SharedHashEngine
+        self._make_engine: Callable[[int], KeyValueEngine] = lambda _: (
+            SharedOrderedEngine() if ordered else SharedHashEngine()
+        )
         self._views: dict[int, tuple[Table[K, V], KeyValueEngine]] = {}
         self._views_lock = threading.Lock()
         self._closed = ""
@@ -106,7 +108,7 @@ class GlobalTable(Table[K, V], Generic[K, V]):
                 raise StoreError(self._closed)
             found = self._views.get(number)
             if found is None:
-                engine = self._make_engine()
+                engine = self._make_engine(number)
                 found = Table(TopicPartition(self._topic, number), engine, *self._codecs), engine
                 self._all.add(number, engine)
                 self._views[number] = found

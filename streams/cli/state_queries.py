@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple
 
-import msgspec
 import typer
 
 from streams.answers import Answer
@@ -16,9 +14,8 @@ from streams.cli.cluster import brokers
 from streams.cli.records import checked_place, one_line, plain
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.event_source import EventSource
+from streams.protocols import Codec
 from streams.records import TopicPartition
-from streams.runtime.ownership.replicas import make_store
-from streams.stores.table import Table
 
 AskOwner = Annotated[
     bool,
@@ -65,8 +62,8 @@ def get_of_owner(
 ) -> list[dict[str, Any]]:
     """Return the entries of a key, as facts: one, or none. Without ``--partition`` the key is that of its records."""
 
-    async def ask(reader: Any, store: Table[Any, Any]) -> list[dict[str, Any]]:
-        wanted = _key_of(store, key)
+    async def ask(reader: Any) -> list[dict[str, Any]]:
+        wanted = _key_of(reader.codecs[0], key)
         found = []
         for number in partitions or [reader.partition_of(wanted)]:
             least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _places(options)}
@@ -92,7 +89,7 @@ def scan_of_owners(
     if options.at_least or options.confirm:
         raise typer.BadParameter("--at-least and --confirm are for one key: scan has pages, each of its own moment")
 
-    async def ask(reader: Any, store: Table[Any, Any]) -> list[dict[str, Any]]:
+    async def ask(reader: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         async for key, value in reader.range(max_staleness=options.max_staleness, timeout_seconds=timeout):
             name = one_line(plain(key))
@@ -106,41 +103,22 @@ def scan_of_owners(
 
 
 async def _asking(
-    source: EventSource[Any], servers: str, ask: Callable[[Any, Table[Any, Any]], Awaitable[list[dict[str, Any]]]]
+    source: EventSource[Any], servers: str, ask: Callable[[Any], Awaitable[list[dict[str, Any]]]]
 ) -> list[dict[str, Any]]:
-    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
-    try:
-        if not isinstance(store, Table):
-            raise ConfigError(
-                f"the store of {source.config.group_id} is {type(store).__name__}, and only a Table answers other "
-                "processes: leave out --ask-owner"
-            )
-        async with _reader(source, servers, store) as reader:
-            return await ask(reader, store)
-    finally:
-        store.revoked()
-
-
-@asynccontextmanager
-async def _reader(source: EventSource[Any], servers: str, store: Table[Any, Any]) -> AsyncIterator[Any]:
     try:
         from streams.queries import StateReader
     except ModuleNotFoundError as error:
         raise ConfigError(f"--ask-owner: {error}") from None
-    config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config))
-    keys, values = store.codecs
-    any_: Any = object
-    async with StateReader(config, key=any_, value=any_, key_codec=keys, value_codec=values) as reader:
-        yield reader
+    async with StateReader.of(source, bootstrap_servers=brokers(servers, source.config)) as reader:
+        return await ask(reader)
 
 
 def _places(options: OwnerOptions) -> list[Any]:
     return [checked_place(text) for text in options.at_least or ()]
 
 
-def _key_of(store: Table[Any, Any], text: str) -> Any:
+def _key_of(keys: Codec[Any], text: str) -> Any:
     """Return the key that is shown as this text. Raises ``BadParameter``."""
-    keys, _ = store.codecs
     forms: list[Any] = [text, text.encode()]
     try:
         parsed = json.loads(text)

@@ -2,6 +2,7 @@
 
 The proof is that a copy has read up to an end of its changelog that was requested less than ``max_staleness`` ago. It
 is the high watermark, not the last stable offset: the markers of a commit that was acknowledged may not be written yet.
+The end counts for the topic whose id was read after it: a changelog that was deleted and made again ends elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class CopyReads:
 
     def __init__(self, engine: Engine, topics: tuple[str, ...]) -> None:
         self._engine, self._topics = engine, topics
-        self._ends: dict[int, tuple[float, int]] = {}  # partition -> when it was requested, the end of its changelog
+        self._ends: dict[int, tuple[float, int, str]] = {}
+        """By partition: when it was requested, the end of its changelog, and the topic's id."""
         self._asking: asyncio.Task[None] | None = None
         self._thread: Blocking | None = None
 
@@ -43,7 +45,7 @@ class CopyReads:
         if replicas.position(partition) < 0:
             await asyncio.sleep(0.01)
             return None
-        requested, end = self._ends.get(partition, (float("-inf"), -1))
+        requested, end, topic_id = self._ends.get(partition, (float("-inf"), -1, ""))
         age = environment.elapsed_seconds() - requested
         if age > max_staleness:
             await self._renew(partition, min(SECONDS_BETWEEN_QUESTIONS, max_staleness / 2))
@@ -52,7 +54,9 @@ class CopyReads:
         if found is not None:
             record, value = found
             positions = self._positions(partition, record)
-            if all(positions.get(place, -1) >= offset for place, offset in least.items()):
+            # A record of an older version names no topic.
+            is_same = record is None or record.changelog_id in ("", topic_id)
+            if is_same and all(positions.get(place, -1) >= offset for place, offset in least.items()):
                 # The clock once more, after the look: the process may have stood still before it.
                 age = environment.elapsed_seconds() - requested
                 if age > max_staleness:
@@ -94,11 +98,15 @@ class CopyReads:
             self._thread = engine.thread("kes-copies")
         requested = engine.environment.elapsed_seconds()
         try:
-            ranges = await self._thread.call(
-                engine.takeover_client.log_range, engine.config.changelog, partitions, engine.now() + _LONGEST_QUESTION
-            )
+            ranges, topic_id = await self._thread.call(self._look_up, partitions, engine.now() + _LONGEST_QUESTION)
         except BrokerUnavailable:
             await asyncio.sleep(SECONDS_BETWEEN_QUESTIONS)
             return
         for partition, (_, end) in ranges.items():
-            self._ends[partition] = requested, end
+            self._ends[partition] = requested, end, topic_id
+
+    def _look_up(self, partitions: list[int], deadline: float) -> tuple[Mapping[int, tuple[int, int]], str]:
+        """Return the ranges of the changelog, and its id. On the thread of the questions."""
+        client, changelog = self._engine.takeover_client, self._engine.config.changelog
+        ranges = client.log_range(changelog, partitions, deadline)
+        return ranges, client.identity(changelog, deadline).topic_id  # after them: ids do not come back

@@ -20,8 +20,9 @@ from streams.clients.status_board import StatusBoard
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
+from streams.event_source import EventSource
 from streams.protocols import Codec
-from streams.queries.questions import MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
+from streams.queries.questions import MOST_BYTES_IN, MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
 from streams.queries.routing import Server, candidates, servers_of
 from streams.queries.tickets import (
     SEAL_HEADER,
@@ -32,8 +33,10 @@ from streams.queries.tickets import (
     ticket,
 )
 from streams.records import Delivery, TopicPartition
+from streams.runtime.ownership.replicas import make_store
 from streams.sak.murmur2 import partition_of
 from streams.stores.engines import after_prefix
+from streams.stores.table import Table
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -84,6 +87,32 @@ class StateReader(Generic[K, V]):
         self._found: tuple[Server, ...] = ()
         self._looked_at = float("-inf")
         self._looking: asyncio.Lock  # made on the loop
+
+    @classmethod
+    def of(cls, source: EventSource[Table[K, V]], *, bootstrap_servers: str = "", **settings: Any) -> StateReader[K, V]:
+        """Make a reader of the state of an event source, with the codecs of its ``Table``. ``bootstrap_servers``: in
+        place of those of the source. ``settings`` are those of this class. Raises ``ConfigError``, also for a source
+        whose store is no ``Table``."""
+        config = source.config
+        if bootstrap_servers:
+            config = msgspec.structs.replace(config, bootstrap_servers=bootstrap_servers)
+        store: Any = make_store(source.program().store_factory, TopicPartition(config.topic, 0))
+        try:
+            if not isinstance(store, Table):
+                raise ConfigError(
+                    f"the store of {config.group_id} is {type(store).__name__}, and only a Table answers other "
+                    "processes: use EventSource.query in its own"
+                )
+            keys, values = store.codecs
+        finally:
+            store.revoked()
+        any_: Any = object
+        return cls(config, key=any_, value=any_, key_codec=keys, value_codec=values, **settings)
+
+    @property
+    def codecs(self) -> tuple[Codec[K], Codec[V]]:
+        """Return the codecs of keys and values."""
+        return self._keys, self._values
 
     async def __aenter__(self) -> Self:
         """Connect. The group is looked at by the first read."""
@@ -225,7 +254,8 @@ class StateReader(Generic[K, V]):
             raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be more than 0")
         called, began = time.time(), time.monotonic()
         deadline = began + timeout_seconds
-        reason: StreamsError = NotOwned(f"no member of {self.config.group_id} has an address for queries")
+        nobody = f"no member of {self.config.group_id} has an address for queries (kes run --queries)"
+        reason: StreamsError = NotOwned(nobody)
         first = True
         while (left := deadline - time.monotonic()) > 0:
             servers = await self._servers(left)
@@ -273,6 +303,8 @@ class StateReader(Generic[K, V]):
         """Put the question to one member. Raises ``NotOwned`` also for one that does not answer."""
         assert self._session is not None
         body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=left))
+        if len(body) > MOST_BYTES_IN:
+            raise ConfigError(f"the question has {len(body)} bytes, its keys included; members take {MOST_BYTES_IN}")
         asked = ticket(self._secret, "POST", PATH, body, server.address, time.time())
         timeout = aiohttp.ClientTimeout(total=min(left + 0.5, _REQUEST_SECONDS))
         try:

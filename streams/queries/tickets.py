@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from streams.errors import ConfigError, StreamsError
+from streams.sak.private_files import read_private
 
 TICKET_HEADER: Final = "x-kes-ticket"
 SEAL_HEADER: Final = "x-kes-seal"
@@ -28,14 +28,15 @@ class TicketRefused(StreamsError):
 
 
 def group_secret(path: str) -> bytes:
-    """Return the secret in a file, without the spaces around it. Raises ``ConfigError``, also for no path."""
+    """Return the secret in a file, without the spaces around it. Raises ``ConfigError``, also for no path, and for a
+    file that other users can read or change."""
     if not path:
         raise ConfigError(
             "queries between processes need the group's secret: set QueryConfig.secret_file (KES_QUERIES_SECRET_FILE) "
             "to a file with at least 16 random bytes, the same for all members and readers"
         )
     try:
-        found = Path(path).read_bytes().strip()
+        found = read_private(path).strip()
     except OSError as error:
         raise ConfigError(f"QueryConfig.secret_file {path} cannot be read: {error.strerror}") from error
     if len(found) < _LEAST_SECRET:

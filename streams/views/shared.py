@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from streams.errors import StoreError
 from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
@@ -56,6 +56,18 @@ class SharedOrderedEngine(OrderedEngine):
             return super()._chunk(low, high, inclusive, reverse, size)
 
 
+class Scanned(Protocol):
+    """An ordered engine whose keys are read by chunks, on any thread."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """Return the value of a key."""
+        ...
+
+    def _chunk(
+        self, low: bytes | None, high: bytes | None, inclusive: tuple[bool, bool], reverse: bool, size: int
+    ) -> list[bytes]: ...
+
+
 class Frozen:
     """An engine as it was at one moment: the live one, and what was replaced in it since then.
 
@@ -64,7 +76,7 @@ class Frozen:
     """
 
     def __init__(self, live: SharedHashEngine) -> None:
-        self._live: SharedHashEngine | SharedOrderedEngine = live
+        self._live: SharedHashEngine | Scanned = live
         self._replaced: SharedHashEngine | SharedOrderedEngine = SharedHashEngine()
 
     def note(self, key: bytes, old: bytes | None) -> None:
@@ -111,7 +123,7 @@ class Frozen:
 class FrozenInOrder(Frozen):
     """A ``Frozen`` of an ordered engine, with its scans."""
 
-    def __init__(self, live: SharedOrderedEngine) -> None:
+    def __init__(self, live: Scanned) -> None:
         self._live, self._replaced = live, SharedOrderedEngine()
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
@@ -129,7 +141,7 @@ class FrozenInOrder(Frozen):
     ) -> Iterator[tuple[bytes, bytes]]:
         """Scan what was between two keys; see ``OrderedKeyValueEngine``."""
         live, replaced = self._live, self._replaced
-        assert isinstance(live, SharedOrderedEngine)
+        assert not isinstance(live, SharedHashEngine)
         assert isinstance(replaced, SharedOrderedEngine)
         while True:
             here = live._chunk(low, high, inclusive, reverse, _CHUNK)

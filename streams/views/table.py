@@ -10,12 +10,13 @@ from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import msgspec
 
-from streams.errors import StoreError
+from streams.errors import DiskDamaged, StoreError
 from streams.global_table import GlobalTable, WholeTopic
 from streams.protocols import Codec
 from streams.records import Change, IncomingRecord
 from streams.stores.table import Table
-from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedOrderedEngine
+from streams.views.on_disk import SharedDiskEngine, ViewFolders
+from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -51,6 +52,40 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         self._observers = ()
         self._positions: dict[int, int] = {}
         self._over = ""
+        self._on_disk: dict[int, SharedDiskEngine] = {}
+        self.as_of_ms = 0
+        """Everything is here that was committed then; 0: it was not complete yet."""
+
+    @property
+    def layout(self) -> str:
+        """Name codecs and version of what is kept on disk."""
+        version = "" if self._event is None else f" {self._event.name} {self._event.version}"
+        return f"{super().layout}{version}"
+
+    def keep_on_disk(self, folders: ViewFolders, engines: Mapping[int, SharedDiskEngine]) -> None:
+        """Keep the partitions in these folders; before the first record. Later partitions get theirs."""
+
+        def make(number: int) -> SharedDiskEngine:
+            engine = self._on_disk[number] = engines[number] if number in engines else folders.open(number)
+            return engine
+
+        self._make_engine = make
+        for number in engines:
+            self._view(number)
+
+    def checkpoint(self, positions: Mapping[int, int]) -> None:
+        """Write everything to disk that is here; the view has come to these positions. Blocks; any thread. Raises
+        ``OSError``, ``DiskDamaged``."""
+        with self._lock:
+            for number, engine in self._on_disk.items():
+                engine.passed(positions.get(number, -1), self.as_of_ms)
+                engine.flush(self.as_of_ms)
+
+    def estimated_len(self) -> int:
+        """Count the keys; of a view on disk about so many, at once."""
+        if not self._on_disk:
+            return len(self)
+        return sum(engine.estimated_len() for engine in list(self._on_disk.values()))
 
     def freeze(self, passed: Callable[[], Mapping[int, int]]) -> ViewSnapshot[K, V]:
         """Return everything as it is now, at once. ``passed`` is called within: the positions below which everything
@@ -79,6 +114,9 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
             for reference in observers:
                 if (observer := reference()) is not None:
                     observer.finish(why)
+            on_disk, self._on_disk = self._on_disk, {}
+            for engine in on_disk.values():
+                engine.close(self.as_of_ms)
         super().close(why)
 
     def _observe(self, observer: _Observer) -> None:
@@ -92,10 +130,17 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
 
     def _keep(self, record: IncomingRecord, key: bytes, value: bytes | None) -> None:
         with self._lock:
-            if self._observers:
-                self._announce(record.partition, key, value)
-            super()._keep(record, key, value)
-            self._positions[record.partition] = record.offset + 1
+            try:
+                if self._observers:
+                    self._announce(record.partition, key, value)
+                super()._keep(record, key, value)
+                self._positions[record.partition] = record.offset + 1
+                if self._on_disk:
+                    self._on_disk[record.partition].passed(record.offset + 1, self.as_of_ms)
+            except (OSError, DiskDamaged) as error:
+                # Whatever the policy of the view says about records: with this one missing, it is not read any more.
+                self.close(f"the view of {self._topic} cannot be kept on disk: {error}")
+                raise
 
     def _announce(self, number: int, key: bytes, value: bytes | None) -> None:
         """Before the write: a snapshot looks there after it has looked into the table."""
@@ -128,15 +173,16 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
         self.positions = positions
         self.ended = False
         self._frozen: dict[int, Frozen] = {
-            number: FrozenInOrder(engine) if isinstance(engine, SharedOrderedEngine) else Frozen(engine)
+            number: Frozen(engine) if isinstance(engine, SharedHashEngine) else FrozenInOrder(engine)
             for number, engine in live.engines
         }
-        self._count = len(live)
+        on_disk = any(isinstance(engine, SharedDiskEngine) for _, engine in live.engines)
+        self._count = None if on_disk else len(live)
         super().__init__(WholeTopic(topic, -1), type(live)(topic, self._frozen.items()), key_codec, value_codec)
 
     def __len__(self) -> int:
         self._check_open()
-        return self._count
+        return sum(map(len, self._frozen.values())) if self._count is None else self._count
 
     def begin(self, journal: list[Change], /) -> None:
         """Refuse to journal: a snapshot is read-only."""

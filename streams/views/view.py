@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
+import anyio.to_thread
 import msgspec
 
 from streams.errors import ConfigError, NotCaughtUp, RegistrationError, Stopped, StoreError, StreamsError
@@ -16,22 +19,27 @@ from streams.event_source import EventSource
 from streams.global_change_log import GlobalChangeLog
 from streams.global_table import make_table
 from streams.outcomes import STOP
-from streams.protocols import Codec
+from streams.protocols import Codec, DiskEngine
 from streams.records import Delivery, TopicPartition
 from streams.runtime.bridge import Inlet
+from streams.runtime.keeping.shelf import TOMBSTONES_MS
 from streams.runtime.ownership.replicas import make_store
+from streams.runtime.reading.followed_topic import FollowedTopic
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError
 from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
 from streams.statistics import SourceState
 from streams.stores.table import Table
 from streams.views.blocking import BlockingView, LoopThread
+from streams.views.on_disk import ViewFolders
 from streams.views.reads import ViewReads
 from streams.views.table import ViewChange, ViewTable, ViewWatch
 
 K = TypeVar("K")
 V = TypeVar("V")
 
+MARK_SECONDS: Final = 60.0
+"""Between two proofs that a view on disk is complete: from the last one on the next block reads on."""
 SETTLE_SECONDS: Final = 1.0
 """For open transactions to end, before everything behind them counts as not committed yet."""
 _LOOK_SECONDS: Final = 0.25
@@ -52,7 +60,8 @@ class ViewState(enum.Enum):
 
 
 class ViewStatistics(msgspec.Struct, frozen=True):
-    """State of a view at one moment, its number of keys, and the progress of each partition."""
+    """State of a view at one moment, its number of keys (of a view on disk about so many), and the progress of each
+    partition."""
 
     state: ViewState
     topic: str
@@ -78,6 +87,9 @@ class View(ViewReads[K, V], Generic[K, V]):
     A view fails as a ``GlobalChangeLog`` does, which reads for it: the body of the block is cancelled, and the error is
     raised. A topic that is not compacted is refused (``TopicError``). ``key`` to ``value_codec`` are as those of
     ``Table.factory``, the other settings as those of ``GlobalChangeLog``. Raises ``ConfigError``.
+
+    ``engine`` (``SQLite()``, ``RocksDB()``) with ``folder`` keeps the table on disk: for more of it than memory takes,
+    and the next block goes on from there. ``len`` reads everything then. A disk that refuses fails the view.
     """
 
     def __init__(
@@ -89,13 +101,18 @@ class View(ViewReads[K, V], Generic[K, V]):
         ordered: bool = False,
         key_codec: Codec[K] | None = None,
         value_codec: Codec[V] | None = None,
+        engine: DiskEngine | None = None,
+        folder: str = "",
         bootstrap_servers: str = "",
         client_settings: Mapping[str, Any] | None = None,
         on_error: OnError = STOP,
         client_id: str = "kes",
         topic_timeout_seconds: float = 30.0,
     ) -> None:
+        if (engine is None) != (not folder):
+            raise ConfigError(f"the view of {topic}: engine and folder go together: state on disk needs both")
         self.topic = topic
+        self._disk = None if engine is None else (engine, folder)
         self._log_settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap_servers,
             "client_settings": client_settings,
@@ -152,13 +169,16 @@ class View(ViewReads[K, V], Generic[K, V]):
             raise RegistrationError(f"the view of {self.topic} is in use by another block: each needs one of its own")
         log = GlobalChangeLog(self.topic, **self._log_settings, only_compacted=True)
         self._proving, self._proof, self._is_complete = asyncio.Lock(), None, False
-        self._log, self._table = log, log.add_receiver(self._new_table())
+        self._log, self._table = log, (table := log.add_receiver(self._new_table()))
+        if self._disk is not None:
+            log._reader.begin_at = partial(self._open_folders, table, *self._disk)
         try:
             await log.__aenter__()
         except BaseException:
+            table.close(f"the view of {self.topic} was not entered")
             self._log = self._table = None
             raise
-        self._completing = asyncio.create_task(self._complete(log))
+        self._completing = asyncio.create_task(self._complete(log, table))
         return self
 
     async def __aexit__(
@@ -191,12 +211,43 @@ class View(ViewReads[K, V], Generic[K, V]):
         finally:
             thread.end()
 
-    async def _complete(self, log: GlobalChangeLog) -> None:
-        try:
-            await log.wait_caught_up()
-        except StreamsError:  # the log raises it
-            return
+    async def _complete(self, log: GlobalChangeLog, table: ViewTable[K, V]) -> None:
+        while True:
+            as_of_ms = _now_ms()
+            try:
+                await log.wait_caught_up()
+            except StreamsError:  # the log raises it
+                return
+            self._completed(as_of_ms)
+            if self._disk is None:
+                return
+            try:
+                await asyncio.to_thread(table.checkpoint, self.positions)
+            except (OSError, StoreError) as error:
+                log._reader.fail(StreamsError(f"the view of {self.topic} cannot be kept on disk: {error}"))
+                return
+            await asyncio.sleep(MARK_SECONDS)
+
+    def _completed(self, as_of_ms: int) -> None:
         self._is_complete = True
+        if self._table is not None:
+            self._table.as_of_ms = as_of_ms
+
+    async def _open_folders(
+        self, table: ViewTable[K, V], engine: DiskEngine, folder: str, followed: FollowedTopic
+    ) -> Mapping[int, int]:
+        """Open what is on disk; return where to go on."""
+        settings = await followed.settings()
+        tombstones_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
+        ends = await followed.ends(time.monotonic() + self._log_settings["topic_timeout_seconds"])
+
+        def open_all() -> dict[int, int]:
+            folders = ViewFolders(engine, folder, self.topic, table.layout, followed.topic_id, _now_ms())
+            opened = folders.open_all(ends, tombstones_ms)
+            table.keep_on_disk(folders, opened)
+            return {number: each.position for number, each in opened.items() if each.position >= 0}
+
+        return await anyio.to_thread.run_sync(open_all)  # a cancel waits for it: then the folders are closed
 
     # -- how far it is -------------------------------------------------------------------------------------------------
 
@@ -241,7 +292,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         """Return the present state in figures. Any thread."""
         partitions = () if self._log is None else self._log.statistics().partitions
         try:
-            keys = 0 if self._table is None else len(self._table)
+            keys = 0 if self._table is None else self._table.estimated_len()
         except StoreError:  # it was closed
             keys = 0
         return ViewStatistics(self.state, self.topic, keys, partitions)
@@ -252,10 +303,10 @@ class View(ViewReads[K, V], Generic[K, V]):
         Raises ``NotCaughtUp`` after ``timeout_seconds`` (``None``: waits on), ``BrokerUnavailable`` if no broker
         answered until then, and the error that the view failed with.
         """
-        log = self._running()
+        log, as_of_ms = self._running(), _now_ms()
         if not self._is_complete or log.state is not SourceState.RUNNING:
             await log.wait_caught_up(timeout_seconds)
-            self._is_complete = True
+            self._completed(as_of_ms)
 
     async def wait_for(self, place: Delivery | Mapping[int, int], timeout_seconds: float | None = None) -> None:
         """Wait until the view has come to a place: a ``Delivery``, so that you read what you wrote; or ``positions`` of
@@ -373,6 +424,10 @@ class View(ViewReads[K, V], Generic[K, V]):
                 f"a record of {place.record.topic}[{place.partition}]@{place.offset} is not in the view of {self.topic}"
             )
         return {place.partition: place.offset + 1}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 async def _arriving(

@@ -64,10 +64,23 @@ async def _view_key(site: Site, request: Request) -> Any:
     view = site.view_of(request.path_params["topic"])
     if view is None:
         raise RequestRefused(404, "no view of that topic")
+    text, is_base64 = _key_in(request)
+    return looked_up(view, text, is_base64=is_base64)
+
+
+async def _state_key(site: Site, request: Request) -> Any:
+    if site.owners is None:
+        raise RequestRefused(404, "no source is named")
+    text, is_base64 = _key_in(request)
+    return await site.owners.ask(text, request.query_params, is_base64=is_base64)
+
+
+def _key_in(request: Request) -> tuple[str, bool]:
+    """Return the key in the address, and whether it is base64."""
     text, base64 = request.query_params.get("key"), request.query_params.get("key64")
     if (text is None) == (base64 is None):
         raise RequestRefused(400, "give key or key64")
-    return looked_up(view, text if text is not None else base64 or "", is_base64=text is None)
+    return (text, False) if text is not None else (base64 or "", True)
 
 
 async def _letters(site: Site, request: Request) -> Any:
@@ -109,10 +122,13 @@ async def _cancel(site: Site, request: Request) -> Any:
 
 
 _NAME: Final = {"name": "The action's name."}
-_KEYS: Final = {
-    "topic": "The view's topic.",
-    "key": "The key, as text or JSON.",
-    "key64": "The key's bytes, in base64.",
+_KEY: Final = {"key": "The key, as text or JSON.", "key64": "The key's bytes, in base64."}
+_KEYS: Final = {"topic": "The view's topic.", **_KEY}
+_STATE_KEYS: Final = {
+    **_KEY,
+    "partition": "The partition, where records have another key.",
+    "confirm": "true: the owner confirms by a commit.",
+    "max_staleness": "Seconds: a copy may answer that lacks nothing older.",
 }
 ENDPOINTS: Final = (
     Endpoint("GET", "/group", "The group: members, partitions, lag, rebalances.", Scope.LOOK, _group),
@@ -120,6 +136,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/settings", "The settings in effect, secrets masked.", Scope.LOOK, _settings),
     Endpoint("GET", "/views", "The views, and how far they are.", Scope.LOOK, _views),
     Endpoint("GET", "/views/{topic}", "The value of one key of a view.", Scope.QUERY, _view_key, _KEYS),
+    Endpoint("GET", "/state", "The committed value of a key, from its owner.", Scope.QUERY, _state_key, _STATE_KEYS),
     Endpoint("GET", "/dead-letters", "The oldest open dead letters.", Scope.QUERY, _letters),
     Endpoint("GET", "/actions", "Actions, with their last runs.", Scope.LOOK, _actions),
     Endpoint(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import math
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -58,11 +59,12 @@ class _AnswerTooLarge(Exception):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The ways to the monitor: the names that ``Host`` may have, and whether by TLS."""
+    """The ways to the monitor: the names that ``Host`` may have, whether by TLS, and whether through a proxy."""
 
     names: frozenset[str]
     is_tls: bool
     cookie: str
+    is_proxied: bool = False
 
 
 class Doors:
@@ -160,7 +162,7 @@ class Doors:
                     return self._refuse(request, 403, "the form is not of this session: load the page again")
             if session.scope < Scope.ACT and path != "/logout":
                 return self._refuse(request, 403, "this token may look, and change nothing")
-        request.scope["state"].update(session=session, body=body)
+        request.scope["state"].update(session=session, body=body, client=self.client_of(request))
         return None
 
     def _session_of(self, request: Request) -> Session | Response:
@@ -175,9 +177,21 @@ class Doors:
         session = self.sessions.find(request.cookies.get(self.address.cookie, ""))
         return self._unknown(request, "a token is needed") if session is None else session
 
+    def client_of(self, request: Request) -> str:
+        """Return the address that a request comes from. Behind a proxy that is the one which the proxy has added last:
+        what stands before it in the header may be of the client's making."""
+        direct = request.client.host if request.client else "an unknown address"
+        if not self.address.is_proxied:
+            return direct
+        given = ",".join(request.headers.getlist("x-forwarded-for")).rpartition(",")[2].strip()
+        try:
+            return str(ipaddress.ip_address(given))
+        except ValueError:
+            return direct
+
     def token_of(self, request: Request, text: str) -> Token | Response:
         """Return the token of this text, or its refusal."""
-        address = request.client.host if request.client else ""
+        address = self.client_of(request)
         wait = self.back_off.wait_seconds(address)
         if wait > 0:
             refusal = self._refuse(request, 429, "too many wrong tokens: wait")

@@ -17,6 +17,7 @@ from streams.errors import ConfigError, RegistrationError
 from streams.event_source import EventSource
 from streams.observability import PrometheusMetrics
 from streams.observability.http_server import parse_address
+from streams.statistics import SourceState
 from streams.views.view import View
 from streams.web.actions import Action, RegisteredAction
 from streams.web.board import Board
@@ -24,6 +25,7 @@ from streams.web.doors import Address
 from streams.web.facts import MemberFacts, Members, SourceFacts
 from streams.web.group_look import GroupLook
 from streams.web.letters import DeadLetters
+from streams.web.look_up import OwnerLook
 from streams.web.pages import REPLAY, Pages
 from streams.web.serving import ServerThread, is_loopback
 from streams.web.site import Probes, Site
@@ -32,6 +34,9 @@ from streams.web.tokens import Tokens
 ADDRESS: Final = "127.0.0.1:8780"
 """The address unless another one is named."""
 ActionT = TypeVar("ActionT", bound=Action)
+
+DRAIN: Final = "drain-this-member"
+"""The built-in action that stops the source of this process."""
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -80,7 +85,8 @@ class WebOptions(msgspec.Struct, frozen=True, kw_only=True):
             names |= _LOOPBACK_NAMES
         is_tls = bool(self.certificate) or self.behind_tls_proxy
         # A cookie counts for all ports of a host; by its name it is of this one.
-        return Address(frozenset(names), is_tls, f"{'__Host-' if is_tls else ''}kes-monitor-{port}")
+        cookie = f"{'__Host-' if is_tls else ''}kes-monitor-{port}"
+        return Address(frozenset(names), is_tls, cookie, is_proxied=self.behind_tls_proxy)
 
 
 class _OwnMembers:
@@ -152,7 +158,7 @@ class Monitor:
         def register(function: ActionT) -> ActionT:
             if not _NAME.fullmatch(name):
                 raise RegistrationError(f"the action {name!r} must have a name of small letters, digits and dashes")
-            if name in self._actions or name == REPLAY:
+            if name in self._actions or name in (REPLAY, DRAIN):
                 raise RegistrationError(f"there is an action {name!r} already")
             if self._server is not None:
                 raise RegistrationError(f"the action {name!r} comes too late: the monitor has started")
@@ -247,12 +253,16 @@ class Monitor:
         """Make what is shown. On the loop."""
         config = self._source.config if self._source else None
         look = GroupLook(self._group, config, self._servers)
-        letters = None if self._source is None else DeadLetters(self._source, look)
+        source = self._source
+        letters = None if source is None else DeadLetters(source, look)
+        owners = None if source is None else OwnerLook(source, look)
         actions = dict(self._actions)
         if letters is not None:
             actions[REPLAY] = RegisteredAction(REPLAY, letters.replay)
+        if source is not None and not self._is_elsewhere:
+            actions[DRAIN] = RegisteredAction(DRAIN, _draining(source))
         board = Board(self._group, self._members, look, self._views)
-        return Site(self._group, board, self._source, self._views, letters, self._probes, actions)
+        return Site(self._group, board, source, self._views, letters, owners, self._probes, actions)
 
 
 class _Application:
@@ -277,6 +287,17 @@ class _Application:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._pages.doors(scope, receive, send)
+
+
+def _draining(source: EventSource[Any]) -> Action:
+    async def drain() -> str:
+        """Stop the source of this process: what has begun is committed, and its partitions go to other members."""
+        if source.state is not SourceState.RUNNING:
+            raise RegistrationError(f"the source is {source.state.value}, not running")
+        await source.stop()
+        return "drained"
+
+    return drain
 
 
 def monitor_of(source: EventSource[Any]) -> Monitor:

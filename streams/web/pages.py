@@ -27,7 +27,7 @@ from streams.web.board import SNAPSHOT_SECONDS, GroupSnapshot
 from streams.web.doors import FORM_FIELD, METRICS_PATH, STREAM_PATH, Doors, fields_of, refused
 from streams.web.drawing import rates_svg, topology_svg
 from streams.web.letters import MOST_LETTERS
-from streams.web.look_up import looked_up
+from streams.web.look_up import AskedProof, looked_up
 from streams.web.site import Site
 from streams.web.tokens import Scope
 
@@ -36,11 +36,14 @@ _PAGES: Final = {
     "overview": "/",
     "source": "/source",
     "views": "/views",
+    "state": "/state",
     "dead letters": "/dead-letters",
     "actions": "/actions",
     "settings": "/settings",
 }
 _LIVE: Final = ("overview", "source", "views", "actions")
+_ASKING: Final = ("views", "state")
+"""Pages on which a key is looked up."""
 _KEEP_ALIVE_TICKS: Final = 10
 REPLAY: Final = "replay-dead-letters"
 """The built-in action that sends dead letters again."""
@@ -109,7 +112,7 @@ class Pages:
 
     def _page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            is_query = name == "views" and "key" in request.query_params
+            is_query = name in _ASKING and "key" in request.query_params
             if is_query and request.state.session.scope < Scope.QUERY:
                 return self.refuse(request, 403, "this token may not query")
             return await self._render(request, name)
@@ -140,6 +143,12 @@ class Pages:
         elif name == "views":
             given["found"] = self._found(request)
             given["topics"] = [view.topic for view in site.views]
+        elif name == "state":
+            asked = request.query_params
+            given["asked"] = {each: asked.get(each, "") for each in ("key", "form", *AskedProof.__struct_fields__)}
+            given["has_source"], given["found"] = site.owners is not None, None
+            if site.owners is not None and "key" in asked:
+                given["found"] = await site.owners.ask(asked["key"], asked, is_base64=asked.get("form") == "base64")
         elif name == "dead letters":
             given["letters"] = await site.letters.look() if site.letters and given["may_query"] else None
             given["most"] = MOST_LETTERS

@@ -1,4 +1,4 @@
-"""The things that pages and interface show: one monitor's source, views, letters, actions, settings."""
+"""The things that pages and interface show: one monitor's source, views, owners, letters, actions, settings."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from streams.views.view import View
 from streams.web.actions import RegisteredAction
 from streams.web.board import Board
 from streams.web.letters import DeadLetters
+from streams.web.look_up import OwnerLook
 
 
 class Probes(Protocol):
@@ -46,6 +47,7 @@ class Site:
     source: EventSource[Any] | None = None
     views: Sequence[View[Any, Any]] = ()
     letters: DeadLetters | None = None
+    owners: OwnerLook | None = None
     probes: Probes | None = None
     actions: dict[str, RegisteredAction] = field(default_factory=dict)
 
@@ -67,5 +69,4 @@ class Site:
     @staticmethod
     def who(request: Request) -> str:
         """Name who sent a request, for the log: the name of the token, and the address."""
-        address = request.client.host if request.client else "an unknown address"
-        return harmless(f"{request.state.session.name} at {address}")
+        return harmless(f"{request.state.session.name} at {request.state.client}")

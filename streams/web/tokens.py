@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from streams.errors import ConfigError
+from streams.sak.private_files import read_private
 
 SHORTEST: Final = 16
 """Characters of a token: fewer can be guessed."""
@@ -62,9 +63,9 @@ class Tokens:
     def of_file(cls, path: str | Path) -> Self:
         """Read a file: a table per name with ``token``, ``scope`` (``look``, ``query``, ``act``) and perhaps
         ``expires`` (a time with its zone); or nothing but one token, which has all rights. Raises ``ConfigError``,
-        which never quotes the file."""
+        also for a file that other users can read or change; it never quotes the file."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_private(path).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8"
             raise ConfigError(f"the token file {path} cannot be read: {reason}") from None

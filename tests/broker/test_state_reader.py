@@ -21,15 +21,19 @@ import pytest
 from examples import bank as example_bank
 from examples import query_service
 from streams import EventContext, EventProducer, EventSource, Table
+from streams.codecs import int_codec
 from streams.config_groups import QueryConfig
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, StoreError
 from streams.queries import QueryServer, StateReader
 from streams.queries.questions import PATH, Question, Reply
+from streams.queries.routing import Server
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, group_secret, ticket
 from streams.records import TopicPartition
 from streams.sak.murmur2 import partition_of
 from tests.broker.engine_kit import Lab, Running
 from tests.broker.kes_kit import ROOT, KesRun
+from tests.unit.private_kit import private
+from tests.unit.waiting import until
 from tests.vocabulary import Totals, count, register
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
@@ -40,9 +44,7 @@ NAMES = ("ann", "bob", "cid", "dan", "eve")
 
 @pytest.fixture
 def secret_file(tmp_path: Path) -> str:
-    path = tmp_path / "secret"
-    path.write_text("the secret of this group\n")
-    return str(path)
+    return str(private(tmp_path / "secret", "the secret of this group\n"))
 
 
 def member(lab: Lab, secret_file: str, **settings: Any) -> EventSource[Totals]:
@@ -164,6 +166,101 @@ register(source, count)
 """
 
 
+FREEZING = """
+import os
+import signal
+from pathlib import Path
+from streams.queries import service
+
+read_of = service.read_of
+
+def freezing(question, store):
+    found = read_of(question, store)
+    mark = Path({folder!r}) / str(os.getpid())
+    if mark.exists():
+        mark.unlink()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return found
+
+service.read_of = freezing
+"""
+
+
+def two_workers(lab: Lab, secret_file: str, tmp_path: Path, program: str) -> KesRun:
+    (tmp_path / "asked.py").write_text(program)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        "KES_BOOTSTRAP_SERVERS": lab.bootstrap, "KES_QUERIES_SECRET_FILE": secret_file,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }  # fmt: skip
+    return KesRun("asked:source", 2, tmp_path / "log", tmp_path, environment, ["--queries", f"127.0.0.1:{port}"])
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("struck", ["owner", "standby"])
+async def test_a_member_that_is_frozen_between_read_and_answer_gives_no_old_answer(
+    lab: Lab, secret_file: str, tmp_path: Path, struck: str
+) -> None:
+    """It stands still in the turn of a question, right after the read, while others commit; and a second question waits
+    at its door when it goes on."""
+    await lab.create(lab.topic)
+    secret, number = group_secret(secret_file), partition_of(b"ann", 2)
+    program = SOURCE.format(group=lab.group, topic=lab.topic) + FREEZING.format(folder=str(tmp_path))
+    run = two_workers(lab, secret_file, tmp_path, program)
+    staleness = 2.0 if struck == "standby" else None
+    question = Question(group=lab.group, kind="get", partition=number, key=b"ann", max_staleness=staleness)
+    try:
+        async with reader_of(lab, secret_file) as reader:
+
+            async def value(count: int) -> str:
+                """Wait until the owner has so many, and name it."""
+                while (answer := await reader.get("ann", confirm=True, timeout_seconds=60.0)).value != count:
+                    await asyncio.sleep(0.05)
+                return answer.served_by
+
+            async def settled() -> tuple[Server, Server]:
+                """Wait until each has one partition, and the copy of the other; return the owner, then the standby."""
+                while True:
+                    reader._found = ()
+                    servers = sorted(await reader._servers(10.0), key=lambda each: number in each.copies)
+                    if [each.copies for each in servers] == [{1 - number}, {number}]:
+                        return servers[0], servers[1]
+
+            await lab.add("ann", partition=number)
+            owner, standby = await settled()
+            assert await value(1) == owner.instance
+            place = owner if struck == "owner" else standby
+            pid = run.pid(place.instance)
+            assert pid is not None
+
+            def ask() -> asyncio.Future[tuple[int, bytes, str]]:
+                body = msgspec.json.encode(question)
+                asked = ticket(secret, "POST", PATH, body, place.address, time.time())
+                return asyncio.ensure_future(put(place.address, question, asked))
+
+            (tmp_path / str(pid)).touch()
+            first = ask()
+            await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it stands")
+            for _ in range(5):
+                await lab.add("ann", partition=number)
+            assert (await value(6) == owner.instance) == (struck == "standby")
+            committed = time.monotonic()
+            late = ask()
+            await until(lambda: time.monotonic() > committed + 2.5, "its proof is over")
+            assert not first.done()
+            assert not late.done()
+            os.kill(pid, signal.SIGCONT)
+            for status, content, _ in (await first, await late):
+                assert status in (200, 421, 504), content
+                assert status != 200 or int_codec.decode(msgspec.json.decode(content, type=Reply).value or b"") == 6
+            await value(6)
+    finally:
+        run.close()
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(180)
@@ -173,15 +270,7 @@ async def test_no_read_goes_back_while_owners_are_struck(
 ) -> None:
     """Leased and confirmed reads of one key, side by side, are in one order: that of its growing value."""
     await lab.create(lab.topic)
-    (tmp_path / "asked.py").write_text(SOURCE.format(group=lab.group, topic=lab.topic))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        "KES_BOOTSTRAP_SERVERS": lab.bootstrap, "KES_QUERIES_SECRET_FILE": secret_file,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }  # fmt: skip
-    options = ["--queries", f"127.0.0.1:{port}"]
-    run = KesRun("asked:source", 2, tmp_path / "log", tmp_path, environment, options)
+    run = two_workers(lab, secret_file, tmp_path, SOURCE.format(group=lab.group, topic=lab.topic))
     history: list[tuple[float, float, int]] = []
     over = asyncio.Event()
     number = partition_of(b"ann", 2)
@@ -252,8 +341,7 @@ async def check_the_door(lab: Lab, secret_file: str, server: QueryServer, other:
         status, content, sealed = await put(server.address, question, asked)
         assert (status, sealed) == (401, ""), what
         assert secret not in content
-    guess = Path(secret_file).with_name("guess")
-    guess.write_text("a guess at the secret")
+    guess = private(Path(secret_file).with_name("guess"), "a guess at the secret")
     async with reader_of(lab, str(guess)) as stranger:
         with pytest.raises(TicketRefused):
             await stranger.get("ann", timeout_seconds=2.0)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import aclosing, closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.disk.sqlite import SQLite
 from streams.errors import TopicError
 from streams.records import IncomingRecord
 from streams.testing.faults import FaultPlan
@@ -29,6 +31,7 @@ from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, QUICK, Bank
 from tests.broker.client_kit import PATIENCE, create, writing
 from tests.broker.engine_kit import Running
+from tests.broker.gate import nightly
 from tests.broker.view_history import Read, wrong_reads
 from tests.unit.waiting import until, wait_until
 
@@ -108,9 +111,13 @@ class Writes:
 
 
 @pytest.mark.asyncio
-async def test_every_read_is_that_of_a_register(settings: ClientSettings, admin: TopicAdmin, topic: str) -> None:
+@pytest.mark.parametrize("on_disk", [False, nightly(True)])
+async def test_every_read_is_that_of_a_register(
+    settings: ClientSettings, admin: TopicAdmin, topic: str, on_disk: bool, tmp_path: Path
+) -> None:
     writes, reads = await asyncio.to_thread(Writes, settings, topic), list[Read]()
-    view = View(topic, key=str, value=bytes, bootstrap_servers=settings.bootstrap_servers, ordered=True)
+    kept: dict[str, Any] = {"engine": SQLite(), "folder": str(tmp_path)} if on_disk else {}
+    view = View(topic, key=str, value=bytes, bootstrap_servers=settings.bootstrap_servers, ordered=True, **kept)
     built: dict[str, bytes] = {}
 
     async def watch() -> None:
@@ -162,6 +169,11 @@ async def test_every_read_is_that_of_a_register(settings: ClientSettings, admin:
     assert wrong_reads(reads, found) == []
     assert proven > 1
     assert len(found) > 100
+    if on_disk:
+        async with view:  # from its folder
+            await view.ready(PATIENCE)
+            assert dict(view.items()) == built
+            assert sum(each.records for each in view.statistics().partitions) < 100
 
 
 @pytest.mark.nightly

@@ -8,28 +8,32 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, EventContext, EventSource, View
+from streams import DEAD_LETTER, EventContext, EventSource, Table, View
+from streams.config_groups import QueryConfig
+from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.browser_kit import Watched, chromium, expect
 from tests.broker.engine_kit import Lab, Running
 from tests.broker.kes_kit import KesRun
+from tests.unit.private_kit import private
 from tests.unit.waiting import until
 from tests.unit.web_kit import ask
 from tests.vocabulary import Added, Totals, tell_total
 
+from streams.queries import QueryServer  # isort: skip
 from streams.web import ActionRun, Monitor  # isort: skip
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 PARTITIONS = 4
-PAGES = ["overview", "source", "views", "dead letters", "actions", "settings"]
+PAGES = ["overview", "source", "views", "state", "dead letters", "actions", "settings"]
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e&\"'</script>"
 SHOWN = "<img src=x onerror=alert(1)>\\x1b[31m\\u202e&\"'</script>"
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
@@ -118,6 +122,54 @@ async def test_a_source_in_the_browser(lab: Lab) -> None:
         await page.goto(f"{monitor.address}source")
         await expect(page).to_have_url(f"{monitor.address}login")
         watched.check(monitor.port)
+        drain = "/api/v1/actions/drain-this-member/start"
+        assert (await asyncio.to_thread(ask, monitor.port, drain, token, method="POST")).status == 200
+        await asyncio.wait_for(source.wait_stopped(), 30.0)
+
+
+@pytest.mark.nightly
+async def test_a_key_is_looked_up_at_its_owner_whichever_member_is_asked(lab: Lab, tmp_path: Path) -> None:
+    """Two members with a monitor each; and the state of a partition is looked up at both."""
+    await lab.create()
+    secret = str(private(tmp_path / "secret", "the secret of this group"))
+    sources = []
+    for _ in range(2):
+        source = EventSource(lab.config(queries=QueryConfig(secret_file=secret)), Table.factory(key=str, value=str))
+        source.register_event_type(Added, lambda ctx, event: ctx.store.put(event.name, event.deed))
+        sources.append(source)
+    names = [HOSTILE, *"abcdef"]
+    for name in names:
+        await lab.add(name, deed=f"deed of {name}", partition=partition_of(name.encode(), PARTITIONS))
+    await lab.flush()
+    async with AsyncExitStack() as stack:
+        runs = []
+        for source in sources:
+            stack.enter_context(QueryServer(source, "127.0.0.1:0"))
+            runs.append(await stack.enter_async_context(Running(source, active=0)))
+        await runs[1].until(lambda: len(runs[1].numbers) == PARTITIONS // 2, "each has its half")
+        owners = set()
+        for source in sources:
+            monitor = await stack.enter_async_context(Monitor(source, address="127.0.0.1:0"))
+            watched = await stack.enter_async_context(signed_in(monitor))
+            page = watched.page
+            for name in names:
+                await page.get_by_role("link", name="state", exact=True).click()
+                await page.get_by_role("textbox", name="key").first.fill(name)
+                if name == "a":
+                    await page.get_by_role("checkbox", name="confirm by a commit").check()
+                await page.get_by_role("button", name="Look up").click()
+                shown = name.replace(HOSTILE, SHOWN)
+                await expect(page.locator("#value")).to_have_text(f"deed of {shown}")
+                await expect(page.locator("h3")).to_have_text(shown)
+                proof = await page.locator("#proof").text_content() or ""
+                owners |= {each.config.instance_id for each in sources if each.config.instance_id in proof}
+                assert ("confirmed by a commit" in proof) == (name == "a")
+                assert f"{lab.topic}[{partition_of(name.encode(), PARTITIONS)}]" in proof
+            await page.goto(f"{monitor.address}state?key=nobody")
+            await expect(page.locator("#value")).to_have_text("no such key")
+            assert await page.locator("main img, main script").count() == 0
+            watched.check(monitor.port)
+        assert owners == {source.config.instance_id for source in sources}
 
 
 @pytest.mark.nightly
@@ -178,12 +230,12 @@ async def test_the_keyboard_is_enough(lab: Lab) -> None:
         await expect(page).to_have_url(monitor.address)
         await page.keyboard.press("Tab")
         await expect(page.locator(":focus")).to_have_text("Skip to the content")
-        for _ in PAGES[:5]:
+        for _ in PAGES[:6]:
             await page.keyboard.press("Tab")
         await expect(page.locator(":focus")).to_have_text("actions")
         await page.keyboard.press("Enter")
         await expect(page).to_have_url(f"{monitor.address}actions")
-        for _ in range(9):
+        for _ in range(10):
             await page.keyboard.press("Tab")
         assert await page.evaluate("document.activeElement.name") == "field-index"
         await page.keyboard.type("by name")
@@ -229,7 +281,7 @@ async def test_the_whole_group_is_on_each_page_and_a_silent_member_is_shown(
         "register(source, count)\n"
     )
     token = "a-token-of-the-test-itself"
-    (tokens := tmp_path / "token").write_text(token)
+    tokens = private(tmp_path / "token", token)
     path = os.pathsep.join((str(PICTURES.parents[1]), os.environ.get("PYTHONPATH", "")))
     servers = {"KES_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers, "PYTHONPATH": path}
     options = ["--http", "127.0.0.1:0", "--http-tokens", str(tokens)]

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.clients.group_view import CLASSIC, GroupView, MemberView
-from streams.errors import ConfigError
+from streams.errors import ConfigError, StoreError
 from streams.group import Assignment
-from streams.queries.questions import Question, TurnRows, checked, read_of
+from streams.queries.questions import ROWS_IN_A_TURN, Question, TurnRows, checked, read_of
 from streams.queries.routing import Server, candidates, checked_address, servers_of
 from streams.queries.tickets import TicketRefused, check_seal, check_ticket, group_secret, seal, ticket
 from streams.records import TopicPartition
 from streams.runtime.status import MemberStatus, note_of
 from streams.stores.table import Table
+from tests.unit.private_kit import private
 
 SECRET = b"a secret of the group"
 Fields = tuple[str, str, bytes, str]
@@ -84,7 +85,7 @@ def test_nothing_shows_the_secret() -> None:
 def test_a_secret_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "secret"
     if content is not None:
-        path.write_bytes(content)
+        private(path, content)
     with pytest.raises(ConfigError, match=says):
         group_secret(str(path))
     with pytest.raises(ConfigError, match="secret_file"):
@@ -187,6 +188,19 @@ def test_pages_of_a_table_are_all_of_it(content: dict[str, int], limit: int) -> 
     assert {table.decode_key(key): table.decode_value(value) for key, value in rows} == content
     assert [key for key, _ in rows] == sorted(key for key, _ in rows)
     assert len(rows) == read_of(Question(group="g", kind="len", partition=0), table)
+
+
+def test_a_turn_is_bounded_and_needs_an_order() -> None:
+    question = Question(group="g", kind="range", partition=0)
+    for value, rows in ((b"", ROWS_IN_A_TURN), (b"v" * 100_000, 5), (b"v" * 1_000_000, 1)):
+        table = Table.factory(key=int, value=bytes, ordered=True)(TopicPartition("in", 0))
+        table.begin([])
+        for key in range(2_000 if not value else 10):
+            table.put(key, value)
+        page = read_of(question, table)
+        assert (len(page.rows), page.more) == (rows, True)
+    with pytest.raises(StoreError, match=r"has no order; make it with Table\.factory\(\.\.\., ordered=True\)"):
+        read_of(question, Table.factory(key=int, value=bytes)(TopicPartition("in", 0)))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,10 @@ async def _heartbeat_is_not_needed(self: Looks) -> bool:
 async def _no_question(self: CopyReads, partitions: list[int]) -> None:
     """The end that the copy knows itself."""
     for partition in partitions:
-        self._ends[partition] = self._engine.environment.elapsed_seconds(), self._engine.replicas.position(partition)
+        copy = self._engine.replicas._copies.get(partition)
+        if copy is not None:
+            topic_id = "" if copy.offset_record is None else copy.offset_record.changelog_id
+            self._ends[partition] = self._engine.environment.elapsed_seconds(), copy.position, topic_id
 
 
 PROOFS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -17,6 +17,7 @@ import pytest
 
 from tests.unit.cli_kit import kes_with
 from tests.unit.cli_run_kit import ROOT, Kes, kes
+from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import ACT, TOKENS, ask, source_of
 
@@ -35,7 +36,7 @@ source = EventSource(EventSourceConfig(group_id="shop", topic="t", num_partition
 @pytest.fixture
 def tokens(tmp_path: Path) -> str:
     (tmp_path / "waits.py").write_text(SOURCE)
-    (path := tmp_path / "tokens.toml").write_text(TOKENS)
+    path = private(tmp_path / "tokens.toml", TOKENS)
     return str(path)
 
 

@@ -300,6 +300,32 @@ def test_a_lease_ends_while_the_machine_sleeps(driver: TestDriver[Any]) -> None:
     assert not engine.looks._has_lease()
 
 
+def test_a_copy_of_a_changelog_that_was_made_again_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TestDriver(build(partitions=1, num_standbys=1), members=2) as driver:
+        driver.send(Added("ann"))
+        driver.advance(2.0)
+        owner = driver.owner(0)
+        assert owner is not None
+        source = driver._world.members[1 - owner].source
+        local = source._local(source._running())
+
+        def ask() -> Any:
+            return driver._run(local.query(0, total, max_staleness=1.0, timeout_seconds=3.0))
+
+        answer = ask()
+        assert (answer.value, answer.served_by) == (1, source.config.instance_id)
+        identity = SimTakeOver.identity
+
+        def another(self: SimTakeOver, topic: str, deadline: float) -> Any:
+            return identity(self, topic, deadline)._replace(topic_id="another")
+
+        monkeypatch.setattr(SimTakeOver, "identity", another)
+        driver.advance(2.0)  # what is known of the end is too old then
+        with pytest.raises(NotCaughtUp):
+            ask()
+        monkeypatch.undo()
+
+
 def test_a_part_of_a_store_is_no_answer() -> None:
     class Bank(Stores):
         accounts = NamedTable.of(str, int)

@@ -19,8 +19,9 @@ import pytest
 
 from streams.answers import Answer
 from streams.cli.worker import port_behind
-from streams.config import QueryConfig
+from streams.config_groups import QueryConfig
 from streams.errors import ConfigError
+from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
 
@@ -36,7 +37,7 @@ SECRET = b"a secret of the group"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[QueryServer]:
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     source = source_of(queries=QueryConfig(secret_file=str(path)))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -116,15 +117,38 @@ def test_a_question_that_fails_gets_an_answer_of_a_member(
     assert put(server)[0] == 200
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_only_questions_are_answered(server: QueryServer, method: str) -> None:
+    """Nothing is said without a ticket, nor sealed."""
+    tries = [(method, PATH), (method, "/"), ("POST", "/"), ("POST", f"{PATH}/../x"), ("POST", f"{PATH}%00")]
+    for sent, path in [*tries, ("POST", PATH), ("POST", f"{PATH}?group=shop")]:
+        with closing(http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)) as connection:
+            connection.request(sent, path, b"{}" if sent == "POST" else None)
+            answer = connection.getresponse()
+            is_question = sent == "POST" and path.partition("?")[0] == PATH
+            assert answer.status in ((401,) if is_question else (404, 405)), path
+            assert answer.getheader(SEAL_HEADER) is None
+            assert b"shop" not in answer.read()
+
+
+async def test_a_key_that_no_member_takes_is_refused_at_once(tmp_path: Path) -> None:
+    path = private(tmp_path / "secret", SECRET)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    async with reader_module.StateReader(config, key=str, value=str) as states:
+        states._found = (Server("w-0", "http://127.0.0.1:1", frozenset(range(4))),)
+        with pytest.raises(ConfigError, match="its keys included; members take 65536"):
+            await states.get("k" * 1_000_000)
+
+
 def test_an_address_that_readers_cannot_reach_is_not_published(tmp_path: Path) -> None:
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
     with pytest.raises(ConfigError, match=r"set QueryConfig\.address"):
         QueryServer(source_of(queries=settings), "0.0.0.0:0")
 
 
 def test_a_certificate_that_is_none_ends_the_start(tmp_path: Path) -> None:
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=str(path), tls_key_file=str(path))
     with pytest.raises(ConfigError, match="cannot be used"):
         QueryServer(source_of(queries=settings), "127.0.0.1:0")
@@ -167,7 +191,7 @@ def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypat
     trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     certificate = str(tmp_path / "cert.pem")
     settings = QueryConfig(secret_file=str(path), tls_certificate_file=certificate, tls_key_file=certificate)
     monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 60.0)
@@ -184,11 +208,40 @@ def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypat
             assert [until_closed(each) for each in connections[2:]] == [b""] * 3, "there is no room for them"
 
 
+async def test_what_a_forged_address_is_sent_is_of_no_use_at_a_member(server: QueryServer, tmp_path: Path) -> None:
+    """A status note, which anybody may write, names it: it gets a question with a ticket, and puts it to a member."""
+    sent: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        sent.append(head + await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 307 Temporary Redirect\r\nLocation: " + server.address.encode() + b"\r\n\r\n")
+        writer.close()
+
+    path = private(tmp_path / "reader's secret", SECRET)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as made:
+        forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}")
+        async with reader_module.StateReader(config, key=str, value=str) as states:
+            with pytest.raises(TicketRefused):  # also that it leads elsewhere
+                await states._put(forged, Question(group="shop", kind="get", partition=0, key=b"ann"), 5.0)
+    assert SECRET not in sent[0]
+    assert TICKET_HEADER.encode() in sent[0].lower()
+
+    def replay() -> bytes:
+        with raw(port_of(server), 5.0) as connection:
+            connection.sendall(sent[0].replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+            return until_closed(connection)
+
+    assert (await asyncio.to_thread(replay)).startswith(b"HTTP/1.1 401")
+
+
 async def test_an_answer_that_grows_without_end_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At an address that was forged: sixteen megabytes of nothing in a few kilobytes."""
-    (path := tmp_path / "secret").write_bytes(SECRET)
+    path = private(tmp_path / "secret", SECRET)
     packed = gzip.compress(bytes(16 * 1024 * 1024))
     read: list[int] = []
 

@@ -17,6 +17,7 @@ from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import snapshotting
 from streams.topics import TopicIdentity
 from tests.unit.kept_engine_kit import STORES, count, other_log
+from tests.unit.private_kit import private
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group
 from tests.unit.snapshots_kit import Backed
 
@@ -224,8 +225,7 @@ async def test_a_changelog_that_was_recreated_has_snapshots_of_its_own(kept: Bac
 
 
 async def test_with_a_secret_manifests_are_signed_and_others_refused(kept: Backed, caplog: Any, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(SECRET + b"\n")
+    secret = private(tmp_path / "secret", SECRET + b"\n")
     await kept.with_a_snapshot(snapshot_secret_file=str(secret))
     signed = kept.manifests[0].read_bytes()
     assert SECRET not in signed

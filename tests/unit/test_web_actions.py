@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from streams.errors import RegistrationError
+from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import LOOK, TOKENS, ask, form_of, served, signed_in, source_of
 
@@ -22,11 +23,12 @@ from streams.web import ActionRun, Monitor  # isort: skip
 from streams.web.actions import RegisteredAction  # isort: skip
 from streams.web.group_look import GroupLook  # isort: skip
 from streams.web.letters import DeadLetters  # isort: skip
+from streams.web.monitor import WebOptions  # isort: skip
 
 
 @pytest.fixture
 def monitor(tmp_path: Path) -> Iterator[Monitor]:
-    (path := tmp_path / "tokens.toml").write_text(TOKENS)
+    path = private(tmp_path / "tokens.toml", TOKENS)
     made = served(source_of(), str(path))
     yield made
     made.close()
@@ -210,6 +212,25 @@ def test_an_action_that_exits_ends_itself_alone(monitor: Monitor) -> None:
         assert ask(monitor.port, "/api/v1/actions/leave/start", method="POST").status == 200
         wait_until(lambda: last()["ended_ms"] is not None, "its end", step=0.02)
         assert (last()["state"], last()["result"]) == ("failed", "SystemExit: 3")
+
+
+def test_a_source_that_does_not_run_cannot_be_drained(monitor: Monitor) -> None:
+    """That it can be while it runs: ``tests/broker/test_web.py``."""
+    path = "/api/v1/actions/drain-this-member/start"
+    with monitor:
+        assert ask(monitor.port, path, LOOK, method="POST").status == 403
+        assert ask(monitor.port, path, method="POST").status == 200
+
+        def last() -> dict[str, Any]:
+            found = json.loads(ask(monitor.port, "/api/v1/actions", LOOK).text)
+            return next(action["runs"][0] for action in found if action["name"] == "drain-this-member")
+
+        wait_until(lambda: last()["state"] == "failed", "it is refused", step=0.02)
+        assert last()["result"].endswith("the source is created, not running")
+    monitor.serve_for(WebOptions(address="127.0.0.1:0"), None, None)  # as kes web does
+    with monitor:
+        token = monitor.link.partition("#")[2]
+        assert ask(monitor.port, path, token, method="POST").status == 404, "it runs nothing"
 
 
 async def test_no_cancel_hides_that_letters_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:

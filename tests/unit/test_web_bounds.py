@@ -69,6 +69,14 @@ def test_an_endless_head_is_cut_off(web_port: int, piece: bytes) -> None:
             pytest.fail("it was taken")
 
 
+@pytest.mark.parametrize("path", ["/state", "/api/v1/state", "/views"])
+def test_a_key_of_megabytes_is_refused(web_port: int, path: str) -> None:
+    for size in (1_000_000, 3_000_000):
+        with contextlib.suppress(OSError):  # it is cut off
+            assert ask(web_port, f"{path}?topic=t&key={'k' * size}").status in (200, 400, 414, 503)
+    assert ask(web_port, "/live", None).status == 200
+
+
 def test_requests_are_not_piled_up_on_a_connection(web_port: int) -> None:
     with raw(web_port) as connection:
         one = f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\n\r\n".encode()

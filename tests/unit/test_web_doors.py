@@ -7,11 +7,15 @@ import logging
 import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from streams.errors import ConfigError
+from streams.queries.tickets import group_secret
+from streams.runtime.keeping.snapshots import read_secret
+from tests.unit.private_kit import private
 from tests.unit.web_kit import (
     ACT,
     LOOK,
@@ -34,6 +38,7 @@ PATHS = [
     "/",
     "/source",
     "/views",
+    "/state?key=a",
     "/dead-letters",
     "/actions",
     "/settings",
@@ -41,7 +46,7 @@ PATHS = [
     "/metrics",
     "/events?page=source",
 ]
-API = ["group", "topology", "settings", "views", "actions", "openapi.json"]
+API = ["group", "topology", "settings", "views", "state?key=a", "actions", "openapi.json"]
 STARTS = "/actions/start"
 
 
@@ -87,6 +92,8 @@ def test_a_token_that_may_look_changes_nothing_and_sees_no_values(web_port: int)
     assert ask(web_port, "/api/v1/dead-letters", LOOK).status == 403
     assert ask(web_port, "/api/v1/views/orders?key=a", LOOK).status == 403
     assert ask(web_port, "/views?topic=orders&key=a", LOOK).status == 403
+    assert ask(web_port, "/api/v1/state?key=a", LOOK).status == 403
+    assert ask(web_port, "/state?key=a", LOOK).status == 403
     assert ask(web_port, "/api/v1/actions", ACT).text.count('"number"') == 0, "nothing has been started"
 
 
@@ -108,14 +115,57 @@ def test_wrong_tokens_have_to_wait_longer_and_longer() -> None:
         assert len(back_off._wrong) <= 1024
 
 
+def test_behind_a_proxy_one_client_does_not_lock_out_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All come from the proxy's address. What counts is the one that the proxy has added, not what a client claims."""
+    monkeypatch.setattr(tokens, "FREE_TRIES", 0)
+    path = private(tmp_path / "token", ACT)
+
+    def status(port: int, token: str, *forwarded: str) -> int:
+        head = [f"Host: monitor.example\r\nAuthorization: Bearer {token}\r\n"]
+        head += [f"X-Forwarded-For: {each}\r\n" for each in forwarded]
+        with raw(port) as connection:
+            connection.sendall(f"GET /settings HTTP/1.1\r\n{''.join(head)}Connection: close\r\n\r\n".encode())
+            return int(until_closed(connection).split()[1])
+
+    with served(source_of(), str(path), behind_tls_proxy=True, names=["monitor.example"]) as monitor:
+        assert status(monitor.port, "wrong", "10.0.0.1") == 401
+        for forwarded in (["10.0.0.1"], ["10.0.0.2, 10.0.0.1"], ["10.0.0.2", "10.0.0.1"]):
+            assert status(monitor.port, ACT, *forwarded) == 429, forwarded
+        for forwarded in (["10.0.0.2"], ["10.0.0.1, 10.0.0.2"], ["10.0.0.1", "10.0.0.2"], ["2001:db8::1"], []):
+            assert status(monitor.port, ACT, *forwarded) == 200, forwarded
+        assert status(monitor.port, "wrong", "what is no address") == 401
+        assert status(monitor.port, ACT) == 429, "the proxy's own"
+    with served(source_of(), str(path)) as monitor:  # without a proxy the header is anybody's
+        head = {"X_Forwarded_For": "10.0.0.1"}
+        assert ask(monitor.port, "/settings", "wrong", **head).status == 401
+        assert ask(monitor.port, "/settings", ACT, X_Forwarded_For="10.0.0.2").status == 429
+
+
 def test_while_it_waits_no_token_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "FREE_TRIES", 1)
-    (path := tmp_path / "token").write_text(ACT)
+    path = private(tmp_path / "token", ACT)
     with served(source_of(), str(path)) as monitor:
         assert ask(monitor.port, "/settings").status == 200
         assert [ask(monitor.port, "/settings", "wrong").status for _ in range(3)] == [401, 401, 429]
         refused = ask(monitor.port, "/settings")
         assert (refused.status, int(refused.headers["retry-after"]) >= 1) == (429, True)
+
+
+def test_a_secret_that_other_users_can_read_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = private(tmp_path / "secret", ACT)
+    uses: list[Callable[[str], object]] = [tokens.Tokens.of_file, group_secret, read_secret]
+    for mode in (0o644, 0o604, 0o602, 0o620, 0o666):
+        path.chmod(mode)
+        for use in uses:
+            with pytest.raises(ConfigError, match=f"its mode is {mode:o}.*: chmod g-w,o= {path}") as raised:
+                use(str(path))
+            assert ACT not in str(raised.value)
+    for mode in (0o600, 0o400, 0o440, 0o640):  # a service may have its secrets by its group
+        path.chmod(mode)
+        for use in uses:
+            use(str(path))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +185,7 @@ def test_a_token_file_that_cannot_be_used_is_named_and_not_quoted(
 ) -> None:
     path = tmp_path / "tokens"
     if text is not None:
-        path.write_text(text)
+        private(path, text)
     with pytest.raises(ConfigError, match=re.escape(complaint)) as raised:
         tokens.Tokens.of_file(path)
     assert str(path) in str(raised.value)
@@ -290,7 +340,7 @@ def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_named(tmp_path:
 
 
 def test_behind_a_proxy_it_is_reached_by_its_name(tmp_path: Path) -> None:
-    (path := tmp_path / "token").write_text(ACT)
+    path = private(tmp_path / "token", ACT)
     with served(source_of(), str(path), behind_tls_proxy=True, names=["monitor.example"]) as monitor:
         own = "https://monitor.example"
         reply = ask(

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 import pytest
 
 from streams import EventSource, EventSourceConfig
+from tests.unit.private_kit import private
 
 for _package in ("starlette", "uvicorn", "httptools", "jinja2", "aiohttp"):
     pytest.importorskip(_package)
@@ -122,8 +123,7 @@ def served(source: EventSource[Any], tokens: str, **settings: Any) -> Monitor:
 
 @pytest.fixture(scope="module")
 def web_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
-    path.write_text(TOKENS)
+    path = private(tmp_path_factory.mktemp("tokens") / "tokens.toml", TOKENS)
     monitor = served(source_of(), str(path))
 
     @monitor.action("count")

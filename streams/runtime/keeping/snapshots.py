@@ -53,6 +53,7 @@ from streams.errors import ConfigError, Stopped
 from streams.runtime.keeping.entries import HEAD, Damaged
 from streams.runtime.keeping.figures import room_at
 from streams.runtime.keeping.folder import StateFolder, no_step, set_aside
+from streams.sak.private_files import read_private
 
 _log = logging.getLogger(__name__)
 
@@ -357,11 +358,12 @@ def open_snapshots(
 
 
 def read_secret(path: str) -> bytes:
-    """Return the secret in a file, without the spaces around it; none for no path. Raises ``ConfigError``."""
+    """Return the secret in a file, without the spaces around it; none for no path. Raises ``ConfigError``, also for a
+    file that other users can read or change."""
     if not path:
         return b""
     try:
-        found = Path(path).read_bytes().strip()
+        found = read_private(path).strip()
     except OSError as error:
         raise ConfigError(f"StateConfig.snapshot_secret_file cannot be read: {error}") from error
     if len(found) < _TOO_SHORT:

@@ -67,7 +67,7 @@ class FollowedTopic:
     def __init__(self, topic: str, connections: LogConnections) -> None:
         self.topic = topic
         self.partitions = 0
-        self._id = ""
+        self.topic_id = ""
         self._connections = connections
         self._worker = connections.worker()
         self._clients: list[TopicRequests] = []
@@ -86,7 +86,7 @@ class FollowedTopic:
                     "it): create it, or check the name"
                 )
             await anyio.sleep(_PAUSE_SECONDS)
-        self._id, self.partitions = found
+        self.topic_id, self.partitions = found
 
     async def loss(self, deadline: float) -> StreamsError | None:
         """Return an error if the topic is not the one any more that was found. Otherwise set ``partitions`` to its
@@ -98,10 +98,10 @@ class FollowedTopic:
         if found is None:
             return TopicError(f"topic {self.topic} does not exist any more at {self._connections.addresses}")
         identity, partitions = found
-        if identity != self._id:
+        if identity != self.topic_id:
             return OffsetError(
-                f"topic {self.topic} was deleted and created again (its id was {self._id}, and is {identity}): all "
-                "that was received came from the old one. Start a new global change log"
+                f"topic {self.topic} was deleted and created again (its id was {self.topic_id}, and is {identity}): "
+                "all that was received came from the old one. Start a new global change log"
             )
         if partitions > self.partitions:
             _log.warning(
@@ -124,21 +124,25 @@ class FollowedTopic:
         """Return what is wrong with a topic whose records are deleted by age or size: it has more than a view of it
         will have later. Empty if it is compacted, or if that cannot be seen: a reader needs no right to see settings.
         """
-        try:
-            found = await self._request(lambda: self._clients[0].describe([self.topic], REQUEST_SECONDS))
-        except Stopped:
-            raise
-        except StreamsError as error:
-            _log.debug("%s: its cleanup.policy cannot be looked at: %s", self.topic, error)
-            return ""
-        description = found.get(self.topic)
-        policy = "" if description is None else description.configs.get("cleanup.policy", "")
+        policy = (await self.settings()).get("cleanup.policy", "")
         if not policy or "compact" in policy:
             return ""
         return (
             f"{self.topic} has cleanup.policy={policy}, not compact: keys that retention deletes are still here, and "
             "missing wherever the topic is read from the start later"
         )
+
+    async def settings(self) -> Mapping[str, str]:
+        """Return the settings of the topic; none if they cannot be seen."""
+        try:
+            found = await self._request(lambda: self._clients[0].describe([self.topic], REQUEST_SECONDS))
+        except Stopped:
+            raise
+        except StreamsError as error:
+            _log.debug("%s: its settings cannot be looked at: %s", self.topic, error)
+            return {}
+        description = found.get(self.topic)
+        return {} if description is None else description.configs
 
     def close(self) -> None:
         """End the thread as soon as it has its answer; tasks that wait for one get ``Stopped``."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import anyio
@@ -68,6 +68,8 @@ class LogReader:
         self.state = SourceState.CREATED
         self.failure: Exception | None = None
         self.is_cut_off = False
+        self.begin_at: Callable[[FollowedTopic], Awaitable[Mapping[int, int]]] | None = None
+        """Returns where to go on in each partition; the others are read from the start of their logs."""
         self._only_compacted = only_compacted
         self._connections = connections
         self._on_error = on_error
@@ -98,6 +100,7 @@ class LogReader:
             await followed.find(self._topic_timeout)
             if self._only_compacted and (trouble := await followed.why_not_compacted()):
                 raise TopicError(f"{trouble}. Choose a compacted topic, or set its cleanup.policy to compact")
+            starts = {} if self.begin_at is None else await self.begin_at(followed)
         except BaseException:
             followed.close()
             stopping = self.state is SourceState.STOPPING
@@ -114,6 +117,7 @@ class LogReader:
             self._on_error,
             lambda: news.put(None),
             lambda partition, error: failed.put((partition, error)),
+            starts,
         )
         self._began = time.monotonic()
         self.state = SourceState.RUNNING
@@ -245,7 +249,7 @@ class LogReader:
         if isinstance(error, TopicError | OffsetError) and self.state is SourceState.RUNNING:
             self._task(self._examine, partition, error)
         else:
-            self._fail(error)
+            self.fail(error)
 
     async def _examine(self, partition: int, error: TopicError | OffsetError) -> None:
         """Find out why a partition cannot be read: its place in the log is gone, or the topic, or a broker does not
@@ -297,7 +301,7 @@ class LogReader:
             self.is_cut_off = False
             self._changed.notify()
         if loss is not None:
-            self._fail(loss)
+            self.fail(loss)
             raise loss
         following.grow(followed.partitions)
 
@@ -308,7 +312,7 @@ class LogReader:
             except Stopped:
                 pass
             except Exception as error:
-                self._fail(error)
+                self.fail(error)
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
@@ -316,7 +320,8 @@ class LogReader:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Stop reading because of an error: the first one is raised."""
         if self.state is not SourceState.RUNNING:
             return
         if not isinstance(error, StreamsError):

@@ -93,6 +93,7 @@ class Following:
         on_error: OnError,
         news: Callable[[], None],
         failed: Callable[[int, Exception], None],
+        starts: Mapping[int, int] | None = None,
     ) -> None:
         self.topic = topic
         self.awaited = False
@@ -103,6 +104,7 @@ class Following:
         self._failed = failed
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._starts = starts or {}
         self._followed: dict[int, _Followed] = {}
         self._epoch = 0
         tail.start(self._receive, self._fail)
@@ -110,13 +112,15 @@ class Following:
     # -- requests of all threads ---------------------------------------------------------------------------------------
 
     def grow(self, partitions: int) -> None:
-        """Follow those of the first ``partitions`` that are not followed yet, from the start of their logs."""
+        """Follow those of the first ``partitions`` that are not followed yet."""
         with self._lock:
             if self._ended.is_set():
                 return
             for number in range(len(self._followed), partitions):
-                self._followed[number] = _Followed(number)  # first: the thread may be quicker
-                self._follow(number, FROM_START)
+                followed = self._followed[number] = _Followed(number)  # first: the thread may be quicker
+                if number in self._starts:
+                    followed.begin_at(self._starts[number])
+                self._follow(number, followed.next)
 
     def go_on(self, partition: int) -> None:
         """Read a partition again that failed, from where it was."""
