@@ -16,7 +16,8 @@ from streams.protocols import Codec
 from streams.records import TYPE_HEADER
 from streams.runtime import source_topics
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.joining import ROUTE_PREFIX, JoinKind, keep_row, with_update
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX
+from streams.runtime.partition.joining import JoinKind, keep_row, with_update
 from streams.stores.joined import Joined, Partitioner, Update
 from streams.topics import InputSpec
 

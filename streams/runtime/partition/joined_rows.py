@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from streams.records import Change, IncomingRecord
 from streams.runtime.changelog import JOIN_PREFIX
 from streams.topics import InputSpec
 
 _log = logging.getLogger(__name__)
+
+ROUTE_PREFIX: Final = "kes.join."
+"""Names of the routes of joined tables begin with it; the table's topic follows. It is the type of their records."""
 
 
 class ReadRow(Protocol):

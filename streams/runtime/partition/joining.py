@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from streams.core.origin import Origin
 from streams.core.router import Route
@@ -20,14 +20,11 @@ from streams.records import Change, IncomingRecord
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import describe
 from streams.runtime.partition.host import Host
-from streams.runtime.partition.joined_rows import RowTable, row_key
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX, RowTable, row_key
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.unit import Unit
 
 StoreT = TypeVar("StoreT")
-
-ROUTE_PREFIX: Final = "kes.join."
-"""Names of the routes of joined tables begin with it; the table's topic follows."""
 
 
 class RowChange:
