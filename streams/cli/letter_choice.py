@@ -102,8 +102,8 @@ def problems_of(
         elif letter.facts.get("kind") == ROW:
             topic = letter.facts["topic"]
             problem = (
-                f"it is a row of the joined table {topic}, where it would take the place of a newer one. If it is still "
-                f"right, write it to {topic} as its owner does; then `kes dlq drop` the letter"
+                f"it is a row of the joined table {topic}, where it would take the place of a newer one. If it is "
+                f"still right, write it to {topic} as its owner does; then `kes dlq drop` the letter"
             )
         elif count is None:
             problem = f"topic {letter.facts['topic']} does not exist any more: create it, or drop the letter"

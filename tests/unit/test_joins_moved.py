@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from streams import PoolConfig, StateConfig, Table
-from streams.cli import skip
+from streams.cli import skip, state_writing
+from streams.cli.state_sources import StateAt
 from streams.disk.sqlite import SQLite
 from streams.errors import TopicReplaced
 from streams.records import IncomingRecord, Output
@@ -95,6 +96,81 @@ def test_a_join_that_is_taken_out_and_put_back_has_its_rows(caplog: pytest.LogCa
         assert seen(driver)[-2:] == ["ann: Ann to Anna", "ann is Anna"]
         assert seen(driver).count("ann: - to Ann") == 1
         driver.check()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_join_that_was_forgotten_is_read_anew(
+    kes: Kes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, interrupted: bool
+) -> None:
+    """Its rows go, its position, and the group's offsets: what was deleted meanwhile is not there when it is back."""
+    release, changelog = {"joins": True}, "shop.orders.changelog"
+
+    def build() -> Any:
+        return Shop(update, joins=release["joins"]).source
+
+    with TestDriver(build) as driver:
+        broker = driver._world.broker
+        for name in ("ann", "bob", "eve"):
+            driver.table(CUSTOMERS).put(name, Customer(name))
+        place(driver, "ann", "bob")
+        release["joins"] = False
+        driver.leave()
+
+        def last_records(topic: str, numbers: list[int], key: bytes) -> dict[int, IncomingRecord]:
+            logs = {number: [*broker.log(topic, number).committed(0, 1 << 30)] for number in numbers}
+            found = {number: [one for one in log if one.key == key] for number, log in logs.items()}
+            return {number: records[-1] for number, records in found.items() if records}
+
+        def forget_offsets(topic: str) -> None:
+            for number in range(2):
+                broker.offsets.pop((topic, number), None)
+
+        def send(outputs: list[Output]) -> None:
+            if interrupted:
+                raise KeyboardInterrupt
+            for one in outputs:
+                broker.append(one.topic, one.partition, one.key, one.value, None)
+
+        checks = SimpleNamespace(
+            refuse_if_alive=lambda: None,
+            committed=lambda numbers, topic="": {number: broker.offsets.get(number) for number in numbers},
+            last_records=last_records,
+            forget_offsets=forget_offsets,
+            source=lambda topic="": ({n: broker.range(topic, n) for n in range(2)}, broker.identity(topic).topic_id),
+            source_id=lambda topic="orders": broker.identity(topic).topic_id,
+            changelog_id=lambda: broker.identity(changelog).topic_id,
+            hold=lambda *_: None,
+        )
+        states = {n: StateAt(-1, {}).after([*broker.log(changelog, n).committed(0, 1 << 30)]) for n in range(2)}
+        monkeypatch.setitem(sys.modules, "shop", module := ModuleType("shop"))
+        monkeypatch.setattr(state_writing, "GroupChecks", lambda *_, **__: nullcontext(checks))
+        monkeypatch.setattr(state_writing, "state_of", lambda *_: states)
+        slot = SimpleNamespace(send=send, commit=lambda: None, abort=lambda: None)
+        monkeypatch.setattr(state_writing, "slot_of", lambda *_: nullcontext(slot))
+        arguments = ["state", "forget", "shop:source", "--bootstrap-servers", "nowhere:1", "--yes", "--join"]
+        vars(module).update(source=Shop().source)
+        assert "shop:source reads customers: only a join that" in kes(*arguments, CUSTOMERS, code=1).words
+        vars(module).update(source=build())
+        assert "it has those of customers" in kes(*arguments, "costumers", code=1).words
+        dry = kes(*arguments, CUSTOMERS, "--dry-run", "--json").data
+        assert sum(row["deleted"] for row in dry["partitions"]) == len(rows(driver)) + len(rows(driver, 1)) == 3
+        if interrupted:
+            kes(*arguments, CUSTOMERS, code=130)
+        else:
+            kes(*arguments, CUSTOMERS)
+            assert rows(driver) | rows(driver, 1) == {}
+            for number in range(2):  # and its topic has forgotten that there was a Bob
+                for entry in broker.log(CUSTOMERS, number).entries:
+                    entry.gone = entry.gone or entry.key == b"bob"
+        driver.restart()
+        place(driver, "ann")
+        assert ("which this source does not join" in caplog.text) == interrupted
+        release["joins"] = True
+        driver.leave()
+        driver.restart()
+        place(driver, "ann", "bob")
+        assert seen(driver)[-2:] == ["ann is ann", "bob is bob" if interrupted else "bob is -"]
+        assert seen(driver).count("ann: - to ann") == (1 if interrupted else 2)
 
 
 def test_a_join_that_is_added_to_a_source_with_state_is_read_first() -> None:

@@ -7,7 +7,7 @@ that is restored from the changelog has exactly the rows up to its position.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 from streams.records import Change, IncomingRecord
@@ -111,13 +111,15 @@ class JoinedRows:
         table = self.tables.get(getattr(joined, "topic", ""))
         return table if table is not None and table.joined is joined else None
 
-    def warn(self, warned: set[str]) -> None:
-        """Log the tables that are not known, once each."""
-        for name in sorted(self.unknown - warned):
+    def warn(self, warned: set[str], begun: Callable[[str], bool]) -> None:
+        """Log the tables that are not known, once each. ``begun``: whether there is a position in a table; of one that
+        was forgotten (``kes state forget``) there is none."""
+        for name in sorted(filter(begun, self.unknown - warned)):
             warned.add(name)
             _log.warning(
                 "the changelog has rows of the table %s, which this source does not join: they are left there, and are "
-                "used again when source.join(%r, ...) is back",
+                "used again when source.join(%r, ...) is back; `kes state forget SOURCE --join %s` removes them",
+                name,
                 name,
                 name,
             )
