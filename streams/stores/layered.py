@@ -106,7 +106,9 @@ class LayeredEngine:
         *,
         reverse: bool = False,
         inclusive: tuple[bool, bool] = (True, False),
+        reserved: bool = False,
     ) -> Iterator[tuple[bytes, bytes]]:
+        """Scan; with ``reserved`` also what is kept in the database beside the store's own entries."""
         if low is not None and not inclusive[0]:
             low += b"\0"
         if high is not None and inclusive[1]:
@@ -120,7 +122,7 @@ class LayeredEngine:
                     value = change.value
                 else:  # what was let go since then is newer than the page
                     value = rows.get(key) if times == self._times else self.get(key)
-                if value is not None and not key.startswith(RESERVED_KEY_PREFIX):
+                if value is not None and (reserved or not key.startswith(RESERVED_KEY_PREFIX)):
                     yield key, value
             if is_last:
                 return
@@ -178,6 +180,15 @@ class LayeredEngine:
             self._new_keys.add(change.key)
         self._overlay[change.key] = change
 
+    def exchange(self, change: Change) -> Change | None:
+        """Enter a change that is of an event, and not of the store. Returns the entry that it displaces, for
+        ``put_back``."""
+        before = self._overlay.get(change.key)
+        self._overlay[change.key] = change
+        if before is None:
+            self._new_keys.add(change.key)
+        return before
+
     def put(self, key: bytes, value: bytes, /) -> None:
         self.enter(self.journal[-1])
 
@@ -186,7 +197,10 @@ class LayeredEngine:
 
     def take_back(self, change: Change) -> None:
         """Undo ``enter``; the last one first."""
-        before = self._displaced.pop(id(change), None)
+        self.put_back(change, self._displaced.pop(id(change), None))
+
+    def put_back(self, change: Change, before: Change | None) -> None:
+        """Undo ``exchange``."""
         if self._overlay.get(change.key) is change:
             if before is None:
                 self._drop(change.key)

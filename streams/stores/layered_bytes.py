@@ -26,6 +26,8 @@ class LayeredBytes(JournalledBytes):
     __slots__ = ()
     _layers: LayeredEngine
     disk: DiskEngine
+    row_prefixes: frozenset[bytes] = frozenset()
+    """What the keys of rows of joined tables begin with that are read in the database: no start loads them."""
 
     @property
     def layout(self) -> str:
@@ -36,6 +38,11 @@ class LayeredBytes(JournalledBytes):
         """Estimate the number of keys, without reading them: keys that were just written may count twice."""
         self._check_open()
         return self._layers.estimated_len()
+
+    def keep_rows(self, prefix: bytes) -> LayeredEngine:
+        """Keep the rows of a joined table, too, whose keys begin so. Returns the engine for them."""
+        self.row_prefixes |= {prefix}
+        return self._layers
 
     def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
         """See ``DiskStore``, as the next three."""

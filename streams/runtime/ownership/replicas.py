@@ -257,7 +257,7 @@ class Replicas:
         self._epoch += 1
         if store is None:
             store = self._make_store(TopicPartition(self._member.config.topic, partition))
-        joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition)
+        joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition, store)
         return Replica(partition, self._epoch, store, self._member.now(), joined)
 
     def _begin(self, copy: Replica) -> None:

@@ -38,8 +38,8 @@ class JoinedTopic(Protocol[TableT_co]):
     @property
     def topic(self) -> str: ...
 
-    def rows(self, partition: int) -> TableT_co:
-        """Make the empty table of a partition."""
+    def rows(self, partition: int, store: object, prefix: bytes) -> TableT_co:
+        """Make the empty table of a partition with this store; keys of its rows begin with ``prefix``."""
         ...
 
 
@@ -49,7 +49,12 @@ class RowTable(Protocol):
     @property
     def joined(self) -> Any: ...
     def row(self, key: bytes) -> bytes | None: ...
-    def set_row(self, key: bytes, value: bytes | None) -> None: ...
+    def set_row(self, key: bytes, change: Change) -> None:
+        """Set a row, or delete it. Rows on disk are let go by the very change that is committed, or was received."""
+        ...
+
+    def exchange_row(self, key: bytes, change: Change) -> Any: ...
+    def put_back_row(self, key: bytes, change: Change, before: Any) -> None: ...
     def read(self, record: IncomingRecord, size_limit: int) -> Any: ...
     def update(self, row: Any, old: bytes | None) -> Any: ...
     def revoked(self) -> None: ...
@@ -69,18 +74,20 @@ class JoinedRows:
         self._is_over = False
 
     @classmethod
-    def of(cls, inputs: Iterable[InputSpec], partition: int) -> JoinedRows:
-        """Make the empty tables of a partition."""
-        return cls({spec.topic: spec.table.rows(partition) for spec in inputs if spec.table is not None})
+    def of(cls, inputs: Iterable[InputSpec], partition: int, store: object = None) -> JoinedRows:
+        """Make the empty tables of a partition with this store. Raises ``ConfigError`` for one that does not fit."""
+        specs = [spec for spec in inputs if spec.table is not None]
+        return cls({spec.topic: spec.table.rows(partition, store, row_key(spec.topic, b"")) for spec in specs})
 
-    def receive(self, key: bytes, value: bytes | None) -> None:
-        """Take a record of the changelog."""
+    def receive(self, change: Change) -> None:
+        """Take a change of the changelog."""
+        key, value = change.key, change.value
         name, is_row, row = key[len(JOIN_PREFIX) :].partition(b"\0")
         table = self._by_name.get(name)
         if table is None:
             self.unknown.add(name.decode(errors="replace"))
         elif is_row:
-            table.set_row(row, value)
+            table.set_row(row, change)
         elif value is None:
             self.goals.pop(name.decode(), None)
         else:
