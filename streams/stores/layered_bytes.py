@@ -35,7 +35,8 @@ class LayeredBytes(JournalledBytes):
         return f"{super().layout} on {self.disk.name}"
 
     def estimated_len(self) -> int:
-        """Estimate the number of keys, without reading them: keys that were just written may count twice."""
+        """Estimate the number of keys, without reading them: keys that were just written may count twice,
+        and timers and rows of joined tables count, too."""
         self._check_open()
         return self._layers.estimated_len()
 

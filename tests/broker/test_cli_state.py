@@ -223,6 +223,7 @@ async def test_state_is_imported_and_migrated(
     await lab.check_settled(lab.changelog)
 
 
+@pytest.mark.nightly
 async def test_a_join_is_forgotten(lab: Lab, kes: Kes) -> None:
     """Its rows, its position and the group's offsets there: put back, the table is read anew."""
     table = f"{lab.topic}-table"

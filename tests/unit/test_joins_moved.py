@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import sys
 from contextlib import closing, nullcontext
@@ -20,6 +21,7 @@ from streams.records import Change, IncomingRecord, Output, Record
 from streams.runtime.changelog import JOIN_PREFIX
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.stores.joined import PARTITIONERS
+from streams.stores.layered import LayeredEngine
 from streams.testing import TestDriver
 from streams.testing.driver_base import Unsettled
 from streams.testing.simulation.broker import LogEntry
@@ -307,6 +309,36 @@ def test_scans_of_rows_on_disk(tmp_path: Path) -> None:
         assert [key for key, _ in table.range("a", "b", include_high=True)] == ["a", "b"]
         assert [key for key, _ in table.prefix("b")] == ["b"]
         assert (table.first(), len(table), "d" in table) == (("a", Customer("new")), 3, False)
+
+
+def test_scans_of_a_store_pass_over_rows_in_its_database() -> None:
+    """Without reading them: a table of some millions is no matter of a scan over ten entries of the store."""
+    kept = [JOIN_PREFIX + b"t\0a", JOIN_PREFIX + b"t\0b"]
+    own = [b"", b"a", b"z", b"\xff\xffkes", b"\xff\xffkes/", b"\xff\xff\xff"]
+    layers = LayeredEngine()
+    for key in own + kept:
+        layers.receive(Change(key, b"1"))
+    ends = [None, *own, *kept]
+    for low, high, reverse in itertools.product(ends, ends, (False, True)):
+        for inclusive in itertools.product((False, True), repeat=2):
+            with_low, with_high = inclusive
+            due = [
+                key
+                for key in sorted(own, reverse=reverse)
+                if (low is None or low < key or (with_low and low == key))
+                and (high is None or key < high or (with_high and high == key))
+            ]
+            found = layers.range(low, high, reverse=reverse, inclusive=inclusive)
+            assert [key for key, _ in found] == due, (low, high, reverse, inclusive)
+    read = layers._page
+
+    def page(low: Any, high: Any, *more: Any) -> Any:
+        rows = read(low, high, *more)
+        assert not any(key in kept for key in rows[1])
+        return rows
+
+    layers._page = page  # type: ignore[method-assign]
+    assert len(layers) == len(own)
 
 
 def test_an_attempt_that_fails_takes_a_row_on_disk_back(tmp_path: Path) -> None:
