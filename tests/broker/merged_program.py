@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,13 @@ class Hop(msgspec.Struct, frozen=True):
     left: int
 
 
+class Told(NamedTuple):
+    """A record that was told of: ``chain`` names it."""
+
+    chain: str
+    offset: int
+
+
 def topics_of(group: str) -> dict[str, str]:
     """Return the topics by what they are for; ``loop`` is the source's own."""
     names = {name: f"{group}-{name}" for name in ("orders", "payments", "customers", "said")}
@@ -68,7 +75,7 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
     source.input(topics["payments"], event=Paid)
     customers = source.join(topics["customers"], key=str, value=int)
 
-    def witness(ctx: EventContext[Any], *facts: object) -> IncomingWitness:
+    def witness(ctx: EventContext[Any], *facts: object) -> Told:
         record = ctx.input
         assert record is not None
         plan.hit("handler.before")
@@ -78,7 +85,7 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
         plan.hit("store.after")
         value = msgspec.json.encode([count, record.topic, record.offset, *facts])
         ctx.forward(Record(topics["said"], value, b"%d" % record.partition, partition=record.partition))
-        return IncomingWitness(f"{record.topic}-{record.partition}-{record.offset}", record.offset)
+        return Told(f"{record.topic}-{record.partition}-{record.offset}", record.offset)
 
     def hop(ctx: EventContext[Any], chain: str, left: int, step: int) -> None:
         key = CUSTOMERS[step % len(CUSTOMERS)]
@@ -110,13 +117,6 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
 
     source.register_event_type(Paid, paid)
     return source
-
-
-class IncomingWitness(msgspec.Struct, frozen=True):
-    """What was told of a record: ``chain`` names it."""
-
-    chain: str
-    offset: int
 
 
 if __name__ == "__main__":
