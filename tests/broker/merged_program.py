@@ -1,5 +1,5 @@
 """The program of ``test_battery_merged``: orders, payments, customers with an update handler, and a loop; out which one
-came as which, with the row it has met. It dies or freezes where ``KES_FAULT`` says.
+came as which, with the row it has met. It dies or freezes where ``KES_FAULT`` says. With ``MERGED_FOLDER`` store and rows are on disk.
 
 python merged_program.py BOOTSTRAP GROUP INSTANCE
 """
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Table, Update, event_type
+from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, Update, event_type
+from streams.disk import SQLite
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
@@ -58,7 +59,8 @@ def topics_of(group: str) -> dict[str, str]:
 
 
 def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: float = 6.0) -> EventSource[Any]:
-    topics = topics_of(group)
+    topics, folder = topics_of(group), os.environ.get("MERGED_FOLDER", "")
+    engine = SQLite() if folder else None
     config = EventSourceConfig(
         group_id=group,
         topic=topics["orders"],
@@ -70,10 +72,11 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
         session_timeout_seconds=session,
         transaction_timeout_seconds=session - 1.0,
         metrics_handler=settled_hook(plan),
+        state=StateConfig(folder=folder, checkpoint_seconds=0.2),
     )
-    source = EventSource(config, Table.factory(key=str, value=int))
+    source = EventSource(config, Table.factory(key=str, value=int, engine=engine))
     source.input(topics["payments"], event=Paid)
-    customers = source.join(topics["customers"], key=str, value=int)
+    customers = source.join(topics["customers"], key=str, value=int, engine=engine)
 
     def witness(ctx: EventContext[Any], *facts: object) -> Told:
         record = ctx.input

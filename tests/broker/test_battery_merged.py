@@ -34,7 +34,7 @@ from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec, changelog_name
 from tests.broker import merged_program as program
 from tests.broker.battery_kit import Worker, let_pass, wait_until
-from tests.broker.gate import gate
+from tests.broker.gate import nightly
 from tests.unit.joins_kit import folded
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
@@ -204,20 +204,24 @@ def strikes(point: str, rng: random.Random) -> int:
 
 
 @pytest.mark.parametrize(
-    "points", gate([("flush.after", "commit.after"), AT_WORK], ("flush.after", "commit.after")), ids=["two", "all"]
+    ("points", "on_disk"),
+    [(("flush.after", "commit.after"), False), nightly(AT_WORK, False), nightly(AT_WORK[:-1], True)],
+    ids=["two", "all", "all on disk"],
 )
-def test_killed_at_named_points(merged: MergedBench, tmp_path: Path, seed: int, points: tuple[str, ...]) -> None:
+def test_killed_at_named_points(
+    merged: MergedBench, tmp_path: Path, seed: int, points: tuple[str, ...], on_disk: bool
+) -> None:
     """The only member dies at one point after another, the first time within the table's first load."""
-    rng = random.Random(seed)
+    rng, disk = random.Random(seed), {"MERGED_FOLDER": str(tmp_path / "state")} if on_disk else {}
     merged.send(400, rng, rows=0.9)
     with started(merged, tmp_path) as start:
         order = rng.sample(points, len(points))
         if order[0] == "restore.half":  # there is nothing to restore yet
             order.reverse()
         for point in order:
-            victim = start("victim", KES_FAULT=f"{point}:{strikes(point, rng)}")
+            victim = start("victim", KES_FAULT=f"{point}:{strikes(point, rng)}", **disk)
             until_dead(merged, victim, rng)
-        finished(merged, start("victim"))
+        finished(merged, start("victim", **disk))
 
 
 @pytest.mark.nightly
