@@ -1,5 +1,6 @@
 """The program of ``test_battery_merged``: orders, payments, customers with an update handler, and a loop; out which one
-came as which, with the row it has met. It dies or freezes where ``KES_FAULT`` says. With ``MERGED_FOLDER`` store and rows are on disk.
+came as which, with the row it has met. It dies or freezes where ``KES_FAULT`` says. With ``MERGED_FOLDER`` store and
+rows are on disk.
 
 python merged_program.py BOOTSTRAP GROUP INSTANCE
 """
