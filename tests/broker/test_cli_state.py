@@ -13,6 +13,7 @@ import pytest
 
 from streams import EventContext, EventSource, Record, SimpleStore, StateConfig, Table
 from streams.cli import state_writing
+from streams.codecs import int_codec
 from streams.stores import NamedTable, Stores
 from tests.broker.engine_kit import Lab, Running, producer_to
 from tests.unit.waiting import PATIENCE
@@ -251,7 +252,7 @@ async def test_a_join_is_forgotten(lab: Lab, kes: Kes) -> None:
             await lab.until_outputs(before + 1)
         return (await lab.records())[-1].value
 
-    await lab.send(b"7", b"ada", None, topic=table)
+    await lab.send(int_codec.encode(7), b"ada", None, topic=table)
     await lab.flush()
     assert await handled(joins=True) == b"7"
     assert "only a join that the source does not declare" in (await run(release(joins=True), "--yes"))[2]
@@ -263,7 +264,7 @@ async def test_a_join_is_forgotten(lab: Lab, kes: Kes) -> None:
     assert (code, [row["deleted"] for row in answer["partitions"]]) == (0, [1]), err
     assert await asyncio.to_thread(lab.admin.committed, lab.group, table, 10.0) == {}
     assert "it has none of any table" in (await run(release(joins=False), "--yes"))[2]
-    await lab.send(b"8", b"ada", None, topic=table)
+    await lab.send(int_codec.encode(8), b"ada", None, topic=table)
     await lab.flush()
     assert await handled(joins=True) == b"8"
     await lab.check_settled(lab.changelog)
