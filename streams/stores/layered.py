@@ -56,6 +56,7 @@ class LayeredEngine:
     def __init__(self) -> None:
         self.journal: list[Change] = []
         self.cache_bytes = CACHE_BYTES
+        self.row_prefixes: set[bytes] = set()  # see LayeredBytes.keep_rows
         self._disk: DiskDatabase | Nothing = Nothing()
         self._damaged: Callable[[str], None] = lambda _: None
         self._overlay: dict[bytes, Change] = {}

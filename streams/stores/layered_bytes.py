@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.protocols import DiskDatabase, DiskEngine
@@ -26,8 +26,6 @@ class LayeredBytes(JournalledBytes):
     __slots__ = ()
     _layers: LayeredEngine
     disk: DiskEngine
-    row_prefixes: frozenset[bytes] = frozenset()
-    """What the keys of rows of joined tables begin with that are read in the database: no start loads them."""
 
     @property
     def layout(self) -> str:
@@ -42,8 +40,13 @@ class LayeredBytes(JournalledBytes):
 
     def keep_rows(self, prefix: bytes) -> LayeredEngine:
         """Keep the rows of a joined table, too, whose keys begin so. Returns the engine for them."""
-        self.row_prefixes |= {prefix}
+        self._layers.row_prefixes.add(prefix)
         return self._layers
+
+    @property
+    def row_prefixes(self) -> Collection[bytes]:
+        """Return what the keys of rows begin with that are read in the database: no start loads them."""
+        return self._layers.row_prefixes
 
     def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
         """See ``DiskStore``, as the next three."""
