@@ -23,7 +23,8 @@ from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinitio
 from streams.runtime.async_work.invoke import check_planner
 from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.joining import ROUTE_PREFIX, keep_row
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX
+from streams.runtime.partition.joining import keep_row
 from streams.sak.numbers import is_number, is_whole
 from streams.sak.users_code import parameter_types, place_of
 from streams.topics import InputSpec, TopicSpec

@@ -12,11 +12,12 @@ from streams.config_groups import check_topic
 from streams.core.router import Route, Router, check_callable
 from streams.errors import ConfigError, RegistrationError
 from streams.outcomes import ExecutionState, Retry
-from streams.protocols import Codec
+from streams.protocols import Codec, DiskEngine
 from streams.records import TYPE_HEADER
 from streams.runtime import source_topics
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.joining import ROUTE_PREFIX, JoinKind, keep_row, with_update
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX
+from streams.runtime.partition.joining import JoinKind, keep_row, with_update
 from streams.stores.joined import Joined, Partitioner, Update
 from streams.topics import InputSpec
 
@@ -43,6 +44,7 @@ class JoinDeclarations(Generic[StoreT]):
         key_codec: Codec[K] | None = None,
         value_codec: Codec[V] | None = None,
         partitioner: Partitioner | None = "murmur2",
+        engine: DiskEngine | None = None,
         on_error: Retry | None = None,
     ) -> Joined[K, V]:
         """Join a table: a compacted topic whose last record of each key is a row. Returns its declaration, for
@@ -54,10 +56,11 @@ class JoinDeclarations(Generic[StoreT]):
         it new; later its records have their place among the events by time, as those of ``input``. A row changes in the
         transaction that moves the position in the table, and is kept in the changelog.
 
-        ``ordered``, ``key_codec``, ``value_codec``: see ``Table.factory``. ``on_error``: the error policy of records
-        without key, or that cannot be read, or are too large for the changelog (default: ``decode_policy``); the row
-        before stays. A record without a value deletes the row. Raises ``ConfigError``; ``RegistrationError`` after the
-        start, and for a second declaration.
+        ``ordered``, ``key_codec``, ``value_codec``: see ``Table.factory``. ``engine`` (``SQLite()``, ``RocksDB()``)
+        keeps the rows on disk, in the database of the store, which has the same engine; the table is ordered then, if
+        the key's codec preserves order. ``on_error``: the error policy of records without key, or that cannot be read,
+        or are too large for the changelog (default: ``decode_policy``); the row before stays. A record without a value
+        deletes the row. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
         """
         what = f"source.join({topic!r})"
         if self._router.is_frozen:
@@ -79,12 +82,16 @@ class JoinDeclarations(Generic[StoreT]):
             )
         if on_error is not None and not isinstance(on_error, Retry):
             raise ConfigError(f"on_error of {what} is {on_error!r}; it must be an error policy, such as SKIP")
+        if engine is not None and not hasattr(engine, "open"):
+            raise ConfigError(f"engine of {what} is {engine!r}; it must be a kind of database, such as SQLite()")
         keys = codec_for(key) if key_codec is None else key_codec
         values = codec_for(value) if value_codec is None else value_codec
         if ordered and not getattr(keys, "order_preserving", False):
             raise ConfigError(f"{what}, ordered=True: {type(keys).__name__} of {key!r} does not keep keys in order")
         partitions = self.config.num_partitions
-        table = Joined(topic, (keys, values), partitions=partitions, ordered=ordered, partitioner=partitioner)
+        table = Joined(
+            topic, (keys, values), partitions=partitions, ordered=ordered, partitioner=partitioner, engine=engine
+        )
         name, policy = f"{ROUTE_PREFIX}{topic}", self.config.error_policy
         self._router.add(Route(name, None, keep_row, blocking=False, policy=policy, kind=JoinKind(topic)))
         self._inputs[topic] = InputSpec(topic, ((TYPE_HEADER, name.encode()),), None, on_error, table)

@@ -10,6 +10,7 @@ from streams.cli.letters import Letter, LetterBox, Settled
 from streams.cli.records import Decoder, Place
 from streams.errors import OffsetError, StreamsError, TransactionFailed
 from streams.records import IncomingRecord
+from streams.runtime.partition.dead_letters import ROW
 
 
 class LetterChoice(NamedTuple):
@@ -98,6 +99,12 @@ def problems_of(
         problem = ""
         if not letter.is_addressed:
             problem = "it does not say where it came from"
+        elif letter.facts.get("kind") == ROW:
+            topic = letter.facts["topic"]
+            problem = (
+                f"it is a row of the joined table {topic}, where it would take the place of a newer one. If it is "
+                f"still right, write it to {topic} as its owner does; then `kes dlq drop` the letter"
+            )
         elif count is None:
             problem = f"topic {letter.facts['topic']} does not exist any more: create it, or drop the letter"
         elif int(letter.facts["partition"]) >= count:

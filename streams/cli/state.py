@@ -26,7 +26,7 @@ from streams.cli.state_queries import (
     scan_of_owners,
 )
 from streams.cli.state_sources import opened
-from streams.cli.state_writing import import_, migrate
+from streams.cli.state_writing import forget, import_, migrate
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError
 from streams.event_source import EventSource
@@ -201,7 +201,7 @@ def _answered(rows: list[dict[str, Any]]) -> Text:
 
 
 app.command("import")(import_)
-for command in (export, diff, verify, snapshot, restore, convert, migrate, drop):
+for command in (export, diff, verify, snapshot, restore, convert, migrate, forget, drop):
     app.command()(command)
 
 

@@ -1,16 +1,18 @@
-"""``kes state import`` and ``migrate``: changes to the state of a source that is stopped, in its changelog.
+"""``kes state import``, ``migrate`` and ``forget``: changes to the state of a source that is stopped, in its changelog.
 
 Each transaction is as one of ``kes skip`` (see there why no member can come between): the group's offset is pending in
 it before the group is looked at for the second time, and the last offset record must be the one that was there when
 the state was read. It holds some of the changes of one partition, and ends with an offset record of the same position,
 as everything does that is written to a changelog. So folders, snapshots and standbys read on from where they are.
-Killed in between, a partition has a part of the changes; the next run writes the rest.
+Killed in between, a partition has a part of the changes; the next run writes the rest. The rows of a joined table that
+is forgotten go in one transaction per partition, and the position in its topic with them: a part of the rows would pass
+for the table.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,17 +26,18 @@ from streams.cli.records import harmless, shortened
 from streams.cli.scans import late_lines
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
-from streams.cli.state_sources import from_export, state_of
+from streams.cli.state_sources import StateAt, from_export, state_of
 from streams.cli.transaction import transaction
 from streams.clients.group_checks import GroupChecks
 from streams.clients.producing.blocking import BlockingSlot
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
-from streams.errors import DecodeError, OffsetError, StoreError
+from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
 from streams.event_source import EventSource
 from streams.records import IncomingRecord, Output, TopicPartition
-from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer
+from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer, without_input
 from streams.runtime.ownership.replicas import make_store
+from streams.runtime.partition.joined_rows import row_key
 from streams.stores.journalled import JournalledBytes
 from streams.stores.several import Stores
 
@@ -127,6 +130,46 @@ def migrate(
     store.revoked()
 
 
+def forget(
+    source: SourceName,
+    join: Annotated[str, typer.Option("--join", metavar="TOPIC", help="The topic of the table.")],
+    dry_run: _DryRun = False,
+    yes: _Yes = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Remove the rows of a joined table that the source does not declare any more from its changelog.
+
+    The position in the table's topic and the group's offsets there go with them: should the join come back, the table
+    is read anew. All members must be stopped. The rows of a partition are removed in one transaction, or none of them.
+
+    Exit codes: 0 removed; 1 refused (a member is running, the source joins the table, there are no rows of it), not
+    confirmed, or no broker answers; 2 wrong usage.
+    """
+    found = _stopped_source(source, json=json, yes=yes or dry_run)
+    if join in (found.config.topic, *found.inputs):
+        raise ConfigError(f"{source} reads {join}: only a join that the source does not declare any more is forgotten")
+    numbers = list(range(found.config.num_partitions))
+
+    def changes(number: int, there: State) -> Changes:
+        rows = row_key(join, b"")
+        return {key: None for key in there if key.startswith(rows) or key == JOIN_PREFIX + join.encode()}
+
+    _write(
+        found,
+        numbers,
+        changes,
+        bootstrap_servers,
+        timeout,
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+        only_begun=True,
+        forgotten=join,
+    )
+
+
 def _without_rows(entries: State) -> State:
     """Leave out the rows of joined tables: they go with a position in their topic, which stays as it is."""
     return {key: value for key, value in entries.items() if not key.startswith(JOIN_PREFIX)}
@@ -187,9 +230,10 @@ def _write(
     yes: bool,
     json: bool,
     only_begun: bool = False,
+    forgotten: str = "",
 ) -> None:
     """Write what ``changes`` makes of the state of each partition, after it was shown. ``only_begun``: leave out those
-    in which nothing was handled yet."""
+    in which nothing was handled yet. ``forgotten``: a joined table whose rows the changes remove."""
     config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config)).resolved()
     limit = source.program().message_limit
     with GroupChecks(config, seconds=timeout) as checks:
@@ -202,14 +246,22 @@ def _write(
         wanted = {number: changes(number, states[number].entries) for number in numbers}
         for number, some in wanted.items():
             _check_sizes(some, number, limit)
+        if forgotten and not any(wanted.values()):
+            raise StoreError(_no_rows(config.changelog, forgotten, states.values()))
         rows = [_counts(number, some) for number, some in wanted.items()]
         if any(wanted.values()) and not dry_run:
             if not yes:
                 print_whole(notices(), rows_table(rows, "partition", "put", "deleted"))
                 typer.confirm(f"Change {config.changelog} so?", abort=True, err=True)
+            if forgotten:  # first: a position without the group's offset is one, the offset alone is refused
+                checks.forget_offsets(forgotten)
             with slot_of(config, "kes-state", timeout) as slot:
                 for number, some in wanted.items():
-                    _Partition(config, checks, slot, number, committed[number]).write(before[number], some)
+                    partition = _Partition(config, checks, slot, number, committed[number])
+                    if forgotten:
+                        partition.forget(before[number], some, forgotten)
+                    else:
+                        partition.write(before[number], some)
     emit(
         {"changelog": config.changelog, "dry_run": dry_run, "partitions": rows},
         json,
@@ -217,6 +269,17 @@ def _write(
     )
     if dry_run and not json:
         notices().print(Text("nothing was written"))
+
+
+def _no_rows(changelog: str, topic: str, states: Iterable[StateAt]) -> str:
+    found = {
+        key[len(JOIN_PREFIX) :].partition(b"\0")[0].decode(errors="replace")
+        for state in states
+        for key in state.entries
+        if key.startswith(JOIN_PREFIX)
+    }
+    there = f"it has those of {', '.join(sorted(found))}" if found else "it has none of any table"
+    return f"{changelog} has no rows of a joined table {topic}: {there}"
 
 
 def _counts(number: int, changes: Changes) -> dict[str, Any]:
@@ -253,16 +316,34 @@ class _Partition:
             carried = msgspec.UNSET if position.record is None else position.record.inputs
             record = OffsetRecord(position.offset, self._writer, serial, 0, *self._ids, carried)
             with transaction(self._slot, _AGAIN):
-                self._checks.hold(self._slot, {self._number: position.offset})
-                if self._position() != position:
-                    raise OffsetError(
-                        f"a member of group {self._config.group_id} has written to {self._config.changelog} meanwhile: "
-                        "run it again"
-                    )
+                self._hold(position)
                 self._slot.send([*some, offset_record(self._config, self._number, record)])
             position = Position(position.offset, position.own, record)
             done += len(some)
             report(f"writing partition {self._number}", done, len(changes))
+
+    def forget(self, position: Position, changes: Changes, topic: str) -> None:
+        """Write changes, and an offset record without the positions in a topic, all in one transaction. Raises as
+        ``write``."""
+        if position.record is None:
+            return
+        left = without_input(position.record, topic)
+        with transaction(self._slot, _AGAIN):
+            self._hold(position)
+            for some in _chunks(self._config.changelog, self._number, changes):
+                self._slot.send(some)
+            record = OffsetRecord(position.offset, self._writer, 0, 0, *self._ids, left)
+            self._slot.send([offset_record(self._config, self._number, record)])
+
+    def _hold(self, position: Position) -> None:
+        """Make members that join from now on wait for the end of the transaction. Raises ``OffsetError`` when one was
+        there before."""
+        self._checks.hold(self._slot, {self._number: position.offset})
+        if self._position() != position:
+            raise OffsetError(
+                f"a member of group {self._config.group_id} has written to {self._config.changelog} meanwhile: run it "
+                "again"
+            )
 
     def _position(self) -> Position:
         return position_of(self._config, self._checks, self._config.topic, self._number, self._committed)

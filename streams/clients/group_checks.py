@@ -13,7 +13,14 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.group_view import GroupQuestions
 from streams.clients.group_wire import metadata_of_no_member
 from streams.clients.kafka_python import errors as kafka_errors
-from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, commit_request, entries_of
+from streams.clients.kafka_python_client import (
+    GROUP,
+    KafkaPythonClient,
+    commit_request,
+    entries_of,
+    forget_request,
+    raise_for,
+)
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.producing.blocking import BlockingSlot
 from streams.clients.reader import PartitionReader
@@ -147,6 +154,28 @@ class GroupChecks:
         if offsets:
             needed = permissions.on_group("Read", config.group_id), permissions.on_topic("Read", topic)
             self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt, needed=needed)
+
+    def forget_offsets(self, topic: str) -> None:
+        """Delete the group's offsets in an input that it does not read any more, if there are any. Raises
+        ``OffsetError`` when a member has joined it meanwhile."""
+        config, deadline = self._config, self._deadline()
+        request = forget_request(config.group_id, topic, range(config.num_partitions))
+
+        async def attempt() -> None:
+            node = await self._client.coordinator(GROUP, config.group_id, deadline)
+            answer = await self._client.send(request, node, deadline)
+            try:
+                raise_for(answer.error_code)
+                list(entries_of(answer.topics))
+            except (kafka_errors.GroupIdNotFoundError, kafka_errors.UnknownTopicOrPartitionError):
+                pass  # there are none: they go with their topic
+            except (kafka_errors.NonEmptyGroupError, kafka_errors.GroupSubscribedToTopicError) as error:
+                raise _is_alive(config, "a member has joined") from error
+
+        needed = permissions.on_group("Delete", config.group_id), permissions.on_topic("Read", topic)
+        self._client.ask(
+            f"deleting the offsets of group {config.group_id} in {topic}", deadline, attempt, needed=needed
+        )
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
         """The last committed record with this key in each partition; those without one are left out."""

@@ -71,6 +71,7 @@ with warnings.catch_warnings():
     WriteTxnMarkersRequest: Any = _from("protocol.producer.transaction", "WriteTxnMarkersRequest")
     DeleteGroupsRequest: Any = _from("protocol.admin.groups", "DeleteGroupsRequest")
     OffsetCommitRequest: Any = _from("protocol.consumer", "OffsetCommitRequest")
+    OffsetDeleteRequest: Any = _from("protocol.consumer.group", "OffsetDeleteRequest")
     OffsetFetchRequest: Any = _from("protocol.consumer", "OffsetFetchRequest")
 
 MALFORMED: Final = (struct.error, IndexError, ValueError, TypeError, OverflowError)

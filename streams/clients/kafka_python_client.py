@@ -24,6 +24,7 @@ from streams.clients.kafka_python import (
     KafkaSSLTransport,
     NetworkSelector,
     OffsetCommitRequest,
+    OffsetDeleteRequest,
     OffsetFetchRequest,
     create_connection,
 )
@@ -379,6 +380,13 @@ def commit_request(group_id: str, offsets: Mapping[Place, tuple[int, str]]) -> A
         min_version=6,
         max_version=8,
     )
+
+
+def forget_request(group_id: str, topic: str, partitions: Iterable[int]) -> Any:
+    """Delete the committed offsets of a topic from outside of the group: it must have no members."""
+    topic_of = OffsetDeleteRequest.OffsetDeleteRequestTopic
+    entries = [topic_of.OffsetDeleteRequestPartition(partition_index=number) for number in partitions]
+    return OffsetDeleteRequest(group_id=group_id, topics=[topic_of(name=topic, partitions=entries)])
 
 
 def offsets_request(group_id: str, topics: list[Any] | None = None, *, stable: bool = False) -> Any:

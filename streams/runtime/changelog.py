@@ -106,6 +106,15 @@ def further_positions(
     return msgspec.Raw(msgspec.json.encode(carried | mine))
 
 
+def without_input(known: OffsetRecord, topic: str) -> msgspec.Raw | msgspec.UnsetType:
+    """Encode the positions in further inputs that the record names, without those in this one."""
+    if known.inputs is msgspec.UNSET:
+        return msgspec.UNSET
+    by_topic = msgspec.json.decode(known.inputs, type=dict[str, msgspec.Raw])
+    by_topic.pop(topic, None)
+    return msgspec.Raw(msgspec.json.encode(by_topic)) if by_topic else msgspec.UNSET
+
+
 class ReleaseMarker(msgspec.Struct, frozen=True):
     """The donor's last record: the partition goes to the member ``to`` (a member id), as ordered in ``generation``."""
 

@@ -10,10 +10,11 @@ import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX, reason
 from streams.errors import DecodeError, StoreError, TopicError
-from streams.protocols import Codec
+from streams.protocols import Codec, DiskEngine
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.sak.murmur2 import partition_of
 from streams.stores import table_access
+from streams.stores.engines import KeyValueEngine
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
 from streams.stores.table import Table
@@ -75,20 +76,27 @@ class Joined(Generic[K, V]):
         partitions: int,
         ordered: bool = False,
         partitioner: Partitioner | None = "murmur2",
+        engine: DiskEngine | None = None,
     ) -> None:
         self.topic = topic
         self.codecs = codecs
         self.partitions = partitions
         self.ordered = ordered
         self.partitioner = partitioner
+        self.engine = engine
         self._place = None if partitioner is None else PARTITIONERS[partitioner]
 
     def __repr__(self) -> str:
         return f"Joined({self.topic!r})"
 
-    def rows(self, partition: int) -> JoinedTable[K, V]:
-        """Make an empty table for a partition."""
-        return JoinedTable(self, partition)
+    def rows(self, partition: int, store: object, prefix: bytes) -> JoinedTable[K, V]:
+        """Make an empty table for a partition; with an engine in the database of its ``store``, where the keys of rows
+        begin with ``prefix``. Raises ``ConfigError`` for a store without a database of this kind."""
+        if self.engine is None:
+            return JoinedTable(self, partition, OrderedEngine() if self.ordered else HashEngine())
+        from streams.stores.joined_on_disk import rows_in  # which derives from this module's classes
+
+        return rows_in(store, self.engine, self, partition, prefix)
 
     def partition_of(self, key: bytes) -> int | None:
         """Return the partition of a key; ``None``: it is not known, or not checked."""
@@ -150,8 +158,7 @@ class JoinedTable(Table[K, V], Generic[K, V]):
     of it in this one, whether it exists or not.
     """
 
-    def __init__(self, joined: Joined[K, V], partition: int) -> None:
-        engine = OrderedEngine() if joined.ordered else HashEngine()
+    def __init__(self, joined: Joined[K, V], partition: int, engine: KeyValueEngine) -> None:
         super().__init__(TopicPartition(joined.topic, partition), engine, *joined.codecs)
         self.joined = joined
         self._to_check = CHECKED_KEYS
@@ -187,9 +194,19 @@ class JoinedTable(Table[K, V], Generic[K, V]):
         """Return a row as bytes."""
         return self._get(key)
 
-    def set_row(self, key: bytes, value: bytes | None) -> None:
-        """Set a row, or delete it."""
-        self._apply(key, value)
+    def set_row(self, key: bytes, change: Change) -> None:
+        """Set a row, or delete it. ``change``: as it is in the changelog, the very object that is committed."""
+        self._apply(key, change.value)
+
+    def exchange_row(self, key: bytes, change: Change) -> Any:
+        """Set a row for an event that may fail. Returns what ``put_back_row`` needs."""
+        before = self._get(key)
+        self._apply(key, change.value)
+        return before
+
+    def put_back_row(self, key: bytes, change: Change, before: Any) -> None:
+        """Undo ``exchange_row``."""
+        self._apply(key, before)
 
     def read(self, record: IncomingRecord, size_limit: int) -> JoinedRow | None:
         """Read a row of the topic; the first ones are checked to be in their partition. Raises as ``Joined.read``, and

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from sortedcontainers import SortedSet
@@ -28,6 +28,8 @@ ENTRY_BYTES: Final = 200
 """Of a cached row beside its key and value."""
 CACHE_BYTES: Final = 1 << 20
 """Of a cache whose size is not set."""
+_BEHIND: Final = RESERVED_KEY_PREFIX[:-1] + bytes([RESERVED_KEY_PREFIX[-1] + 1])
+"""The first key behind those of the toolkit."""
 
 
 class Nothing:
@@ -54,6 +56,7 @@ class LayeredEngine:
     def __init__(self) -> None:
         self.journal: list[Change] = []
         self.cache_bytes = CACHE_BYTES
+        self.row_prefixes: set[bytes] = set()  # see LayeredBytes.keep_rows
         self._disk: DiskDatabase | Nothing = Nothing()
         self._damaged: Callable[[str], None] = lambda _: None
         self._overlay: dict[bytes, Change] = {}
@@ -106,6 +109,18 @@ class LayeredEngine:
         *,
         reverse: bool = False,
         inclusive: tuple[bool, bool] = (True, False),
+        reserved: bool = False,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Scan; without ``reserved`` what is kept in the database beside the store's own entries is passed over."""
+        if reserved or (high is not None and high < RESERVED_KEY_PREFIX):
+            return self._scan(low, high, reverse, inclusive)
+        is_behind = low is not None and low >= _BEHIND
+        below = self._scan(low, RESERVED_KEY_PREFIX, reverse, (inclusive[0], False))
+        above = self._scan(low if is_behind else _BEHIND, high, reverse, (inclusive[0] or not is_behind, inclusive[1]))
+        return chain(above, below) if reverse else chain(below, above)
+
+    def _scan(
+        self, low: bytes | None, high: bytes | None, reverse: bool, inclusive: tuple[bool, bool]
     ) -> Iterator[tuple[bytes, bytes]]:
         if low is not None and not inclusive[0]:
             low += b"\0"
@@ -120,7 +135,7 @@ class LayeredEngine:
                     value = change.value
                 else:  # what was let go since then is newer than the page
                     value = rows.get(key) if times == self._times else self.get(key)
-                if value is not None and not key.startswith(RESERVED_KEY_PREFIX):
+                if value is not None:
                     yield key, value
             if is_last:
                 return
@@ -178,6 +193,15 @@ class LayeredEngine:
             self._new_keys.add(change.key)
         self._overlay[change.key] = change
 
+    def exchange(self, change: Change) -> Change | None:
+        """Enter a change that is of an event, and not of the store. Returns the entry that it displaces, for
+        ``put_back``."""
+        before = self._overlay.get(change.key)
+        self._overlay[change.key] = change
+        if before is None:
+            self._new_keys.add(change.key)
+        return before
+
     def put(self, key: bytes, value: bytes, /) -> None:
         self.enter(self.journal[-1])
 
@@ -186,7 +210,10 @@ class LayeredEngine:
 
     def take_back(self, change: Change) -> None:
         """Undo ``enter``; the last one first."""
-        before = self._displaced.pop(id(change), None)
+        self.put_back(change, self._displaced.pop(id(change), None))
+
+    def put_back(self, change: Change, before: Change | None) -> None:
+        """Undo ``exchange``."""
         if self._overlay.get(change.key) is change:
             if before is None:
                 self._drop(change.key)

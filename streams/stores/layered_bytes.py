@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.protocols import DiskDatabase, DiskEngine
@@ -33,9 +33,20 @@ class LayeredBytes(JournalledBytes):
         return f"{super().layout} on {self.disk.name}"
 
     def estimated_len(self) -> int:
-        """Estimate the number of keys, without reading them: keys that were just written may count twice."""
+        """Estimate the number of keys, without reading them: keys that were just written may count twice,
+        and timers and rows of joined tables count, too."""
         self._check_open()
         return self._layers.estimated_len()
+
+    def keep_rows(self, prefix: bytes) -> LayeredEngine:
+        """Keep the rows of a joined table, too, whose keys begin so. Returns the engine for them."""
+        self._layers.row_prefixes.add(prefix)
+        return self._layers
+
+    @property
+    def row_prefixes(self) -> Collection[bytes]:
+        """Return what the keys of rows begin with that are read in the database: no start loads them."""
+        return self._layers.row_prefixes
 
     def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
         """See ``DiskStore``, as the next three."""

@@ -13,6 +13,7 @@ import pytest
 
 from streams import EventContext, EventSource, Record, SimpleStore, StateConfig, Table
 from streams.cli import state_writing
+from streams.codecs import int_codec
 from streams.stores import NamedTable, Stores
 from tests.broker.engine_kit import Lab, Running, producer_to
 from tests.unit.waiting import PATIENCE
@@ -220,4 +221,50 @@ async def test_state_is_imported_and_migrated(
         store = running.source._engine.workers[0].store  # type: ignore[union-attr]
         assert sorted(store.count.items()) == [("ada", 2), ("bob", 2), ("eve", 1)]
     assert (await run(Before, "diff", "changelog", "folder"))[1]["differences"] == 0
+    await lab.check_settled(lab.changelog)
+
+
+@pytest.mark.nightly
+async def test_a_join_is_forgotten(lab: Lab, kes: Kes) -> None:
+    """Its rows, its position and the group's offsets there: put back, the table is read anew."""
+    table = f"{lab.topic}-table"
+    await lab.create()
+    await lab.create(table, cleanup_policy="compact")
+
+    def release(*, joins: bool) -> EventSource[Any]:
+        source = lab.source()
+        register = source.join(table, key=str, value=int, partitioner=None) if joins else None
+
+        def work(ctx: EventContext[Any], event: Added) -> None:
+            row = None if register is None else ctx.joined(register).get(event.name)
+            ctx.forward(Record(lab.output, b"%d" % (row or 0), b"k", partition=0))
+
+        source.register_event_type(Added, work)
+        return source
+
+    async def run(source: EventSource[Any], *words: str) -> tuple[int, Any, str]:
+        return await asyncio.to_thread(kes, source, "state", "forget", "--join", table, *words)
+
+    async def handled(*, joins: bool) -> bytes | None:
+        source, before = release(joins=joins), len(await lab.records())
+        async with Running(source):
+            await lab.add("ada")
+            await lab.until_outputs(before + 1)
+        return (await lab.records())[-1].value
+
+    await lab.send(int_codec.encode(7), b"ada", None, topic=table)
+    await lab.flush()
+    assert await handled(joins=True) == b"7"
+    assert "only a join that the source does not declare" in (await run(release(joins=True), "--yes"))[2]
+    assert await handled(joins=False) == b"0"
+    async with Running(release(joins=False)):
+        code, _, err = await run(release(joins=False), "--yes")
+        assert (code, "member" in err) == (1, True)
+    code, answer, err = await run(release(joins=False), "--yes")
+    assert (code, [row["deleted"] for row in answer["partitions"]]) == (0, [1]), err
+    assert await asyncio.to_thread(lab.admin.committed, lab.group, table, 10.0) == {}
+    assert "it has none of any table" in (await run(release(joins=False), "--yes"))[2]
+    await lab.send(int_codec.encode(8), b"ada", None, topic=table)
+    await lab.flush()
+    assert await handled(joins=True) == b"8"
     await lab.check_settled(lab.changelog)

@@ -144,6 +144,7 @@ def killed_under_load(bench: JoinBench, folder: Path, seed: int, *, kills: int, 
     bench.judge()
 
 
+@pytest.mark.nightly  # in the gate: test_battery_merged
 def test_a_joined_table_and_a_kill(bench: JoinBench, tmp_path: Path, seed: int) -> None:
     killed_under_load(bench, tmp_path, seed, kills=1, records=300)
 

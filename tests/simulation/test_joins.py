@@ -9,12 +9,24 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
 
-from streams import BatchContext, EventContext, EventSource, EventSourceConfig, Joined, Retry, Table, Update
+from streams import (
+    BatchContext,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    Joined,
+    Retry,
+    StateConfig,
+    Table,
+    Update,
+)
+from streams.disk import SQLite
 from streams.events import event_type
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord, Record
@@ -45,16 +57,19 @@ KINDS: Final[dict[str, Any]] = {
 }
 
 
-def build() -> EventSource[Any]:
+def build(folder: str = "") -> EventSource[Any]:
+    """``folder``: of store and rows that are on disk."""
+    engine = SQLite() if folder else None
     config = EventSourceConfig(
         group_id="shop",
         topic=ORDERS,
         num_partitions=PARTITIONS,
         error_policy=Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.CONTINUE),
         num_standbys=1,
+        state=StateConfig(folder=folder, checkpoint_seconds=0.2),
     )
-    source = EventSource(config, Table.factory(key=str, value=int))
-    customers: Joined[str, int] = source.join(CUSTOMERS, key=str, value=int)
+    source = EventSource(config, Table.factory(key=str, value=int, engine=engine))
+    customers: Joined[str, int] = source.join(CUSTOMERS, key=str, value=int, engine=engine)
 
     def witness(ctx: EventContext[Any], record: IncomingRecord, *facts: object) -> None:
         count = ctx.store.get("count", 0) + 1
@@ -127,8 +142,10 @@ def judge(driver: TestDriver[Any]) -> None:
         assert {key.decode() for key in kept} == rows.keys(), "rows in the changelog"
 
 
-def run(seeds: int | Iterable[int]) -> SearchReport:
-    return search(build, scenario, seeds=seeds, members=2, invariant=judge, compare=False, patience=120.0)
+def run(seeds: int | Iterable[int], folder: str = "") -> SearchReport:
+    return search(
+        lambda: build(folder), scenario, seeds=seeds, members=2, invariant=judge, compare=False, patience=120.0
+    )
 
 
 @pytest.mark.timeout(0)
@@ -137,12 +154,18 @@ def test_a_joined_table_under_faults() -> None:
     assert len(report.happened) > 8, report
 
 
+@pytest.mark.timeout(0)
+def test_a_joined_table_on_disk_under_faults(tmp_path: Path) -> None:
+    for seed in range(max(4, SEEDS // 4)):
+        run([seed], str(tmp_path / str(seed)))
+
+
 # -- each safeguard, taken out -----------------------------------------------------------------------------------------
 
 
 def rows_of_this_process_only(patch: pytest.MonkeyPatch) -> None:
     """Rows are not read from the changelog."""
-    patch.setattr(JoinedRows, "receive", lambda self, key, value: None)
+    patch.setattr(JoinedRows, "receive", lambda self, change: None)
 
 
 def rows_beside_the_transaction(patch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from streams import (
     Retry,
     Update,
 )
+from streams.cli.letter_choice import problems_of
+from streams.cli.letters import Letter
 from streams.errors import ConfigError, EventFailure, RegistrationError, StoreError, TopicError
 from streams.events import event_type
 from streams.records import Record
@@ -167,6 +170,36 @@ class Own:
 
 
 # -- rows that cannot be taken -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own_headers", [0, 2_000_000])
+@pytest.mark.parametrize("cause", ["row", "handler", "event"])
+def test_a_letter_of_a_row_is_not_sent_again_and_says_what_to_do(cause: str, own_headers: int) -> None:
+    """There may be a newer row by now, and it would be in its place: in the table's topic, and so here."""
+
+    def failing(ctx: EventContext[Any], event: Any) -> None:
+        raise RuntimeError("no")
+
+    shop = Shop(failing, on_update=DEAD_LETTER, options={"on_error": DEAD_LETTER, "partitioner": None})
+    shop.source._router.routes[b"joins.Placed"].handler = failing
+    shop.source._router.routes[b"joins.Placed"].policy = DEAD_LETTER
+    headers: Any = [("more", b"x" * own_headers)] if own_headers else None
+    with TestDriver(shop.source) as driver:
+        if cause == "event":
+            driver.send(Placed("ann"), key="ann", partition=0, headers=headers)
+        else:
+            value = b"no json" if cause == "row" else b'{"name":"Ann"}'
+            driver.send_record(Record(CUSTOMERS, value, b"ann", headers, 0))
+        (record,) = driver.dead_letters()
+    box: Any = SimpleNamespace(partitions=lambda topic: 2)
+    problems = problems_of(box, [Letter(record, 0, False)], {}, None)
+    if cause == "event":
+        assert problems == []
+    else:
+        (problem,) = problems
+        assert "is a row of the joined table customers" in problem
+        assert "`kes dlq drop` the letter" in problem
+
 
 BAD: list[tuple[bytes | None, bytes | None, str]] = [
     (b"ann", b"no json", "JSON is malformed"),

@@ -15,7 +15,9 @@ from streams.cli.topics import wanted_topics
 from streams.errors import ConfigError, EncodeError, EventFailure, LoopTooLong, OffsetError, RegistrationError
 from streams.events import event_type
 from streams.records import Record
+from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, further_positions
 from streams.runtime.ownership.loop_purge import PURGE_SECONDS
+from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.looping import HOPS_HEADER
 from streams.runtime.replay import PartitionReplay
@@ -395,3 +397,35 @@ def test_a_position_whose_records_are_gone_is_refused() -> None:
         driver._world.broker.log(LOOP, 0).start = 5
         with pytest.raises(OffsetError, match=r"shop\.orders\.loop\[0\].*are gone"):
             driver.restart()
+
+
+def test_what_another_member_has_handled_and_deleted_during_a_take_over_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This one stood still between its requests: the end of the changelog is from before that, the start of the loop
+    from after."""
+    with TestDriver(build()) as driver:
+        driver.send(Ordered(NEAR, hops=3), partition=0)
+        driver.leave()
+        broker, asked = driver._world.broker, TakeOvers._source_range
+        log = broker.log("shop.orders.changelog", 0)
+        known = msgspec.json.decode(
+            next(entry.value or b"" for entry in reversed(log.entries) if entry.key == OFFSET_KEY), type=OffsetRecord
+        )
+        moved: list[int] = []
+
+        async def stand_still(self: TakeOvers, numbers: list[int], topic: str) -> Any:
+            ranges, topic_id = await asked(self, numbers, topic)
+            if topic == LOOP and not moved:
+                moved.append(broker.append(LOOP, 0, b"k", b'{"sku":"other"}', [("__grt__", b"loop.Reserved")]) + 1)
+                broker.log(LOOP, 0).start = moved[0]
+                inputs = further_positions(known, 0, {LOOP: (moved[0], topic_id)})
+                record = msgspec.structs.replace(known, writer="another", inputs=inputs)
+                broker.append("shop.orders.changelog", 0, OFFSET_KEY, msgspec.json.encode(record), None)
+                ranges = {number: broker.range(LOOP, number) for number in numbers}
+            return ranges, topic_id
+
+        monkeypatch.setattr(TakeOvers, "_source_range", stand_still)
+        driver.restart()
+        driver.send(Ordered(NEAR), partition=0)
+        assert seen(driver, 0)[-1] == f"6 loop@{moved[0]} {NEAR}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,10 +46,12 @@ class DatabaseFolder(StateFolder):
     memory_bytes: int
     partitions: int
     database: DiskDatabase | None = None
+    left: Collection[bytes] = ()
 
-    def equip(self, engine: DiskEngine, config: EventSourceConfig) -> None:
-        """Set the engine, and what its databases may take."""
-        self.engine = engine
+    def equip(self, engine: DiskEngine, config: EventSourceConfig, left: Collection[bytes] = ()) -> None:
+        """Set the engine, and what its databases may take. ``left``: what keys begin with that are not loaded: the
+        store reads them where they are."""
+        self.engine, self.left = engine, left
         self.memory_bytes, self.partitions = config.state.memory_bytes // 2, config.num_partitions
 
     @property
@@ -101,15 +103,24 @@ class DatabaseFolder(StateFolder):
         return self.mark
 
     def load(self) -> Iterator[list[Change]]:
-        """Yield what the source keeps beside the store's state: timers, and rows of joined tables."""
+        """Yield what the source keeps beside the store's state: timers, and rows of joined tables in memory."""
         database = self.open_database()
-        for low in KEPT_PREFIXES:
-            high = low[:-1] + bytes([low[-1] + 1])
+        for low, high in self._loaded():
             while low < high:
                 with _damaged():
                     rows = database.scan(low, high, reverse=False, limit=PAGE)
                 yield [Change(key, value) for key, value in rows]
                 low = rows[-1][0] + b"\0" if more_may_follow(rows, PAGE) else high
+
+    def _loaded(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the spans of keys that ``load`` reads."""
+        for low in KEPT_PREFIXES:
+            end = _behind(low)
+            for left in sorted(self.left):
+                if low <= left < end:
+                    yield low, left
+                    low = _behind(left)
+            yield low, end
 
     def data(self, length: int) -> tuple[FolderMark, Iterator[bytes]] | None:
         """Return the mark of this moment, and everything that is there, as a data file: by the order of keys, cut where
@@ -280,7 +291,7 @@ def finder_for(config: EventSourceConfig, store: object) -> Finder:
     def find(parent: Path, partition: int) -> StateFolder:
         folder = DatabaseFolder.find(parent, partition)
         assert isinstance(folder, DatabaseFolder)
-        folder.equip(engine, config)
+        folder.equip(engine, config, getattr(store, "row_prefixes", ()))
         return folder
 
     return find
@@ -307,6 +318,11 @@ def read_database(path: Path, store: object, config: EventSourceConfig) -> bool:
     finally:
         folder.close()
     return True
+
+
+def _behind(prefix: bytes) -> bytes:
+    """Return the first key behind all that begin with one of the toolkit's prefixes."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def layout_of(store: object) -> str:

@@ -105,7 +105,9 @@ class Partitions:
         """Start to work on a partition whose store is complete up to ``position``."""
         worker.state = worker.state.to(_S.ACTIVE)
         worker.start_at(position)
-        worker.joined.warn(self._warned_tables)
+        if (known := worker.offset_record) is not None:
+            number = worker.partition
+            worker.joined.warn(self._warned_tables, lambda name: known.position_in(name, number) is not None)
         self._member.spawn(partial(self._work, worker))
         for port, offset in zip(self._member.inputs, offsets_of(position), strict=True):
             port.add(worker.partition, offset, worker.epoch)

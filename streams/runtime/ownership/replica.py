@@ -76,7 +76,7 @@ class Replica(FollowedPartition):
             if change.key.startswith(TIMER_PREFIX):
                 self._receive_timer(IncomingRecord("", self.partition, -1, change.key, change.value, None))
             elif change.key.startswith(JOIN_PREFIX):
-                self.joined.receive(change.key, change.value)
+                self.joined.receive(change)
             else:
                 receive(change)
 
@@ -126,7 +126,8 @@ class Replica(FollowedPartition):
             elif key.startswith(TIMER_PREFIX):
                 self._receive_timer(record)
             elif key.startswith(JOIN_PREFIX):
-                self.joined.receive(key, value)
+                changes[-1] = received = Change(key, value)  # of rows on disk: see RowTable.set_row
+                self.joined.receive(received)
         last = records[-1]
         self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
         self.last = last.offset

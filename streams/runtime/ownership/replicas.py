@@ -199,10 +199,10 @@ class Replicas:
         copy = self._copies.get(partition)
         return -1 if copy is None else copy.last
 
-    def lacks_offset(self, partition: int) -> bool:
-        """Check whether no input offset was read with a copy."""
+    def offset_record(self, partition: int) -> OffsetRecord | None:
+        """Return the last offset record that was read with a copy."""
         copy = self._copies.get(partition)
-        return copy is not None and copy.offset_record is None
+        return None if copy is None else copy.offset_record
 
     def ids(self) -> dict[int, TopicIds]:
         """Return the topics that the state in each copy belongs to, as its last offset record names them: of copies
@@ -257,7 +257,7 @@ class Replicas:
         self._epoch += 1
         if store is None:
             store = self._make_store(TopicPartition(self._member.config.topic, partition))
-        joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition)
+        joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition, store)
         return Replica(partition, self._epoch, store, self._member.now(), joined)
 
     def _begin(self, copy: Replica) -> None:

@@ -116,9 +116,13 @@ class TakeOvers:
                 if not _is_restoring(worker):
                     del waiting[number]  # taken away meanwhile
                 elif self._replicas.reaches(number, _goal(changelog[number])):
+                    found = [
+                        InputStand(topic, topic_id, offsets.get(number), log[number])
+                        for topic, offsets, (log, topic_id) in zip(topics, group_offsets, logs, strict=True)
+                    ]
                     alone = True
-                    if group_offsets[0].get(number) is not None and self._replicas.lacks_offset(number):
-                        # Compaction may have taken it, for a newer one of a member that worked on while we stood still.
+                    if self._looks_lost(number, found):
+                        # A member that worked on while we stood still may be why.
                         again = await call(
                             member.takeover_client.log_range, config.changelog, [number], now() + STEP_SECONDS
                         )
@@ -128,10 +132,6 @@ class TakeOvers:
                             continue
                     if not alone or not member.is_current:
                         raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
-                    found = [
-                        InputStand(topic, topic_id, offsets.get(number), log[number])
-                        for topic, offsets, (log, topic_id) in zip(topics, group_offsets, logs, strict=True)
-                    ]
                     copy = self._start(worker, found, changelog[number], ids)
                     if copy is None:
                         continue
@@ -150,7 +150,8 @@ class TakeOvers:
             await self._replicas.changed.wait(STALLED_SECONDS)
 
     # In this order. A member that was frozen may make these requests while another one works in its place: what is
-    # looked up later has only gone further, and does not look lost.
+    # looked up later has only gone further, and does not look lost. Two things do (`_looks_lost`): compaction takes an
+    # offset record for a newer one, and the loop, or an input by its retention, is deleted up to a newer position.
 
     async def _group_offsets(self, numbers: list[int], topic: str) -> dict[int, int | None]:
         client, named = self._member.takeover_client, (topic,) if topic else ()
@@ -167,6 +168,15 @@ class TakeOvers:
         member = self._member
         deadline = member.now() + STEP_SECONDS
         return await self._source.call(_identified_range, member.source_log, topic, numbers, deadline)
+
+    def _looks_lost(self, number: int, found: Sequence[InputStand]) -> bool:
+        """Check whether the state that was read has no offset, or one whose records are deleted."""
+        record = self._replicas.offset_record(number)
+        if record is None:
+            return found[0].group_offset is not None
+        further = [record.position_in(one.topic, number) for one in found[1:]]
+        offsets = record.offset, *[None if at is None else at[0] for at in further]
+        return any(at is not None and at < one.range[0] for at, one in zip(offsets, found, strict=True))
 
     def _start(
         self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds

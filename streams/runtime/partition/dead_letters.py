@@ -15,6 +15,7 @@ from streams.core.timers import Timer
 from streams.logs import is_ours
 from streams.records import RECORD_OVERHEAD, Headers, IncomingRecord, Output, record_size
 from streams.runtime.partition.failures import reason_of
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 
 PREFIX = "__kes_dlq_"
 """Headers of this kind are added to the record's own, which stay as they are."""
@@ -31,6 +32,9 @@ LONGEST_KEY = 1_000
 Part = Literal["headers", "value", "key"]
 PARTS: tuple[Part, ...] = "headers", "value", "key"
 """The parts that can be left out, in this order."""
+
+ROW: Final = "row of a joined table"
+"""The ``kind`` of such a letter, which is not sent again: others have none."""
 
 _TRACE: Final = PREFIX + "trace"
 
@@ -120,6 +124,7 @@ def dead_letter(
     }
     if timer is not None:
         facts |= {"timer": timer.name, "due_ms": str(timer.due_ms)}
+    facts |= {"kind": ROW} if record.record_type == ROUTE_PREFIX + record.topic else {}
     facts |= {"handler": handler} if handler else {}
     facts |= {"instance": instance} if instance else {}
     facts |= {"trace": trace} if (trace := short_trace(cause)) else {}

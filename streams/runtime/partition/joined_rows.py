@@ -7,14 +7,17 @@ that is restored from the changelog has exactly the rows up to its position.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeVar
 
 from streams.records import Change, IncomingRecord
 from streams.runtime.changelog import JOIN_PREFIX
 from streams.topics import InputSpec
 
 _log = logging.getLogger(__name__)
+
+ROUTE_PREFIX: Final = "kes.join."
+"""Names of the routes of joined tables begin with it; the table's topic follows. It is the type of their records."""
 
 
 class ReadRow(Protocol):
@@ -35,8 +38,8 @@ class JoinedTopic(Protocol[TableT_co]):
     @property
     def topic(self) -> str: ...
 
-    def rows(self, partition: int) -> TableT_co:
-        """Make the empty table of a partition."""
+    def rows(self, partition: int, store: object, prefix: bytes) -> TableT_co:
+        """Make the empty table of a partition with this store; keys of its rows begin with ``prefix``."""
         ...
 
 
@@ -46,7 +49,12 @@ class RowTable(Protocol):
     @property
     def joined(self) -> Any: ...
     def row(self, key: bytes) -> bytes | None: ...
-    def set_row(self, key: bytes, value: bytes | None) -> None: ...
+    def set_row(self, key: bytes, change: Change) -> None:
+        """Set a row, or delete it. Rows on disk are let go by the very change that is committed, or was received."""
+        ...
+
+    def exchange_row(self, key: bytes, change: Change) -> Any: ...
+    def put_back_row(self, key: bytes, change: Change, before: Any) -> None: ...
     def read(self, record: IncomingRecord, size_limit: int) -> Any: ...
     def update(self, row: Any, old: bytes | None) -> Any: ...
     def revoked(self) -> None: ...
@@ -66,18 +74,20 @@ class JoinedRows:
         self._is_over = False
 
     @classmethod
-    def of(cls, inputs: Iterable[InputSpec], partition: int) -> JoinedRows:
-        """Make the empty tables of a partition."""
-        return cls({spec.topic: spec.table.rows(partition) for spec in inputs if spec.table is not None})
+    def of(cls, inputs: Iterable[InputSpec], partition: int, store: object = None) -> JoinedRows:
+        """Make the empty tables of a partition with this store. Raises ``ConfigError`` for one that does not fit."""
+        specs = [spec for spec in inputs if spec.table is not None]
+        return cls({spec.topic: spec.table.rows(partition, store, row_key(spec.topic, b"")) for spec in specs})
 
-    def receive(self, key: bytes, value: bytes | None) -> None:
-        """Take a record of the changelog."""
+    def receive(self, change: Change) -> None:
+        """Take a change of the changelog."""
+        key, value = change.key, change.value
         name, is_row, row = key[len(JOIN_PREFIX) :].partition(b"\0")
         table = self._by_name.get(name)
         if table is None:
             self.unknown.add(name.decode(errors="replace"))
         elif is_row:
-            table.set_row(row, value)
+            table.set_row(row, change)
         elif value is None:
             self.goals.pop(name.decode(), None)
         else:
@@ -108,13 +118,15 @@ class JoinedRows:
         table = self.tables.get(getattr(joined, "topic", ""))
         return table if table is not None and table.joined is joined else None
 
-    def warn(self, warned: set[str]) -> None:
-        """Log the tables that are not known, once each."""
-        for name in sorted(self.unknown - warned):
+    def warn(self, warned: set[str], begun: Callable[[str], bool]) -> None:
+        """Log the tables that are not known, once each. ``begun``: whether there is a position in a table; of one that
+        was forgotten (``kes state forget``) there is none."""
+        for name in sorted(filter(begun, self.unknown - warned)):
             warned.add(name)
             _log.warning(
                 "the changelog has rows of the table %s, which this source does not join: they are left there, and are "
-                "used again when source.join(%r, ...) is back",
+                "used again when source.join(%r, ...) is back; `kes state forget SOURCE --join %s` removes them",
+                name,
                 name,
                 name,
             )

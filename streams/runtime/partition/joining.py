@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from streams.core.origin import Origin
 from streams.core.router import Route
@@ -20,34 +20,32 @@ from streams.records import Change, IncomingRecord
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import describe
 from streams.runtime.partition.host import Host
-from streams.runtime.partition.joined_rows import RowTable, row_key
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX, RowTable, row_key
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.unit import Unit
 
 StoreT = TypeVar("StoreT")
 
-ROUTE_PREFIX: Final = "kes.join."
-"""Names of the routes of joined tables begin with it; the table's topic follows."""
-
 
 class RowChange:
     """A row that is being changed by an event; it is changed as soon as this is made."""
 
-    __slots__ = ("_key", "_old", "_row", "_table")
+    __slots__ = ("_before", "_change", "_old", "_row", "_table")
 
     def __init__(self, topic: str, table: RowTable, row: Any) -> None:
-        self._key = row_key(topic, row.key)
+        self._change = Change(row_key(topic, row.key), row.value)
         self._table, self._row = table, row
         self._old = table.row(row.key)
-        table.set_row(row.key, row.value)
+        self._before = table.exchange_row(row.key, self._change)
 
     def undo(self) -> None:
         """Take it back: the event has failed, and may be attempted again."""
-        self._table.set_row(self._row.key, self._old)
+        self._table.put_back_row(self._row.key, self._change, self._before)
 
     def admitted(self, origin: Origin) -> Change:
         """Return the change for the transaction of the event, which is complete."""
-        return Change(self._key, self._row.value, origin=origin)
+        self._change.origin = origin
+        return self._change
 
     def update(self) -> Any:
         """Make the argument of the update handler."""
@@ -128,8 +126,8 @@ class JoinKind:
             except DecodeError:
                 break  # met again by Execution.one, which reports it
             if row is not None:
-                table.set_row(row.key, row.value)
-                changes.append(Change(row_key(self.topic, row.key), row.value, origin=record.offset))
+                changes.append(change := Change(row_key(self.topic, row.key), row.value, origin=record.offset))
+                table.set_row(row.key, change)
             position += 1
         if position > start:
             partition.watermark = records[position - 1].offset + 1

@@ -1,0 +1,295 @@
+"""Two inputs, a joined table with an update handler, and a loop, in processes that die at each named point, freeze,
+move, and die at random.
+
+The witness: counts have no gap, records of each input neither gap nor repeat, every event and update has met the rows
+as of its place, every hop is there once; and the changelog says the same.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from streams.clients.admin import TopicAdmin
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.codecs import int_codec
+from streams.errors import BrokerUnavailable
+from streams.records import TYPE_HEADER, IncomingRecord
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.partition.joined_rows import row_key
+from streams.sak.murmur2 import partition_of
+from streams.testing.faults import MOVE_POINTS, POINTS
+from streams.testing.fixtures import BrokerAddress
+from streams.topics import TopicSpec, changelog_name
+from tests.broker import merged_program as program
+from tests.broker.battery_kit import Worker, let_pass, wait_until
+from tests.broker.gate import nightly
+from tests.unit.joins_kit import folded
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+
+QUICK = {"MERGED_SESSION": "3"}
+REVOCATIONS = ("revoke.before", "revoke.after")
+AT_WORK = tuple(point for point in POINTS if point not in REVOCATIONS)
+
+
+class MergedWorker(Worker):
+    program = Path(__file__).with_name("merged_program.py")
+
+
+class MergedBench:
+    """The topics of one test, and what is in them."""
+
+    def __init__(self, bootstrap: str, group: str) -> None:
+        self.bootstrap, self.group = bootstrap, group
+        self.topics = program.topics_of(group)
+        self.inputs = [self.topics[name] for name in ("orders", "payments", "customers")]
+        self.settings = ClientSettings(bootstrap, {}, client_id="merged")
+        self.admin = TopicAdmin(self.settings)
+        self.sent = 0
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
+        specs = [
+            TopicSpec(
+                name=self.topics[name],
+                partitions=program.PARTITIONS,
+                replication_factor=1,
+                configs={"cleanup.policy": "compact", "segment.ms": "3600000"} if name == "customers" else {},
+            )
+            for name in ("orders", "payments", "customers", "said")
+        ]
+        self.admin.create(specs, 30.0)
+
+    def send(self, count: int, rng: random.Random, *, rows: float = 0.3) -> None:
+        for _ in range(count):
+            key, luck = rng.choice(program.CUSTOMERS), rng.random()
+            headers: Any = None
+            if luck < rows:
+                topic, value = "customers", None if rng.random() < 0.1 else int_codec.encode(self.sent)
+            elif luck < rows + (1 - rows) / 2:
+                topic, value = "payments", msgspec.json.encode(program.Paid(key))
+            else:
+                topic, headers = "orders", [(TYPE_HEADER, b"merged.Ordered")]
+                value = msgspec.json.encode(program.Ordered(key, rng.randrange(4)))
+            partition = partition_of(key.encode(), program.PARTITIONS)
+            self._producer.produce(self.topics[topic], value, key, partition, headers=headers)
+            self.sent += 1
+        assert self._producer.flush(60) == 0
+
+    def handled(self) -> int:
+        """Records of the three topics below the group's offsets, -1 while a transaction hides them."""
+        try:
+            return sum(sum(self.admin.committed(self.group, name, 5.0).values()) for name in self.inputs)
+        except BrokerUnavailable:
+            return -1
+
+    def is_done(self) -> bool:
+        """Whether everything is handled, the loop, too."""
+        if self.handled() != self.sent:
+            return False
+        try:
+            committed = self.admin.committed(self.group, self.topics["loop"], 5.0)
+        except BrokerUnavailable:
+            return False
+        # Behind the last record there are markers only: the position goes over them with the next record.
+        left = {number: (offset, 1 << 60) for number, offset in committed.items()}
+        return not any(self._read(self.topics["loop"], left).values())
+
+    def read(self, topic: str) -> dict[int, list[IncomingRecord]]:
+        return self._read(topic, {})
+
+    def _read(self, topic: str, wanted: dict[int, tuple[int, int]]) -> dict[int, list[IncomingRecord]]:
+        marks = self.admin.watermarks(topic)
+        ranges = {
+            number: (max(mark.start, wanted.get(number, (0, 0))[0]), mark.stable) for number, mark in marks.items()
+        }
+        with closing(PartitionReader(self.settings)) as reader:
+            found = reader.read_all(topic, ranges, stalled_after_seconds=60.0)
+        return {number: found.get(number, []) for number in ranges}
+
+    def judge(self) -> None:
+        sent = {topic: self.read(topic) for topic in self.inputs}
+        said, changelog = self.read(self.topics["said"]), self.read(changelog_name(self.group, self.topics["orders"]))
+        loop, table = self.topics["loop"], self.topics["customers"]
+        hops: Counter[tuple[str, int]] = Counter()
+        for partition, lines in said.items():
+            decoded = [msgspec.json.decode(record.value or b"") for record in lines]
+            of_loop = [line for line in decoded if line[1] == loop]
+            hops.update((chain, left) for *_, chain, left in of_loop)
+            offsets = [line[2] for line in of_loop]
+            assert offsets == sorted(set(offsets)), f"the loop, {partition}: once, in order"
+            records: dict[str, Any] = {topic: found[partition] for topic, found in sent.items()}
+            handled = [IncomingRecord(loop, partition, offset, b"", b"", None) for offset in offsets]
+            rows = folded(partition, decoded, table, records | {loop: handled})  # its records are deleted: see hops
+            last = {record.key or b"": record.value for record in changelog[partition]}
+            prefix = row_key(table, b"")
+            kept = {key[len(prefix) :].decode(): value for key, value in last.items() if key.startswith(prefix)}
+            assert {key: int_codec.decode(value) for key, value in kept.items() if value is not None} == rows
+            final = decode_offset([record for record in changelog[partition] if record.key == OFFSET_KEY][-1])
+            further = [final.position_in(topic, partition) or (-1, "") for topic in (*self.inputs[1:], loop)]
+            committed = [self.admin.committed(self.group, topic, 30.0)[partition] for topic in (*self.inputs, loop)]
+            assert [final.offset, *(offset for offset, _ in further)] == committed, "changelog and group"
+        assert hops == Counter(self._due(sent)), "every hop, once"
+
+    def _due(self, sent: dict[str, dict[int, list[IncomingRecord]]]) -> Iterator[tuple[str, int]]:
+        orders, _, table = self.inputs
+        for topic in (orders, table):
+            for records in sent[topic].values():
+                for record in records:
+                    chain = f"{topic}-{record.partition}-{record.offset}"
+                    if topic == table:
+                        value = None if record.value is None else int_codec.decode(record.value)
+                        count = int(value is not None and value % program.UPDATES_HOP == 0)
+                    else:
+                        count = msgspec.json.decode(record.value or b"", type=program.Ordered).hops
+                    yield from ((chain, left) for left in range(count))
+
+
+@pytest.fixture
+def merged(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[MergedBench]:
+    made = MergedBench(kafka_broker.bootstrap_servers, f"{topic_prefix}merged")
+    yield made
+    made.admin.close()
+
+
+@contextmanager
+def started(bench: MergedBench, folder: Path) -> Iterator[Any]:
+    """A function that starts members; all of them are killed at the end."""
+    members: list[MergedWorker] = []
+
+    def start(name: str, **environment: str) -> MergedWorker:
+        members.append(MergedWorker(bench.bootstrap, bench.group, name, folder, **QUICK, **environment))
+        return members[-1]
+
+    try:
+        yield start
+    finally:
+        for member in members:
+            member.kill()
+
+
+def finished(bench: MergedBench, *members: MergedWorker) -> None:
+    wait_until(bench.is_done, "everything is handled", 150)
+    for member in members:
+        assert member.stop() == 0, member.last_words()
+    bench.judge()
+
+
+def until_dead(bench: MergedBench, member: MergedWorker, rng: random.Random) -> None:
+    """Send until it has killed itself."""
+
+    def is_dead() -> bool:
+        if member.running:
+            bench.send(50, rng)
+            let_pass(0.1)
+        return not member.running
+
+    wait_until(is_dead, "it dies")
+    assert member.process.returncode == -signal.SIGKILL, member.last_words()
+
+
+def strikes(point: str, rng: random.Random) -> int:
+    per_event = point.startswith(("handler", "store"))
+    return 1 if point == "restore.half" else rng.randrange(100, 300) if per_event else rng.randrange(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("points", "on_disk"),
+    [(("flush.after", "commit.after"), False), nightly(AT_WORK, False), nightly(AT_WORK[:-1], True)],
+    ids=["two", "all", "all on disk"],
+)
+def test_killed_at_named_points(
+    merged: MergedBench, tmp_path: Path, seed: int, points: tuple[str, ...], on_disk: bool
+) -> None:
+    """The only member dies at one point after another, the first time within the table's first load."""
+    rng, disk = random.Random(seed), {"MERGED_FOLDER": str(tmp_path / "state")} if on_disk else {}
+    merged.send(400, rng, rows=0.9)
+    with started(merged, tmp_path) as start:
+        order = rng.sample(points, len(points))
+        if order[0] == "restore.half":  # there is nothing to restore yet
+            order.reverse()
+        for point in order:
+            victim = start("victim", KES_FAULT=f"{point}:{strikes(point, rng)}", **disk)
+            until_dead(merged, victim, rng)
+        finished(merged, start("victim", **disk))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("point", MOVE_POINTS)
+def test_killed_while_partitions_move(merged: MergedBench, tmp_path: Path, seed: int, point: str) -> None:
+    rng = random.Random(seed)
+    merged.send(400, rng)
+    donor_dies = point.startswith("handed_over")
+    with started(merged, tmp_path) as start:
+        first = start("one", **({"KES_FAULT": f"{point}:1"} if donor_dies else {}))
+        wait_until(lambda: merged.handled() > 0, "some are handled")
+        second = start("two", **({} if donor_dies else {"KES_FAULT": f"{point}:1"}))
+        dying, other, name = (first, second, "one") if donor_dies else (second, first, "two")
+        until_dead(merged, dying, rng)
+        again = start(name)
+        merged.send(200, rng)
+        finished(merged, other, again)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("point", ["flush.after", "send_offsets.before", "commit.before", "settle.after"])
+def test_frozen_past_its_session(merged: MergedBench, tmp_path: Path, seed: int, point: str) -> None:
+    """While the other member handles what the frozen one had begun, and deletes it from the loop."""
+    rng = random.Random(seed)
+    merged.send(400, rng)
+    with started(merged, tmp_path) as start:
+        frozen = start("frozen", KES_FAULT=f"{point}:6:freeze")
+        process = psutil.Process(frozen.process.pid)
+
+        def stands() -> bool:
+            merged.send(20, rng)
+            return process.status() == psutil.STATUS_STOPPED
+
+        wait_until(stands, "the member freezes")
+        other = start("other")
+        merged.send(200, rng)
+        wait_until(merged.is_done, "the other one has handled everything", 150)
+        frozen.signal(signal.SIGCONT)
+        merged.send(200, rng)
+        wait_until(lambda: not frozen.running or frozen.said("joining again"), "the frozen one finds out, or ends")
+        finished(merged, other)
+
+
+@pytest.mark.nightly
+def test_a_hundred_thousand_rows_and_no_event(merged: MergedBench, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    merged.send(100_000, rng, rows=1.0)
+    with started(merged, tmp_path) as start:
+        member = start("one", KES_FAULT="settle.after:20")
+        wait_until(lambda: not member.running, "it dies within the first load")
+        finished(merged, start("one"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_killed_at_random_under_load(merged: MergedBench, tmp_path: Path, seed: int) -> None:
+    """Twenty kills of one of three members, over 200,000 records."""
+    rng = random.Random(seed)
+    merged.send(20_000, rng, rows=0.5)
+    with started(merged, tmp_path) as start:
+        members = {name: start(name) for name in ("one", "two", "three")}
+        for _ in range(20):
+            before = merged.handled()
+            merged.send(9_000, rng)
+            wait_until(lambda before=before: merged.handled() > before, "some are handled")
+            let_pass(rng.uniform(0.0, 0.5))
+            name = rng.choice(sorted(members))
+            members[name].kill()
+            members[name] = start(name)
+        wait_until(lambda: all(member.times("generation") for member in members.values()), "all have joined")
+        finished(merged, *members.values())
