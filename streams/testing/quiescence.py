@@ -52,10 +52,20 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
             yield f"member {member.number} is starting"
         elif engine is not None and not member.is_frozen and engine.pool.unsettled:
             yield f"member {member.number} has {len(engine.pool.unsettled)} transaction(s) that are not settled"
+        elif engine is not None and not member.is_frozen:
+            yield from _visits(engine)
     if world.awaited:
         yield f"{world.awaited} member(s) are about to be started again"
     if balanced:
         yield from _out_of_place(world)
+
+
+def _visits(engine: Engine) -> Iterator[str]:
+    """List the runs of visits that this member goes on with."""
+    for worker in engine.workers.values():
+        for visit in worker.statistics().visits:
+            if visit.run and visit.visit in engine.router.visits:
+                yield f"{worker.topic_partition}: run {visit.run} of the visit {visit.visit!r} has {visit.keys} keys"
 
 
 def _worker_of(world: DrivenWorld, partition: int) -> str:

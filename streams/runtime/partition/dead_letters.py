@@ -119,7 +119,7 @@ def dead_letter(
         "failed_at_ms": str(now_ms),
     }
     if timer is not None:
-        facts |= {"timer": timer.name, "due_ms": str(timer.due_ms)}
+        facts |= timer.facts
     facts |= {"handler": handler} if handler else {}
     facts |= {"instance": instance} if instance else {}
     facts |= {"trace": trace} if (trace := short_trace(cause)) else {}

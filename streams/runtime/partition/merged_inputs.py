@@ -24,8 +24,9 @@ class PartitionInput:
     joined table is to be read before any event, until it is. ``at_end``: nothing is behind what is queued here, as far
     as is known; ``missing_since``: since when it has nothing, and is not known to be at its end.
 
-    The loop is waited for until it was at its end once, so that what was begun before a start is finished first. Later
-    its records come with the commit of what has sent them: none of them is older than what waits.
+    The loop (and the requests for visits) is waited for until it was at its end once, so that what was begun before a
+    start is finished first. Later its records come with the commit of what has sent them: none of them is older than
+    what waits.
     """
 
     def __init__(self, place: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
@@ -34,7 +35,7 @@ class PartitionInput:
         self.inbox = inbox
         self.nulls = None if spec is None else spec.nulls
         self.on_error = None if spec is None else spec.on_error
-        self.is_loop = spec is not None and spec.is_loop
+        self.is_own = spec is not None and spec.is_own
         self.position = -1
         self.goal: int | None = None
         self.at_end = self.was_at_end = False
@@ -55,14 +56,14 @@ class PartitionInput:
 
     @property
     def _kind(self) -> InputKind:
-        if self.is_loop:
+        if self.is_own:
             return InputKind.LOOP
         return InputKind.EVENTS if self.goal is None else InputKind.UNREAD_TABLE
 
     def note(self, now: float) -> None:
         """Note what is known of its end, after something has come or was taken."""
         self.was_at_end = self.was_at_end or self.at_end
-        if self.inbox or self.at_end or (self.is_loop and self.was_at_end):
+        if self.inbox or self.at_end or (self.is_own and self.was_at_end):
             self.missing_since = None
         elif self.missing_since is None:
             self.missing_since = now
