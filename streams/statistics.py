@@ -46,6 +46,19 @@ class VisitStatistics(msgspec.Struct, frozen=True):
     cancelled: dict[str, int]
 
 
+class VisitRunStatistics(msgspec.Struct, frozen=True):
+    """A run of a visit over several partitions: how many it is under way in (``running``), waits in, has ended in, was
+    cancelled in; and the keys that it has visited."""
+
+    visit: str
+    run: str
+    running: int = 0
+    waiting: int = 0
+    ended: int = 0
+    cancelled: int = 0
+    keys: int = 0
+
+
 class PartitionStatistics(msgspec.Struct, frozen=True):
     """One partition: its state, the next offset to handle, records that wait, and whether it is paused."""
 

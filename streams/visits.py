@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router, check_callable
 from streams.core.visits import VisitRequest
-from streams.errors import ConfigError, RegistrationError
+from streams.errors import ConfigError
 from streams.events import event_type_of
 from streams.joins import JoinDeclarations
 from streams.outcomes import ExecutionState, Retry

@@ -7,6 +7,7 @@ transaction of its own effects. Keys are those of the store, as bytes, and a run
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from streams.core.origin import Origin, visit_origin
 from streams.core.timers import Timer
 from streams.events import event_type, event_type_of
 from streams.records import Headers
+from streams.statistics import VisitRunStatistics, VisitStatistics
 
 TIMER_PREFIX: Final = "@visit/"
 """The name of a visit's timer: this, and the visit's name. No timer of a handler is called so."""
@@ -166,3 +168,30 @@ def state_of(timer: Timer | None) -> VisitState | None:
     except msgspec.DecodeError:
         return None
     return found if found.v <= FORMAT else None
+
+
+def runs_of(partitions: Iterable[VisitStatistics]) -> tuple[VisitRunStatistics, ...]:
+    """Return the runs of these partitions' visits, each over all of them; those that are under way are the last."""
+    found: list[VisitRunStatistics] = []
+    for one in partitions:
+        for over, place in ((one.ended, "ended"), (one.cancelled, "cancelled")):
+            found += [_one_run(one.visit, run, place, keys) for run, keys in over.items()]
+        found += [_one_run(one.visit, run, "waiting", 0) for run in one.waiting]
+        found += [_one_run(one.visit, one.run, "running", one.keys)] if one.run else []
+    return tuple(sorted(joined_runs(found), key=lambda run: run.running > 0))
+
+
+def joined_runs(runs: Iterable[VisitRunStatistics]) -> tuple[VisitRunStatistics, ...]:
+    """Add up what is of the same run, as several members have it."""
+    found: dict[tuple[str, str], VisitRunStatistics] = {}
+    for one in runs:
+        known = found.get((one.visit, one.run))
+        counts = msgspec.structs.astuple(one)[2:]
+        if known is not None:
+            counts = tuple(map(sum, zip(msgspec.structs.astuple(known)[2:], counts, strict=True)))
+        found[one.visit, one.run] = VisitRunStatistics(one.visit, one.run, *counts)
+    return tuple(found.values())
+
+
+def _one_run(visit: str, run: str, place: str, keys: int) -> VisitRunStatistics:
+    return msgspec.structs.replace(VisitRunStatistics(visit, run, keys=keys), **{place: 1})

@@ -44,8 +44,8 @@ def purposes(config: EventSourceConfig) -> dict[str, str]:
 
 
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
-    """Return the source's own topics as they must be: source, changelog, dead letters, loop, requests for visits, and the
-    stand-in of a source on another cluster; equal numbers of partitions. The source comes first."""
+    """Return the source's own topics as they must be: source, changelog, dead letters, loop, requests for visits, and
+    the stand-in of a source on another cluster; equal numbers of partitions. The source comes first."""
     configs = {config.changelog: {"cleanup.policy": "compact"}, **dict.fromkeys(config.own_inputs, KEPT_UNTIL_HANDLED)}
     return [spec(config, name, configs=configs.get(name)) for name in purposes(config)]
 

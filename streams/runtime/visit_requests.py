@@ -53,15 +53,17 @@ def _send(config: EventSourceConfig, connections: Connections, request: VisitReq
 
 
 def _sent(producer: PlainProducer, config: EventSourceConfig, request: VisitRequest) -> list[Acknowledgement]:
-    key, value, headers = request.visit.encode(), encode_request(request), request_headers()
+    value, headers = encode_request(request), request_headers()  # no key: it is in every partition
     reports: list[Acknowledgement] = []
     for partition in range(config.num_partitions):
-        record = Record(config.visits_topic, value, key, headers, partition)
+        record = Record(config.visits_topic, value, None, headers, partition)
         while not producer.produce(record, partition):
             reports += producer.poll(_POLL_SECONDS)
     deadline = time.monotonic() + 2 * DELIVERY_SECONDS
     while len(reports) < config.num_partitions:
         if producer.is_broken or time.monotonic() > deadline:
-            raise BrokerUnavailable(f"{config.visits_topic}: {len(reports)} of {config.num_partitions} partitions have it")
+            raise BrokerUnavailable(
+                f"{config.visits_topic}: {len(reports)} of {config.num_partitions} partitions have it"
+            )
         reports += producer.poll(_POLL_SECONDS)
     return reports

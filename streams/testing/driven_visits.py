@@ -29,7 +29,7 @@ class DrivenVisits(Driving):
             engine = member.engine
             worker = None if engine is None or member.is_frozen else engine.workers.get(partition)
             if worker is not None and worker.state.value == "active":
-                return worker.statistics().visits
+                return worker.visits()
         return ()
 
     def _request(self, request: VisitRequest, *, wait: bool) -> None:
@@ -37,9 +37,11 @@ class DrivenVisits(Driving):
         world = self._world
         known = world.visits
         if request.visit not in known:
-            raise ConfigError(f"this driver's source has no visit {request.visit!r}; it has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"this driver's source has no visit {request.visit!r}; it has {', '.join(known) or 'none'}"
+            )
         for partition in self._partitions():
             value, headers = encode_request(request), request_headers()
-            world.broker.append(world.config.visits_topic, partition, request.visit.encode(), value, headers)
+            world.broker.append(world.config.visits_topic, partition, None, value, headers)
         if wait:
             self._settle(balanced=False)

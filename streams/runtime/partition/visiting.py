@@ -1,4 +1,4 @@
-"""Visits of one partition: requests are taken into its state, and runs go over the keys of its store between two events.
+"""Visits of one partition: requests are taken into its state, and runs go over the keys of its store between events.
 
 Each key is an event of its own, as that of a timer. The state of the run that it belongs to (``core.visits``) is set
 further in the transaction of its effects, so whatever happens the next owner goes on behind the last key that is
@@ -159,7 +159,9 @@ class Visiting:
         timer = state.ended().as_timer(visit)
         changes = partition.timers.admitted({timer.name: timer}, INTERJECTION)
         self._host.pool.admit(partition.partition, partition.watermark, [], changes, events=0)
-        _log.info("%s: run %s of the visit %r is over: %d keys", partition.topic_partition, state.run, visit, state.keys)
+        _log.info(
+            "%s: run %s of the visit %r is over: %d keys", partition.topic_partition, state.run, visit, state.keys
+        )
 
     def _warn(self, visit: str) -> None:
         if visit not in self._warned:

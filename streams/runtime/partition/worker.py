@@ -45,7 +45,7 @@ from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timers import PartitionTimers
 from streams.runtime.partition.visiting import Visiting
 from streams.runtime.signal import Signal
-from streams.statistics import PartitionStatistics
+from streams.statistics import PartitionStatistics, VisitStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -179,8 +179,12 @@ class PartitionWorker(Partition):
             self.timers.next_due_ms,
             ends[0] if ends else -1,
             () if self.inputs is None else self.inputs.statistics(self.engine.now(), ends),
-            self._visiting.statistics(),
+            self.visits(),
         )
+
+    def visits(self) -> tuple[VisitStatistics, ...]:
+        """Return how far the runs of visits are."""
+        return self._visiting.statistics()
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
