@@ -41,7 +41,7 @@ class InputSpec(msgspec.Struct, frozen=True):
     ``None``: each record has its own. ``nulls``: the policy of records without a value, ``on_error`` of all that cannot
     be read; ``None``: the decode policy. ``table``: the joined table whose rows the records are
     (``stores.joined.Joined``). ``is_own``: the source's own, its loop or the requests for visits: its records come
-    first, and it is read from its start."""
+    first, and it is read from its start. ``is_awaited``: while its end is not known the others wait for it."""
 
     topic: str
     headers: ReceivedHeaders | None = None
@@ -49,6 +49,7 @@ class InputSpec(msgspec.Struct, frozen=True):
     on_error: Retry | None = None
     table: Any = None
     is_own: bool = False
+    is_awaited: bool = True
 
     def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
         """Return records as their handlers are found: with the headers of the input's type."""

@@ -76,7 +76,8 @@ class VisitDeclarations(JoinDeclarations[StoreT], Generic[StoreT]):
             event_type = event_type_of(VisitRequest)
             route = Route(event_type.name, event_type, requested, blocking=False, policy=config.error_policy)
             self._router.add(route)
-        return {topic: InputSpec(topic, is_own=True) for topic in config.own_inputs}
+        awaited = config.loop_topic  # no event is the worse for a request that comes a moment later
+        return {topic: InputSpec(topic, is_own=True, is_awaited=topic == awaited) for topic in config.own_inputs}
 
     def _check_visits(self, make: Callable[[], Any]) -> None:
         """Check that the tables of visits can be visited; ``make`` makes a store to be looked at. Raises

@@ -24,9 +24,9 @@ class PartitionInput:
     joined table is to be read before any event, until it is. ``at_end``: nothing is behind what is queued here, as far
     as is known; ``missing_since``: since when it has nothing, and is not known to be at its end.
 
-    The loop (and the requests for visits) is waited for until it was at its end once, so that what was begun before a
-    start is finished first. Later its records come with the commit of what has sent them: none of them is older than
-    what waits.
+    The loop is waited for until it was at its end once, so that what was begun before a start is finished first. Later
+    its records come with the commit of what has sent them: none of them is older than what waits. Requests for visits
+    are never waited for.
     """
 
     def __init__(self, place: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
@@ -38,7 +38,8 @@ class PartitionInput:
         self.is_own = spec is not None and spec.is_own
         self.position = -1
         self.goal: int | None = None
-        self.at_end = self.was_at_end = False
+        self.at_end = False
+        self.was_at_end = spec is not None and not spec.is_awaited
         self.missing_since: float | None = None
 
     @property
@@ -88,7 +89,8 @@ class MergedInputs:
     def start_at(self, position: Sequence[int], now: float) -> None:
         """Begin work at this position; nothing is known of the ends yet."""
         for one, offset in zip(self.all, position, strict=True):
-            one.position, one.missing_since = offset, now
+            one.position = offset
+            one.note(now)
             one.goal = self._partition.joined.goals.get(one.where.topic)
 
     @property
