@@ -395,7 +395,7 @@ def test_a_retry_and_a_stop() -> None:
 
 
 def test_a_stop_is_met_again_by_the_next_start() -> None:
-    handlers: Iterator[Callable[..., Any]] = iter((look, fails(), fails(), look))
+    handlers: Iterator[Callable[..., Any]] = iter((look, fails(), fails(), fails(), look))
     with driven(lambda: build(next(handlers))) as driver:
         fill(driver, 5)
         where = r"the visit 'look' \(run 'run'\) of the key b'k001' of orders\[0\] .* the next start meets it again"
@@ -404,9 +404,14 @@ def test_a_stop_is_met_again_by_the_next_start() -> None:
         assert seen(driver) == once(1), "what was complete before is committed"
         with pytest.raises(EventFailure, match=where):
             driver.restart()
+        driver.cancel_visit("look")
+        driver.restart()
+        assert driver.visits(0)[0].cancelled == {"run": 1}, "a request comes before the next key"
+        driver.start_visit("look", run_id="next", wait=False)
+        driver.crash()
         driver.restart()
         driver.settle()
-        assert seen(driver) == once(5)
+        assert seen(driver, "next") == once(5)
 
 
 def test_a_letter_that_is_sent_again_visits_its_key() -> None:

@@ -38,8 +38,8 @@ class PartitionInput:
         self.is_own = spec is not None and spec.is_own
         self.position = -1
         self.goal: int | None = None
-        self.at_end = False
-        self.was_at_end = spec is not None and not spec.is_awaited
+        self.is_awaited = spec is None or spec.is_awaited
+        self.at_end = self.was_at_end = False
         self.missing_since: float | None = None
 
     @property
@@ -64,7 +64,7 @@ class PartitionInput:
     def note(self, now: float) -> None:
         """Note what is known of its end, after something has come or was taken."""
         self.was_at_end = self.was_at_end or self.at_end
-        if self.inbox or self.at_end or (self.is_own and self.was_at_end):
+        if self.inbox or self.at_end or not self.is_awaited or (self.is_own and self.was_at_end):
             self.missing_since = None
         elif self.missing_since is None:
             self.missing_since = now
@@ -140,6 +140,10 @@ class MergedInputs:
                 one.goal = None
                 changes.append(self._partition.joined.read_up(one.where.topic))
         return changes
+
+    def has_taken(self, topic: str) -> bool:
+        """Check that this input was at its end once, and that nothing of it is queued here."""
+        return any(one.was_at_end and not one.inbox for one in self.all if one.where.topic == topic)
 
     def waiting_for(self, now: float) -> tuple[str, ...]:
         """Return the topics of the inputs that the others wait for now."""
