@@ -214,9 +214,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
 
     @property
     def own_inputs(self) -> tuple[str, ...]:
-        """Return the inputs that are the source's own beside ``topic``: its loop, the requests for visits."""
+        """Return the inputs that are the source's own beside ``topic``, in the order in which they come first: the
+        requests for visits, its loop."""
         loop = (self.loop_topic,) if self.loop else ()
-        return (*loop, self.visits_topic) if self.visits else loop
+        return (self.visits_topic, *loop) if self.visits else loop
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> EventSourceConfig:
         """Return the same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError``

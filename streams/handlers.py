@@ -275,7 +275,7 @@ class Handlers(VisitDeclarations[StoreT]):
 
     @property
     def inputs(self) -> list[str]:
-        """Return the inputs beside the source's own topic: its loop, the requests for visits, and the declared
+        """Return the inputs beside the source's own topic: requests for visits, its loop, and the declared
         ones in their order."""
         return [*self._inputs]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router, check_callable
-from streams.core.visits import VisitRequest
+from streams.core.visits import LONGEST_NAME, VisitRequest
 from streams.errors import ConfigError
 from streams.events import event_type_of
 from streams.joins import JoinDeclarations
@@ -19,9 +19,6 @@ from streams.topics import InputSpec
 StoreT = TypeVar("StoreT")
 VisitAnswer = ExecutionState | None
 VisitHandler = Callable[[EventContext[StoreT], Any, Any], VisitAnswer | Awaitable[VisitAnswer]]
-
-LONGEST_NAME: Final = 100
-"""Bytes of the name of a visit, or of a run, at most: they are written with each step."""
 
 
 class VisitDeclarations(JoinDeclarations[StoreT], Generic[StoreT]):

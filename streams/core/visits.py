@@ -24,6 +24,8 @@ NEVER_MS: Final = 253_402_300_799_999
 """The end of the year 9999, in milliseconds since the epoch: a timer that does not fire."""
 FORMAT: Final = 1
 """The newest layout of ``VisitState`` that is known here."""
+LONGEST_NAME: Final = 100
+"""Letters of the name of a visit, or of a run, at most: they are written with each key."""
 MOST_FINISHED: Final = 32
 """Runs of one visit that are remembered when they are over: none of them begins again."""
 MOST_WAITING: Final = 16

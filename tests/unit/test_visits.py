@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
 from streams.cli.rights import of_source
 from streams.cli.topics import wanted_topics
-from streams.config import StateConfig
+from streams.config import PoolConfig, StateConfig
 from streams.disk import SQLite
 from streams.errors import ConfigError, EventFailure, RegistrationError, TopicError
 from streams.records import TYPE_HEADER, Record
@@ -177,21 +178,22 @@ def test_two_runs_at_a_time_are_one_after_the_other() -> None:
         assert runs == [b"run"] * 20 + [b"next"] * 20
 
 
-POINTS: tuple[Point, ...] = ("handler.before", "handler.after", "flush.after", "commit.before", "commit.after")
+KILLS: list[tuple[Point, int]] = [
+    *itertools.product(("handler.before", "handler.after"), (0, 1, 63, 64, 99, 100)),
+    *itertools.product(("flush.before", "flush.after", "commit.before", "commit.after"), (0, 1, 4)),
+]
+"""A point of a run over 100 keys, 16 in a transaction at most, and how often it is passed before."""
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_each_point(point: Point) -> None:
-    with driven(build()) as driver:
+@pytest.mark.parametrize(("point", "skip"), KILLS)
+def test_a_kill_at_each_point(point: Point, skip: int) -> None:
+    with driven(build(pool=PoolConfig(target_batch_size=8, max_batch_size=16))) as driver:
         fill(driver, 100)
-        traps = [driver.at(point, driver.crash, skip=skip) for skip in (0, 3)]
-        driver.start_visit("look", wait=False)
-        for _ in traps:
-            driver.settle()
-            if not driver.members:
-                driver.restart()
+        trap = driver.at(point, driver.crash, skip=skip)
+        driver.start_visit("look")
+        assert trap.sprung
+        driver.restart()
         driver.settle()
-        assert traps[0].sprung
         assert seen(driver) == once(100)
         assert set(dict(driver.store(0).items()).values()) == {1}
         driver.check()
@@ -436,6 +438,17 @@ def test_a_letter_that_is_sent_again_visits_its_key() -> None:
             driver.send_record(again)
             assert driver.store(0).get("k001") is None
             driver.check()
+
+
+@pytest.mark.parametrize(
+    "value", [b"no JSON", b"{}", b'{"visit":"","run":"r"}', b'{"visit":"look","run":"%s"}' % (b"r" * 101)]
+)
+def test_what_is_no_request_meets_a_policy(value: bytes) -> None:
+    with driven(build(error_policy=DEAD_LETTER, decode_policy=DEAD_LETTER)) as driver:
+        fill(driver, 2)
+        driver.send_record(Record(VISITS, value, None, [(TYPE_HEADER, b"kes.visit")], 0))
+        assert [letter.header("__kes_dlq_error") for letter in driver.dead_letters()] == [b"DecodeError"]
+        assert (driver.visits(0), seen(driver)) == ((), Counter())
 
 
 def test_what_is_sent_again_for_a_visit_that_is_not_there_is_its_events_error() -> None:

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 from streams.core.origin import INTERJECTION
 from streams.core.router import Route
-from streams.core.visits import TIMER_PREFIX, VisitedKey, VisitRequest, VisitState, state_of
-from streams.errors import RegistrationError
+from streams.core.visits import LONGEST_NAME, TIMER_PREFIX, VisitedKey, VisitRequest, VisitState, state_of
+from streams.errors import DecodeError, RegistrationError
 from streams.runtime.partition.due_timers import as_record
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution
@@ -65,6 +65,10 @@ async def requested(ctx: EventContext[Any], request: VisitRequest) -> Any:
     assert timers is not None  # it has its turn
     if request.action == "again":
         return await _again(ctx, request)
+    if not 1 <= len(request.visit) <= LONGEST_NAME >= len(request.run):
+        raise DecodeError(
+            f"names of visits and runs have 1 to {LONGEST_NAME} letters; this is no request of start_visit"
+        )
     name = TIMER_PREFIX + request.visit
     state = state_of(timers.visits.get(name))
     if state is None:
