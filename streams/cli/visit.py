@@ -42,10 +42,10 @@ def visit(
     """Start a run of a visit: each key of the source's store once, in all partitions. Returns at once.
 
     The request is kept: members that are down, or partitions that are between two members, take it later. Give --run
-    to be able to repeat the command: the same id starts nothing a second time. --status asks the running members.
+    to be able to repeat the command: the same id starts nothing a second time. --status reads what the running members publish.
 
-    Exit codes: 0 requested, or shown; 1 no such visit, no topic for requests, no member to be asked, or no broker
-    answers; 2 wrong usage.
+    Exit codes: 0 requested, or shown; 1 no such visit, no topic for requests, no member that publishes its
+    status, or no broker answers; 2 wrong usage.
     """
     if status and cancel:
         raise typer.BadParameter("--status changes nothing, and --cancel does: choose one", param_hint="--status")
@@ -78,7 +78,7 @@ async def _within(seconds: float, request: Any) -> Any:
 
 
 def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRunStatistics, ...]:
-    """Ask the members' notes. Raises ``ConfigError`` when there is none to be asked."""
+    """Read the members' notes. Raises ``ConfigError`` when there is none."""
     config: EventSourceConfig = source.config
     if name not in source._router.visits:
         raise ConfigError(f"this source has no visit {name!r}; it has {', '.join(source._router.visits) or 'none'}")

@@ -18,7 +18,7 @@ from streams.records import Acknowledgement, Record
 from streams.runtime import visit_requests
 from streams.runtime.status import NOTE_LETTERS, MemberStatus, note_of, status_of
 from streams.statistics import VisitRunStatistics
-from tests.unit.test_visits import VISITS, build, driven, fill
+from tests.unit.visits_kit import VISITS, build, driven, fill
 
 REQUEST = VisitRequest("look", "run")
 

@@ -43,7 +43,7 @@ class VisitableTable(Protocol):
 def table_of(store: Any, visit: str, table: str | None) -> VisitableTable:
     """Return the table that a visit goes over. Raises ``RegistrationError``: there is none of this name, or it has no
     order."""
-    found = store if table is None else getattr(store, table, None)
+    found: Any = store if table is None else getattr(store, table, None)
     if not hasattr(found, "keys_after"):
         named = "the store" if table is None else f"{table!r} of the store"
         raise RegistrationError(
