@@ -58,17 +58,29 @@ class VisitBench:
             producer.produce(self.keys, value, key, partition, headers=headers)
         assert producer.flush(60) == 0
 
-    def visited(self) -> dict[str, Counter[str]]:
-        """Run -> how often each key was visited in it."""
+    def said_of(self) -> list[tuple[int, str, str, str]]:
+        """Partition, key, run and member of each visit."""
         marks = self.admin.watermarks(self.said)
         ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
         with closing(PartitionReader(self.settings)) as reader:
             found = reader.read_all(self.said, ranges, stalled_after_seconds=60.0)
+        lines = [(record, (record.value or b"").decode().split()) for records in found.values() for record in records]
+        return [(record.partition, (record.key or b"").decode(), run, member) for record, (run, _, member) in lines]
+
+    def visited(self) -> dict[str, Counter[str]]:
+        """Run -> how often each key was visited in it."""
         runs: dict[str, Counter[str]] = defaultdict(Counter)
-        for records in found.values():
-            for record in records:
-                runs[(record.value or b"").decode().split()[0]][(record.key or b"").decode()] += 1
+        for _, key, run, _ in self.said_of():
+            runs[run][key] += 1
         return runs
+
+    def moved_in(self, run: str) -> dict[int, set[str]]:
+        """Partitions whose keys were visited by more than one member in this run."""
+        members: dict[int, set[str]] = defaultdict(set)
+        for partition, _, found, member in self.said_of():
+            if found == run:
+                members[partition].add(member)
+        return {partition: names for partition, names in members.items() if len(names) > 1}
 
     def kes(self, *arguments: str) -> Any:
         code, out, err = self._kes("visit", SOURCE, "look", *arguments, "--json")
@@ -101,7 +113,7 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
         wait_until(all_joined, "all have joined")
         committed = lambda: sum(bench.admin.committed(bench.group, bench.keys, 30.0).values())  # noqa: E731
         wait_until(lambda: committed() >= count, "all keys are there")
-        for number in range(4):
+        for number in range(3):
             run = f"kill-{number}"
             assert bench.kes("--run", run) == {"visit": "look", "run": run}
             some(run, rng.randrange(1, count // 2))
@@ -112,11 +124,11 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
             members[name] = VisitWorker(bench.bootstrap, bench.group, name, tmp_path)
             some(run, count)
             wait_until(all_joined, "all have joined")
-        bench.kes("--run", "move")
-        some("move", count // 10)
+        bench.kes("--run", program.MOVE)
+        some(program.MOVE, 1)
         members["three"] = VisitWorker(bench.bootstrap, bench.group, "three", tmp_path)
-        some("move", count)
-        wait_until(lambda: bench.has_ended("move"), "its members say so")
+        some(program.MOVE, count)
+        wait_until(lambda: bench.has_ended(program.MOVE), "its members say so")
         bench.kes("--run", "cancelled")
         some("cancelled", 1)
         bench.kes("--run", "cancelled", "--cancel")
@@ -131,7 +143,10 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
         for member in members.values():
             member.kill()
     found = bench.visited()
-    for run in ("kill-0", "kill-1", "kill-2", "kill-3", "move", "last"):
+    assert any("three" in names for names in bench.moved_in(program.MOVE).values()), (
+        "a partition has moved during the run"
+    )
+    for run in ("kill-0", "kill-1", "kill-2", program.MOVE, "last"):
         assert found[run] == Counter({f"k{number}": 1 for number in range(count)}), run
     assert 0 < len(found["cancelled"]) < count
     assert set(found["cancelled"].values()) == {1}

@@ -19,6 +19,8 @@ from streams.records import Record
 PARTITIONS = 4
 SECONDS = 0.003
 """For each key, so that a run takes its time."""
+MOVE, MOVE_SECONDS = "move", 0.05
+"""A run that takes longer than a member needs to join."""
 
 
 @event_type("visited.Put")
@@ -54,11 +56,12 @@ def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
     async def look(ctx: EventContext[Any], key: str, value: int) -> None:
         visited: Any = ctx.timer
         ctx.store.put(key, value + 1)
-        text = f"{visited.run} {value}".encode()
+        text = f"{visited.run} {value} {instance}".encode()
         ctx.forward(Record(said, text, key.encode(), partition=ctx.topic_partition.partition))
-        until = asyncio.get_running_loop().time() + SECONDS
+        seconds = MOVE_SECONDS if visited.run == MOVE else SECONDS
+        until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(seconds)
 
     return source
 
