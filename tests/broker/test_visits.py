@@ -87,8 +87,8 @@ class VisitBench:
         assert code == 0, err
         return json.loads(out)
 
-    def has_ended(self, run: str, in_partitions: int = program.PARTITIONS) -> bool:
-        return any(one["run"] == run and one["ended"] == in_partitions for one in self.kes("--status"))
+    def is_over(self, run: str, how: str) -> bool:
+        return any(one["run"] == run and one[how] == program.PARTITIONS for one in self.kes("--status"))
 
 
 @pytest.fixture
@@ -128,14 +128,12 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
         some(program.MOVE, 1)
         members["three"] = VisitWorker(bench.bootstrap, bench.group, "three", tmp_path)
         some(program.MOVE, count)
-        wait_until(lambda: bench.has_ended(program.MOVE), "its members say so")
-        bench.kes("--run", "cancelled")
-        some("cancelled", 1)
-        bench.kes("--run", "cancelled", "--cancel")
-        wait_until(
-            lambda: any(one["run"] == "cancelled" and one["cancelled"] for one in bench.kes("--status")), "it is over"
-        )
-        bench.kes("--run", "cancelled")
+        wait_until(lambda: bench.is_over(program.MOVE, "ended"), "its members say so")
+        bench.kes("--run", program.CANCELLED)
+        some(program.CANCELLED, 1)
+        bench.kes("--run", program.CANCELLED, "--cancel")
+        wait_until(lambda: bench.is_over(program.CANCELLED, "cancelled"), "its members say so")
+        bench.kes("--run", program.CANCELLED)
         bench.kes("--run", "last")
         some("last", count)
         assert all(member.stop() == 0 for member in members.values()), members["one"].last_words()
@@ -148,5 +146,5 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
     )
     for run in ("kill-0", "kill-1", "kill-2", program.MOVE, "last"):
         assert found[run] == Counter({f"k{number}": 1 for number in range(count)}), run
-    assert 0 < len(found["cancelled"]) < count
-    assert set(found["cancelled"].values()) == {1}
+    assert 0 < len(found[program.CANCELLED]) < count
+    assert set(found[program.CANCELLED].values()) == {1}

@@ -19,8 +19,8 @@ from streams.records import Record
 PARTITIONS = 4
 SECONDS = 0.003
 """For each key, so that a run takes its time."""
-MOVE, MOVE_SECONDS = "move", 0.05
-"""A run that takes longer than a member needs to join."""
+MOVE, CANCELLED, SLOW_SECONDS = "move", "cancelled", 0.05
+"""Runs that take longer than a member needs to join, or a command to begin."""
 
 
 @event_type("visited.Put")
@@ -58,7 +58,7 @@ def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
         ctx.store.put(key, value + 1)
         text = f"{visited.run} {value} {instance}".encode()
         ctx.forward(Record(said, text, key.encode(), partition=ctx.topic_partition.partition))
-        seconds = MOVE_SECONDS if visited.run == MOVE else SECONDS
+        seconds = SLOW_SECONDS if visited.run in (MOVE, CANCELLED) else SECONDS
         until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(seconds)
