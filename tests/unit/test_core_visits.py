@@ -8,6 +8,7 @@ import pytest
 from streams.core.known_failures import KnownFailures
 from streams.core.origin import is_timer, is_visit, timer_origin
 from streams.core.policy import Failure
+from streams.core.router import Route, Router
 from streams.core.timers import Timer
 from streams.core.visits import (
     FORMAT,
@@ -24,6 +25,8 @@ from streams.core.visits import (
     runs_of,
     state_of,
 )
+from streams.errors import RegistrationError
+from streams.outcomes import STOP
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.changelog import decode_timer, encode_timer, timer_key
 from streams.statistics import VisitRunStatistics, VisitStatistics
@@ -92,6 +95,7 @@ def test_it_is_kept_as_a_timer_that_is_never_due() -> None:
     assert (name, read) == ("@visit/v", timer)
     assert (timer.due_ms, timer.due.year, timer.following) == (NEVER_MS, 9999, None)
     assert state_of(read) == state
+    assert (timer.title, timer.facts) == ("timer '@visit/v'", {"timer": "@visit/v", "due_ms": str(NEVER_MS)})
     assert state_of(None) == VisitState()
 
 
@@ -124,6 +128,17 @@ def test_the_failure_of_a_key_is_known_after_a_restart() -> None:
     known.expect(0, [])
     assert known.meet(timer.origin) is None
     assert known.meet(visited.origin) is not None
+
+
+def test_visits_are_registered_once_before_the_start() -> None:
+    router, route = Router(), Route("visit v", None, print, blocking=False, policy=STOP)
+    router.add_visit("v", route, "orders")
+    assert router.visits == {"v": (route, "orders")}
+    with pytest.raises(RegistrationError, match="there is a visit 'v' already"):
+        router.add_visit("v", route, None)
+    router.freeze()
+    with pytest.raises(RegistrationError, match="the visit 'w' comes too late"):
+        router.add_visit("w", route, None)
 
 
 def test_a_request_as_a_record() -> None:
