@@ -125,6 +125,7 @@ SECTIONS: Final = (
             ),
             "loop": "handlers send events to the source itself, by `ctx.loop`: see [A loop](../guides/loop.md)",
             "max_loop_hops": "so many events of the loop may lead to one another; then `LoopTooLong`. 0: no bound",
+            "visits": "a topic for requests to visit the keys of the store: see [Visits](../guides/visits.md)",
             "auto_offset_reset": "where a partition begins that never had an offset: `earliest`, `latest` or `error`",
             "decode_policy": (
                 "for records that cannot be read or have an unknown type ([errors](../guides/errors.md)); never retried"

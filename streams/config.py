@@ -31,7 +31,7 @@ from streams.errors import ConfigError
 from streams.metrics import MetricsHandler
 from streams.outcomes import STOP, Retry
 from streams.settings_sources import TakesOutsideSettings, bootstrap_servers, flat, variable, without_credentials
-from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name, loop_name
+from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name, loop_name, visits_name
 
 BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
 """Environment variable with the brokers' addresses, used when the settings name none."""
@@ -61,6 +61,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
       that is not known to be at its end.
     * Loop: with ``loop`` handlers send events to this source itself (``ctx.loop``), over a topic of its own;
       ``max_loop_hops`` bounds how often one leads to the next (0: no bound).
+    * Visits: with ``visits`` the source has a topic for the requests to visit the keys of its store
+      (``EventSource.register_visit``).
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
       handlers (each handler may have its own).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
@@ -90,6 +92,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     alignment_seconds: float = 0.5
     loop: bool = False
     max_loop_hops: int = 100
+    visits: bool = False
     decode_policy: Retry = STOP
     error_policy: Retry = STOP
     group: GroupConfig = GroupConfig()
@@ -141,12 +144,14 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         if self.auto_offset_reset not in ("earliest", "latest", "error"):
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
         check_type((bool,), "loop", self.loop, "True or False")
+        check_type((bool,), "visits", self.visits, "True or False")
         check_count("max_loop_hops", self.max_loop_hops, 0)
-        if self.loop and self.source_is_elsewhere:
-            raise ConfigError(
-                "loop is set beside source_bootstrap_servers: a loop is written and read where the group is, so the "
-                "source's topic has to be there, too"
-            )
+        for name, topic in (("loop", "a loop is"), ("visits", "requests for visits are")):
+            if getattr(self, name) and self.source_is_elsewhere:
+                raise ConfigError(
+                    f"{name} is set beside source_bootstrap_servers: {topic} written and read where the group is, so "
+                    "the source's topic has to be there, too"
+                )
         for name in ("client_settings", "source_client_settings"):
             check_type((Mapping,), name, getattr(self, name), "a dictionary")
         for name in ("decode_policy", "error_policy"):
@@ -158,7 +163,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
                 "source_client_settings are set without source_bootstrap_servers: name the source's cluster, or use "
                 "client_settings"
             )
-        for name in (self.changelog, self.dead_letters, self.offsets_topic, *([self.loop_topic] if self.loop else ())):
+        for name in (self.changelog, self.dead_letters, self.offsets_topic, *self.own_inputs):
             if len(name) > MAX_NAME_LENGTH:
                 raise ConfigError(
                     f"the topic name {name!r} has {len(name)} characters; Kafka allows {MAX_NAME_LENGTH}: "
@@ -201,6 +206,18 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     def loop_topic(self) -> str:
         """Return the name of the loop's topic; there is one with ``loop``."""
         return loop_name(self.group_id, self.topic)
+
+    @property
+    def visits_topic(self) -> str:
+        """Return the name of the topic of requests for visits; there is one with ``visits``."""
+        return visits_name(self.group_id, self.topic)
+
+    @property
+    def own_inputs(self) -> tuple[str, ...]:
+        """Return the inputs that are the source's own beside ``topic``, in the order in which they come first: the
+        requests for visits, its loop."""
+        loop = (self.loop_topic,) if self.loop else ()
+        return (self.visits_topic, *loop) if self.visits else loop
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> EventSourceConfig:
         """Return the same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError``

@@ -224,6 +224,7 @@ class EventSource(Interjecting[StoreT]):
         if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
             raise RegistrationError("this event source is running already")
         self._check_inputs()
+        self._check_visits(lambda: make_store(self._store_factory, TopicPartition(self.config.topic, 0)))
         self._router.freeze()
         self._stopped.clear()
         self._state = SourceState.STARTING

@@ -14,7 +14,6 @@ from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
-from streams.joins import JoinDeclarations
 from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime import source_topics
@@ -25,11 +24,13 @@ from streams.runtime.partition.batch_handlers import BATCH, BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
+from streams.runtime.partition.visiting import requested
 from streams.sak.numbers import is_number, is_whole
 from streams.sak.users_code import parameter_types, place_of
 from streams.topics import InputSpec, TopicSpec
 from streams.topology import Topology, TopologyHandler, TopologyTopic
 from streams.tracing import Tracer
+from streams.visits import VisitDeclarations
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")
@@ -40,7 +41,7 @@ BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
 InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
 
 
-class Handlers(JoinDeclarations[StoreT]):
+class Handlers(VisitDeclarations[StoreT]):
     """The registering half of ``EventSource``."""
 
     def __init__(self, config: EventSourceConfig) -> None:
@@ -49,9 +50,7 @@ class Handlers(JoinDeclarations[StoreT]):
         self._is_stateless = False
         self._schedules: list[tuple[Schedule, Route]] = []
         self._outputs: dict[str, TopicSpec] = {}
-        self._inputs: dict[str, InputSpec] = {}
-        if config.loop:
-            self._inputs[config.loop_topic] = InputSpec(config.loop_topic, is_loop=True)
+        self._inputs: dict[str, InputSpec] = self._own_inputs()
 
     def set_tracer(self, tracer: Tracer) -> None:
         """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
@@ -277,7 +276,8 @@ class Handlers(JoinDeclarations[StoreT]):
 
     @property
     def inputs(self) -> list[str]:
-        """Return the inputs beside the source's own topic: its loop, and the declared ones in their order."""
+        """Return the inputs beside the source's own topic: requests for visits, its loop, and the declared
+        ones in their order."""
         return [*self._inputs]
 
     def received(self, topic: str, records: list[IncomingRecord]) -> list[IncomingRecord]:
@@ -287,7 +287,7 @@ class Handlers(JoinDeclarations[StoreT]):
 
     def input_topics(self) -> list[TopicSpec]:
         """Return the declared inputs as they must be."""
-        return [source_topics.spec_of_input(self.config, spec) for spec in self._inputs.values() if not spec.is_loop]
+        return [source_topics.spec_of_input(self.config, spec) for spec in self._inputs.values() if not spec.is_own]
 
     def _check_inputs(self) -> None:
         """Check that an input's events have a handler. Raises ``RegistrationError``."""
@@ -349,11 +349,13 @@ class Handlers(JoinDeclarations[StoreT]):
         declared = [
             TopologyTopic(name, source_topics.purpose_of_input(spec), self.config.num_partitions)
             for name, spec in self._inputs.items()
+            if not spec.is_own
         ]
         declared += [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
         default = [] if self._router.default is None else [self._router.default]
-        routes = [route for route in [*self._router.routes.values(), *default] if route.handler is not keep_row]
-        handlers = [_shown(route) for route in routes]
+        visits = [route for route, _ in self._router.visits.values()]
+        routes = [*self._router.routes.values(), *default, *visits]
+        handlers = [_shown(route) for route in routes if route.handler not in (keep_row, requested)]
         interjections = tuple(route.name for _, route in self._schedules)
         return Topology(self.config.group_id, (*own, *declared), tuple(handlers), interjections, not self._is_stateless)
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from streams.answers import Answer
 from streams.config import EventSourceConfig
-from streams.errors import RegistrationError, Stopped
+from streams.core.visits import VisitRequest
+from streams.errors import ConfigError, RegistrationError, Stopped
 from streams.handlers import Handlers
 from streams.queries.local import LocalQueries, place_of_key
 from streams.records import Delivery, TopicPartition
+from streams.runtime.connections import KafkaConnections
 from streams.runtime.engine import Engine
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.visit_requests import send_request
+from streams.visits import check_visit_name
 
 StoreT = TypeVar("StoreT")
 T = TypeVar("T")
@@ -72,6 +77,39 @@ class Interjecting(Handlers[StoreT]):
         handler runs on the event source's loop, as ever. The future always ends; do not wait for it on the event
         source's loop. Raises ``Stopped`` when the source is not running."""
         return self._running().ad_hoc.interject_threadsafe(partition, handler, blocking=blocking)
+
+    # -- visits --------------------------------------------------------------------------------------------------------
+
+    async def start_visit(self, name: str, *, run_id: str | None = None) -> str:
+        """Start a run of a visit, in all partitions. Returns its id when the request is written, which is before the
+        first key is visited.
+
+        A partition takes each ``run_id`` once, so a call that has failed is repeated with the same one; without it each
+        call is a run of its own. While a run of the visit is under way, the next one waits for its end. It may be
+        called whether the source runs in this process or not, on any event loop. Raises ``RegistrationError`` for a
+        visit that is not registered, ``ConfigError``, ``TopicError``, ``BrokerUnavailable``.
+        """
+        run = uuid.uuid4().hex if run_id is None else run_id
+        await self._request_visit(VisitRequest(name, run))
+        return run
+
+    async def cancel_visit(self, name: str, *, run_id: str | None = None) -> None:
+        """Cancel a run of a visit, or all that are under way or wait. What is visited stays so, the other keys are not
+        visited in this run, and a run of this id does not begin any more. Raises as ``start_visit``."""
+        if run_id == "":
+            raise ConfigError("run_id is empty; leave it out to cancel all runs")
+        await self._request_visit(VisitRequest(name, run_id or "", "cancel"))
+
+    async def _request_visit(self, request: VisitRequest) -> None:
+        if request.visit not in self._router.visits:
+            known = ", ".join(self._router.visits) or "none"
+            raise RegistrationError(f"this source has no visit {request.visit!r}; it has {known}")
+        if request.run or request.action == "start":
+            check_visit_name("run_id", request.run)
+        engine = self._engine
+        config = self.config.resolved() if engine is None else engine.config
+        connections = KafkaConnections(config) if engine is None else engine.connections
+        await send_request(config, connections, request)
 
     # -- queries -------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,31 @@ class InputStatistics(msgspec.Struct, frozen=True):
         return max(self.end - self.next_offset, 0) if self.end >= 0 and self.next_offset >= 0 else None
 
 
+class VisitStatistics(msgspec.Struct, frozen=True):
+    """A visit in one partition. ``run``: under way (empty: none), with ``keys`` done; ``waiting``: runs that begin when
+    it is over. ``ended`` and ``cancelled``: the last runs that are over, each with its keys."""
+
+    visit: str
+    run: str
+    keys: int
+    waiting: tuple[str, ...]
+    ended: dict[str, int]
+    cancelled: dict[str, int]
+
+
+class VisitRunStatistics(msgspec.Struct, frozen=True):
+    """A run of a visit over several partitions: how many it is under way in (``running``), waits in, has ended in, was
+    cancelled in; and the keys that it has visited."""
+
+    visit: str
+    run: str
+    running: int = 0
+    waiting: int = 0
+    ended: int = 0
+    cancelled: int = 0
+    keys: int = 0
+
+
 class PartitionStatistics(msgspec.Struct, frozen=True):
     """One partition: its state, the next offset to handle, records that wait, and whether it is paused."""
 
@@ -54,6 +79,8 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     of ``statistics_threadsafe``."""
     inputs: tuple[InputStatistics, ...] = ()
     """All inputs, the source's own topic first, if it reads several; ``next_offset`` and ``end`` are of that one."""
+    visits: tuple[VisitStatistics, ...] = ()
+    """Visits that were ever started."""
 
     @property
     def lag(self) -> int | None:

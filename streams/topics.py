@@ -40,15 +40,16 @@ class InputSpec(msgspec.Struct, frozen=True):
     """A further topic that an event source reads. ``headers``: those of the type that all of its records are of;
     ``None``: each record has its own. ``nulls``: the policy of records without a value, ``on_error`` of all that cannot
     be read; ``None``: the decode policy. ``table``: the joined table whose rows the records are
-    (``stores.joined.Joined``). ``is_loop``: the source's own loop: its records come first, and it is read from its
-    start."""
+    (``stores.joined.Joined``). ``is_own``: the source's own, its loop or the requests for visits: its records come
+    first, and it is read from its start. ``is_awaited``: while its end is not known the others wait for it."""
 
     topic: str
     headers: ReceivedHeaders | None = None
     nulls: Retry | None = None
     on_error: Retry | None = None
     table: Any = None
-    is_loop: bool = False
+    is_own: bool = False
+    is_awaited: bool = True
 
     def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
         """Return records as their handlers are found: with the headers of the input's type."""
@@ -110,6 +111,11 @@ def commit_log_name(group_id: str, topic: str) -> str:
 def loop_name(group_id: str, topic: str) -> str:
     """Return the name of the topic of what the handlers of a source send to the source itself."""
     return f"{group_id}.{topic}.loop"
+
+
+def visits_name(group_id: str, topic: str) -> str:
+    """Return the name of the topic of requests for visits to the keys of a source's store."""
+    return f"{group_id}.{topic}.visits"
 
 
 def dead_letter_name(group_id: str, topic: str) -> str:

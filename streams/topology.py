@@ -8,7 +8,8 @@ import msgspec
 
 
 class TopologyTopic(msgspec.Struct, frozen=True):
-    """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``loop``, ``output``, ``changelog``,
+    """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``loop``, ``visits``
+    (requests for them), ``output``, ``changelog``,
     ``dead letters``, or ``offsets`` (the stand-in of a source on another cluster)."""
 
     name: str
@@ -54,8 +55,8 @@ class Topology(msgspec.Struct, frozen=True):
             types = "<br/>".join(_escaped(handler.event) for handler in self.handlers)
             edge = f'{node} -- "{types}" --> source' if types else f"{node} --> source"
             return [edge, f"source --> {node}"] if purpose == "loop" else [edge]
-        if purpose == "table":
-            return [f'{node} -- "rows" --> source']
+        if purpose in ("table", "visits"):
+            return [f'{node} -- "{"rows" if purpose == "table" else "requests"}" --> source']
         return [f"{node} <--> source" if purpose == "changelog" else f"source --> {node}"]
 
 

@@ -317,7 +317,7 @@ def transactions(target: Target) -> Iterator[Finding]:
     hanging = 0
     try:
         with closing(TopicAdmin(target.settings)) as admin:
-            names = [config.changelog, config.dead_letters, *([config.loop_topic] if config.loop else ())]
+            names = [config.changelog, config.dead_letters, *config.own_inputs]
             names += [] if config.source_is_elsewhere else [config.topic]
             there = {name: found[1] for name in names if (found := admin.identity(name, target.seconds))}
         for name, count in there.items():

@@ -57,6 +57,7 @@ COMMANDS = {
         "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
     ),
     "state": Command("streams.cli.state", "The state of an event source: in its changelog, on disk, in snapshots."),
+    "visit": Command("streams.cli.visit", "Visit each key of an event source's store: start, cancel, status."),
     "view": Command("streams.cli.view", "A compacted topic or a source's state, as a view: get, scan, watch."),
     "web": Command("streams.cli.web", "An event source, or any group, in the browser.", "web"),
     "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),

@@ -182,7 +182,7 @@ def position_of(
                 f"{where}: the group {config.group_id} has committed offset {committed}, but the changelog "
                 f"{config.changelog} has none: its state is lost"
             )
-        if config.auto_offset_reset != "earliest" and topic != config.loop_topic:
+        if config.auto_offset_reset != "earliest" and topic not in config.own_inputs:
             raise OffsetError(f"{where}: no record was handled yet, and a start does not begin with the first one")
         own = low if topic == config.topic else checks.source()[0][partition][0]
         return Position(low, own if record is None else record.offset, record)

@@ -153,8 +153,7 @@ def _show(
     servers = brokers(option, config)
     deadline = time.monotonic() + timeout
     found: list[OpenTransaction] = []
-    loop = [config.loop_topic] if config and config.loop else []
-    wanted = topics or ([config.changelog, config.dead_letters, *loop] if config else [])
+    wanted = topics or ([config.changelog, config.dead_letters, *config.own_inputs] if config else [])
     with admin_of(servers, config, timeout) as admin, _questions(servers, config) as questions:
         if not wanted:
             found = questions.find_all(deadline)

@@ -18,6 +18,7 @@ from streams.core.origin import (
     is_batch,
     is_event,
     is_timer,
+    is_visit,
     place_and_offset,
 )
 from streams.core.policy import Failure
@@ -56,7 +57,8 @@ class KnownFailures:
         self._single_until[self.place] = offset
 
     def expect(self, position: Position, timers: Iterable[Origin]) -> None:
-        """Begin at this position: forget the events before it, and the timers that are not set any more."""
+        """Begin at this position: forget the events before it, and the timers that are not set any more. Visited keys
+        are kept: no two events have the same origin, ever."""
         offsets = offsets_of(position)
 
         def is_to_come(origin: Origin) -> bool:
@@ -66,7 +68,9 @@ class KnownFailures:
         self.events = {origin: failure for origin, failure in self.events.items() if is_to_come(origin)}
         if self._timers:  # else spare the origins of all timers
             there = set(timers)
-            self._timers = {origin: failure for origin, failure in self._timers.items() if origin in there}
+            self._timers = {
+                origin: failure for origin, failure in self._timers.items() if origin in there or is_visit(origin)
+            }
 
     def of_event(self, offset: int) -> Failure | None:
         """Return the known failure of the event at this offset, which need not have its turn yet."""

@@ -5,7 +5,7 @@ topics, and none is promised: time is a preference, the committed positions are 
 the point.
 
 1. A joined table that was not read up to its end yet: no event meets half a table.
-2. The loop's records: what was begun is finished before more is taken in.
+2. Requests for visits; the loop's records: what was begun is finished before more is taken in.
 3. The input whose next record is the oldest, up to the next record of another input; ties by order of declaration.
 
 An input that has nothing here, and is not known to be at its end, may have an older record on its way: the others wait

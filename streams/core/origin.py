@@ -6,6 +6,7 @@ that sent it. Two origins are made per event, so an origin is one integer. This 
 * an event: its offset, below 2**52; of a source's further inputs plus the input's place (1, 2 ...) times 2**52;
 * an interjection: -1;
 * the event of a timer: a hash of its name and time, below -1;
+* the event of a visited key: a hash of the run and the key, below those of timers;
 * a batch of several events: 2**62 plus the origin of the last one.
 """
 
@@ -19,13 +20,21 @@ Origin: TypeAlias = int
 INTERJECTION: Final[Origin] = -1
 _FIRST_BATCH: Final = 1 << 62
 _PLACE_BITS: Final = 52
+_HASH_BYTES: Final = 7
+_FIRST_VISIT: Final = -2 - (1 << 8 * _HASH_BYTES)
 
 
 def timer_origin(due_ms: int, name: str) -> Origin:
     """Return the origin of a timer's event: the same after a restart, another one once the timer is set for another
     time."""
-    digest = hashlib.blake2b(f"{due_ms} {name}".encode(), digest_size=7).digest()
+    digest = hashlib.blake2b(f"{due_ms} {name}".encode(), digest_size=_HASH_BYTES).digest()
     return -2 - int.from_bytes(digest)
+
+
+def visit_origin(run: str, key: bytes) -> Origin:
+    """Return the origin of a visited key's event: the same after a restart, another one in the next run."""
+    digest = hashlib.blake2b(key, digest_size=_HASH_BYTES, salt=hashlib.blake2b(run.encode(), digest_size=16).digest())
+    return _FIRST_VISIT - int.from_bytes(digest.digest())
 
 
 def batch_origin(last: int) -> Origin:
@@ -65,8 +74,13 @@ def is_interjection(origin: Origin) -> bool:
 
 
 def is_timer(origin: Origin) -> bool:
-    """Check for the event of a timer."""
+    """Check for the event of a timer, or of a visited key."""
     return origin < INTERJECTION
+
+
+def is_visit(origin: Origin) -> bool:
+    """Check for the event of a visited key."""
+    return origin <= _FIRST_VISIT
 
 
 def is_batch(origin: Origin) -> bool:
@@ -80,4 +94,4 @@ def describe(origin: Origin, partition: object) -> str:
         return f"the batch of events of {partition} that ends at offset {place_and_offset(batch_end(origin))[1]}"
     if is_event(origin):
         return f"the event {partition}@{place_and_offset(origin)[1]}"
-    return f"an interjection, or a timer, of {partition}"
+    return f"an interjection, a timer, or a visit, of {partition}"

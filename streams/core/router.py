@@ -125,6 +125,8 @@ class Router:
     def __init__(self) -> None:
         self.routes: dict[bytes, Route] = {}
         self.default: Route | None = None
+        self.visits: dict[str, tuple[Route, str | None]] = {}
+        """The visits of the source, by name: the handler, and the table of its store (``None``: the store is one)."""
         self.tracer: Tracer | None = None
         """What records the spans of events; ``None``: nothing does."""
         self._frozen = False
@@ -146,6 +148,13 @@ class Router:
         if self.default is not None:
             raise RegistrationError("there is a default handler already")
         self.default = route
+
+    def add_visit(self, name: str, route: Route, table: str | None) -> None:
+        """Register a visit. Raises ``RegistrationError`` for a second one of the name, or after the start."""
+        self._refuse_if_frozen(f"the visit {name!r}")
+        if name in self.visits:
+            raise RegistrationError(f"there is a visit {name!r} already")
+        self.visits[name] = route, table
 
     def set_tracer(self, tracer: Tracer) -> None:
         """Have the events traced. Raises ``RegistrationError`` after the start, and for a second tracer."""

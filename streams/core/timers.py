@@ -43,6 +43,21 @@ class Timer(msgspec.Struct, frozen=True):
         """Return the origin of the effects of the timer's event."""
         return timer_origin(self.due_ms, self.name)
 
+    @property
+    def title(self) -> str:
+        """Name it in messages."""
+        return f"timer {self.name!r}"
+
+    @property
+    def following(self) -> Timer | None:
+        """Return the timer that is set in its place when its event is complete; ``None``: it is removed."""
+        return None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Return what its dead letter names."""
+        return {"timer": self.name, "due_ms": str(self.due_ms)}
+
 
 class Timers:
     """The timers of one partition."""

@@ -144,6 +144,10 @@ QUEUED_BYTES = _gauge("kes_partition_queued_bytes", "Their bytes.", ("partition"
 PAUSED = _gauge("kes_partition_paused", "1: not read on, because its queue is full.", ("partition",))
 EVENTS_AHEAD = _gauge("kes_partition_events_ahead", "Events whose work runs ahead of their turn.", ("partition",))
 TIMERS = _gauge("kes_partition_timers", "Durable timers that are set.", ("partition",))
+VISIT_RUNNING = _gauge(
+    "kes_visit_running", "1: a run of the visit is under way in the partition.", ("partition", "visit")
+)
+VISIT_KEYS = _gauge("kes_visit_keys", "Keys that the run under way has visited.", ("partition", "visit"))
 NEXT_TIMER = _gauge(
     "kes_partition_next_timer_timestamp_seconds", "Time at which the first timer is due.", ("partition",)
 )
@@ -260,6 +264,9 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
             yield INPUT_AWAITED, one.awaited, labels
             if one.lag is not None:
                 yield INPUT_LAG, one.lag, labels
+        for visit in each.visits:
+            yield VISIT_RUNNING, bool(visit.run), (str(each.partition), visit.visit)
+            yield VISIT_KEYS, visit.keys, (str(each.partition), visit.visit)
         if each.next_timer_ms is not None:
             yield NEXT_TIMER, each.next_timer_ms / 1000, label
     for copy in statistics.copies:

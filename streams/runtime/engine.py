@@ -235,7 +235,7 @@ class Engine:
                 self.spawn(partial(self.keeper.snapshots.run, self))
         for place, port in enumerate(self.inputs):
             deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
-            gone = partitions.position_gone if place and self.further_inputs[place - 1][0].is_loop else None
+            gone = partitions.position_gone if place and self.further_inputs[place - 1][0].is_own else None
             port.start(deliver, partial(partitions.make_room, place), self.reading_failed, gone)
         self.replicas.start()
         inlet = Inlet(self._received)

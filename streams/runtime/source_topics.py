@@ -30,21 +30,23 @@ OUTPUT: Final = "output"
 INPUT: Final = "input"
 TABLE: Final = "table"
 LOOP: Final = "loop"
+VISITS: Final = "visits"
 KEPT_UNTIL_HANDLED: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-"""Of the loop's topic: records go when they are handled (``ownership.loop_purge``), and not by their age."""
+"""Of the loop's topic: records go when they are handled (``ownership.loop_purge``), and not by their age. The few
+requests for visits stay."""
 
 
 def purposes(config: EventSourceConfig) -> dict[str, str]:
     """Return the names of the source's own topics, each with its purpose in a word or two. The source comes first."""
     found = {config.topic: SOURCE, config.changelog: "changelog", config.dead_letters: "dead letters"}
-    found |= {config.loop_topic: LOOP} if config.loop else {}
+    found |= {name: LOOP if name == config.loop_topic else VISITS for name in config.own_inputs}
     return found | ({config.offsets_topic: "offsets"} if config.source_is_elsewhere else {})
 
 
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
-    """Return the source's own topics as they must be: source, changelog, dead letters, loop, and the stand-in of a
-    source on another cluster; equal numbers of partitions. The source comes first."""
-    configs = {config.changelog: {"cleanup.policy": "compact"}, config.loop_topic: KEPT_UNTIL_HANDLED}
+    """Return the source's own topics as they must be: source, changelog, dead letters, loop, requests for visits, and
+    the stand-in of a source on another cluster; equal numbers of partitions. The source comes first."""
+    configs = {config.changelog: {"cleanup.policy": "compact"}, **dict.fromkeys(config.own_inputs, KEPT_UNTIL_HANDLED)}
     return [spec(config, name, configs=configs.get(name)) for name in purposes(config)]
 
 

@@ -15,13 +15,14 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from streams.core.visits import runs_of
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.group import Assigned
 from streams.runtime.member import Member
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ports import StatusBoard
-from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics
+from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics, VisitRunStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ CAUSE_LETTERS: Final = 100
 
 class MemberStatus(msgspec.Struct, frozen=True):
     """The note of a member, apart from its copies, which have notes of their own. ``at_ms``: when it was written,
-    milliseconds since the epoch. ``address``: where it answers queries."""
+    milliseconds since the epoch. ``address``: where it answers queries. ``visits``: runs, over its partitions."""
 
     at_ms: int
     member_id: str
@@ -48,18 +49,20 @@ class MemberStatus(msgspec.Struct, frozen=True):
     moves: tuple[MoveStatistics, ...]
     rebalances: tuple[RebalanceStatistics, ...]
     address: str = ""
+    visits: tuple[VisitRunStatistics, ...] = ()
 
 
 def note_of(status: MemberStatus) -> str:
-    """Encode the note. Copies are a bitmap in hexadecimal digits, so that thousands fit; of moves there are as many as
-    fit."""
+    """Encode the note. Copies are a bitmap in hexadecimal digits, so that thousands fit; of moves, and of the last runs
+    of visits, there are as many as fit."""
     fields: dict[str, Any] = msgspec.structs.asdict(status)
     fields["copies"] = f"{sum(1 << partition for partition in status.copies):x}"
     fields["rebalances"] = [
         msgspec.structs.replace(entry, cause=_short(entry.cause, CAUSE_LETTERS)) for entry in status.rebalances
     ]
-    while len(text := _encoded(fields)) > NOTE_LETTERS and fields["moves"]:
+    while len(text := _encoded(fields)) > NOTE_LETTERS and (fields["moves"] or fields["visits"]):
         fields["moves"] = fields["moves"][: len(fields["moves"]) // 2]
+        fields["visits"] = fields["visits"][(len(fields["visits"]) + 1) // 2 :]
     return text
 
 
@@ -149,11 +152,18 @@ class Status:
             self._handover.statistics(),
             tuple(self.rebalances),
             config.queries.address,
+            self._visits(),
         )
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
         if found or self._is_new((config.offsets_topic, 0), gist):
             found[config.offsets_topic, 0] = max(status.generation, 0), note_of(status)
         return found
+
+    def _visits(self) -> tuple[VisitRunStatistics, ...]:
+        if not self._member.config.visits:
+            return ()
+        workers = self._member.workers.values()
+        return runs_of(visit for worker in workers if worker.state.admits for visit in worker.visits())
 
     def _is_new(self, place: tuple[str, int], gist: str) -> bool:
         before, self._published[place] = self._published.get(place), gist

@@ -159,6 +159,27 @@ class Table(TableFields, Generic[K, V]):
         decoded: V = self._decode_value(value)
         return decoded
 
+    def keys_after(self, key: bytes | None) -> Iterator[bytes]:
+        """Scan the encoded keys behind this one (``None``: from the first on) in the order of their bytes, for visits.
+        Raises ``StoreError`` for a table without order."""
+        if not self.has_order:
+            raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
+        engine = cast(OrderedKeyValueEngine, self._engine)
+        return (found for found, _ in self._scan(engine.range(key, None, inclusive=(False, False))))
+
+    def entry(self, key: bytes) -> tuple[K, V] | None:
+        """Return key and value of an encoded key; ``None``: it is not there. Raises ``DecodeError``."""
+        value = self._get(key)
+        if value is None:
+            return None
+        decoded = self._decode_key(key)
+        return decoded, self._decoded_value(value, decoded)
+
+    @property
+    def has_order(self) -> bool:
+        """Check whether its engine keeps the order of the keys' bytes, whatever the codec makes of it."""
+        return hasattr(self._engine, "range")
+
     def estimated_len(self) -> int:
         """Return the number of keys at once: ``len``, and on disk an estimate, where ``len`` reads everything."""
         return len(self)

@@ -17,7 +17,8 @@ from streams.runtime.partition.event_context import EventContext
 from streams.statistics import SourceStatistics
 from streams.stores.joined import Joined, JoinedTable
 from streams.testing.driven_tables import DrivenTable, joined_of
-from streams.testing.driver_base import Driving, Unsettled, decoded
+from streams.testing.driven_visits import DrivenVisits
+from streams.testing.driver_base import Unsettled, decoded
 from streams.testing.fault_points import Point, Trap
 from streams.testing.quiescence import broken_promises
 from streams.testing.simulation.faults import Conditions, Strike
@@ -36,7 +37,7 @@ START_TIME: Final = 1_700_000_000.0
 """The time of day at which drivers start, in seconds since 1970."""
 
 
-class TestDriver(Driving, Generic[StoreT]):
+class TestDriver(DrivenVisits, Generic[StoreT]):
     """Runs an event source over a simulated broker, in virtual time: no waiting, no network, the same run each time.
 
     ``source`` is not started itself; its copies are (same handlers, schedules and store factory, each with an instance

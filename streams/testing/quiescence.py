@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.core.visits import TIMER_PREFIX as VISIT_PREFIX
+from streams.core.visits import state_of
+from streams.runtime.changelog import OFFSET_KEY, decode_offset, decode_timer, timer_key
 from streams.runtime.engine import Engine
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.statistics import SourceState
 from streams.testing.driven_tables import committed_rows
 from streams.testing.simulation.broker import Log
 from streams.testing.world import DrivenMember, DrivenWorld, offset_in
+
+_VISITS: Final = timer_key(VISIT_PREFIX)
 
 
 def nothing_can_happen(world: DrivenWorld) -> bool:
@@ -52,10 +56,24 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
             yield f"member {member.number} is starting"
         elif engine is not None and not member.is_frozen and engine.pool.unsettled:
             yield f"member {member.number} has {len(engine.pool.unsettled)} transaction(s) that are not settled"
+    yield from _visits(world)
     if world.awaited:
         yield f"{world.awaited} member(s) are about to be started again"
     if balanced:
         yield from _out_of_place(world)
+
+
+def _visits(world: DrivenWorld) -> Iterator[str]:
+    """List runs of visits that are under way, by what is committed, and that every running member can go on with."""
+    names = [set(member.source._router.visits) for member in world.running()]
+    known = set.intersection(*names) if names else set()
+    for partition in range(world.config.num_partitions if known else 0):
+        log = world.broker.log(world.config.changelog, partition)
+        timers = [record for record in log.committed(0, log.end) if (record.key or b"").startswith(_VISITS)]
+        for name, timer in {record.key: decode_timer(record) for record in timers}.values():
+            visit, state = name.removeprefix(VISIT_PREFIX), state_of(timer)
+            if state is not None and state.run and visit in known:
+                yield f"{log.topic}[{partition}]: run {state.run} of the visit {visit!r} has {state.keys} keys"
 
 
 def _worker_of(world: DrivenWorld, partition: int) -> str:

@@ -140,7 +140,7 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
 
 def _outcome(driver: TestDriver[Any]) -> _Outcome:
     config = driver._world.config
-    inside = {config.topic, config.changelog, config.dead_letters, config.loop_topic}
+    inside = {config.topic, config.changelog, config.dead_letters, *config.own_inputs}
     outputs: dict[str, dict[bytes | None, list[Any]]] = {}
     for topic in sorted({topic for topic, _ in driver._world.broker.logs} - inside):
         by_key = outputs[topic] = defaultdict(list)

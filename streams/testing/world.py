@@ -198,6 +198,11 @@ class DrivenWorld:
         return [self.config.topic, *self._source.inputs]
 
     @property
+    def visits(self) -> list[str]:
+        """The names of the visits."""
+        return [*self._source._router.visits]
+
+    @property
     def inputs_read(self) -> dict[str, InputSpec]:
         """The inputs beside the source's own topic, as they are declared."""
         return self._source._inputs
@@ -271,6 +276,7 @@ class DrivenWorld:
         router = made._router
         router.routes = {name: wrap(route) for name, route in router.routes.items()}
         router.default = None if router.default is None else wrap(router.default)
+        router.visits = {name: (wrap(route), table) for name, (route, table) in router.visits.items()}
         made._schedules = [(schedule, wrap(route)) for schedule, route in made._schedules]
         return made
 
@@ -295,7 +301,7 @@ def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
     vars(made).update({name: value for name, value in vars(idle).items() if name in RUN_STATE})
     made._router = Router()
     made._router.routes, made._router.default = dict(source._router.routes), source._router.default
-    made._router.tracer = source._router.tracer
+    made._router.tracer, made._router.visits = source._router.tracer, dict(source._router.visits)
     made._schedules = list(source._schedules)
     made._outputs = dict(source._outputs)
     made._inputs = dict(source._inputs)

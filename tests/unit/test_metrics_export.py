@@ -46,6 +46,7 @@ from streams.statistics import (
     SourceState,
     SourceStatistics,
     StageStatistics,
+    VisitStatistics,
 )
 from tests.unit.runtime_kit import Bench, nothing
 from tests.unit.waiting import wait_until
@@ -151,7 +152,8 @@ def test_every_measurement_and_every_kind_of_figure_has_its_metric() -> None:
 FULL = SourceStatistics(
     SourceState.RUNNING, "i-1", 7,
     (PartitionStatistics(0, "active", 10, 3, 300, True, 4, 5, 1_700_000_000_500, 25,
-                         (InputStatistics("in", 10, 3, True, 25), InputStatistics("more", 7, 0))),
+                         (InputStatistics("in", 10, 3, True, 25), InputStatistics("more", 7, 0)),
+                         (VisitStatistics("look", "r", 8, (), {}, {}),)),
      PartitionStatistics(1, "restoring", -1, 0, 0, False)),
     11, 12, 2,
     (CopyStatistics(1, "restoring", 5, 9, 4, 5, 50, 1.0, None, 2.5),),
@@ -191,6 +193,7 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_partition_paused partition=0": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5,
+        "kes_visit_running partition=0,visit=look": 1, "kes_visit_keys partition=0,visit=look": 8,
         "kes_partition_next_timer_timestamp_seconds partition=0": 1_700_000_000.5,
         "kes_stage_running name=calls": 1, "kes_stage_waiting name=calls": 2, "kes_stage_keys name=calls": 3,
         "kes_stage_batches name=calls": 4, "kes_folders state=kept": 1, "kes_folders state=failing": 0,

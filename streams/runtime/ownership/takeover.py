@@ -268,8 +268,8 @@ class TakeOvers:
                     f"{config.changelog}[{worker.partition}] holds no offset of {found.topic}: {lost}. Restore the "
                     f"changelog, or delete the group's offsets of {found.topic} to start over{then}"
                 )
-            is_loop = found.topic == config.loop_topic and config.loop  # other members may have sent to it already
-            if is_loop or worker.joined.begin(found.topic, low, high):
+            is_own = found.topic in config.own_inputs  # others may have sent to it already
+            if is_own or worker.joined.begin(found.topic, low, high):
                 return low
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")

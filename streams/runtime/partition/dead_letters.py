@@ -123,7 +123,7 @@ def dead_letter(
         "failed_at_ms": str(now_ms),
     }
     if timer is not None:
-        facts |= {"timer": timer.name, "due_ms": str(timer.due_ms)}
+        facts |= timer.facts
     facts |= {"kind": ROW} if record.record_type == ROUTE_PREFIX + record.topic else {}
     facts |= {"handler": handler} if handler else {}
     facts |= {"instance": instance} if instance else {}

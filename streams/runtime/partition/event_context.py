@@ -217,9 +217,10 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         return there
 
     def _begin_timer(self, timer: Timer) -> None:
-        """Make the context that of the timer's event, which removes the timer when it completes."""
+        """Make the context that of the timer's event, which removes the timer when it completes (or, of a visited key,
+        sets the next)."""
         self.timer = timer
-        self._timer_changes = {timer.name: None}
+        self._timer_changes = {timer.name: timer.following}
 
     def _own_name(self, number: int) -> str:
         if self.input is None and self.timer is None:

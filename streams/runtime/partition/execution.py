@@ -278,7 +278,7 @@ class Execution:
         """Carry out the error policy's decision on an event that is not attempted again."""
         partition, host = self._partition, self._host
         attempts, error = failure.attempts, failure.error
-        name = record.where if timer is None else f"timer {timer.name!r} of {partition.topic_partition}"
+        name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
         host.measure(EventFailed(partition.partition, record.offset, describe(error), decision.value))
         if self._span is not None:
             self._span.failed(error, attempts, decision.value)

@@ -25,7 +25,8 @@ class PartitionInput:
     as is known; ``missing_since``: since when it has nothing, and is not known to be at its end.
 
     The loop is waited for until it was at its end once, so that what was begun before a start is finished first. Later
-    its records come with the commit of what has sent them: none of them is older than what waits.
+    its records come with the commit of what has sent them: none of them is older than what waits. Requests for visits
+    are never waited for.
     """
 
     def __init__(self, place: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
@@ -34,9 +35,10 @@ class PartitionInput:
         self.inbox = inbox
         self.nulls = None if spec is None else spec.nulls
         self.on_error = None if spec is None else spec.on_error
-        self.is_loop = spec is not None and spec.is_loop
+        self.is_own = spec is not None and spec.is_own
         self.position = -1
         self.goal: int | None = None
+        self.is_awaited = spec is None or spec.is_awaited
         self.at_end = self.was_at_end = False
         self.missing_since: float | None = None
 
@@ -55,14 +57,14 @@ class PartitionInput:
 
     @property
     def _kind(self) -> InputKind:
-        if self.is_loop:
+        if self.is_own:
             return InputKind.LOOP
         return InputKind.EVENTS if self.goal is None else InputKind.UNREAD_TABLE
 
     def note(self, now: float) -> None:
         """Note what is known of its end, after something has come or was taken."""
         self.was_at_end = self.was_at_end or self.at_end
-        if self.inbox or self.at_end or (self.is_loop and self.was_at_end):
+        if self.inbox or self.at_end or not self.is_awaited or (self.is_own and self.was_at_end):
             self.missing_since = None
         elif self.missing_since is None:
             self.missing_since = now
@@ -87,7 +89,8 @@ class MergedInputs:
     def start_at(self, position: Sequence[int], now: float) -> None:
         """Begin work at this position; nothing is known of the ends yet."""
         for one, offset in zip(self.all, position, strict=True):
-            one.position, one.missing_since = offset, now
+            one.position = offset
+            one.note(now)
             one.goal = self._partition.joined.goals.get(one.where.topic)
 
     @property
@@ -137,6 +140,10 @@ class MergedInputs:
                 one.goal = None
                 changes.append(self._partition.joined.read_up(one.where.topic))
         return changes
+
+    def has_taken(self, topic: str) -> bool:
+        """Check that this input was at its end once, and that nothing of it is queued here."""
+        return any(one.was_at_end and not one.inbox for one in self.all if one.where.topic == topic)
 
     def waiting_for(self, now: float) -> tuple[str, ...]:
         """Return the topics of the inputs that the others wait for now."""

@@ -14,6 +14,7 @@ from streams.config import EventSourceConfig
 from streams.core.origin import Origin
 from streams.core.router import Router
 from streams.core.timers import Timer, Timers
+from streams.core.visits import TIMER_PREFIX as VISIT_PREFIX
 from streams.records import Change
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.joined_rows import JoinedRows
@@ -38,6 +39,11 @@ class PartitionTimers:
         self._timers = Timers()
         self.joined = JoinedRows()
         """The rows of the partition's joined tables: what an event has of its partition from its turn on, as timers."""
+        self.visits: dict[str, Timer] = {}
+        """The states of visits, by the names of their timers (``core.visits``): kept as timers, and never due."""
+
+    def __bool__(self) -> bool:
+        return bool(self.visits) or len(self._timers) > 0
 
     def __len__(self) -> int:
         return len(self._timers)
@@ -50,11 +56,13 @@ class PartitionTimers:
 
     def restore(self, timers: Iterable[Timer]) -> None:
         """Begin with the timers of a restored state."""
-        self._timers = Timers(timers)
+        found = list(timers)
+        self.visits = {timer.name: timer for timer in found if timer.name.startswith(VISIT_PREFIX)}
+        self._timers = Timers(timer for timer in found if timer.name not in self.visits)
 
     def contents(self) -> dict[str, Timer]:
-        """Return all of them, by name."""
-        return {timer.name: timer for timer in self._timers}
+        """Return all of them, by name, and the states of visits."""
+        return {timer.name: timer for timer in self._timers} | self.visits
 
     def first(self) -> Timer | None:
         """Return the one that is due first."""
@@ -87,7 +95,12 @@ class PartitionTimers:
 
     def admitted(self, changes: dict[str, Timer | None], origin: Origin) -> list[Change]:
         """Set and remove the timers of an event that is complete. Returns the changes for its transaction."""
-        self._timers.apply(changes)
+        others = changes
+        if self._host.config.visits:
+            visits = {name: timer for name, timer in changes.items() if timer and name.startswith(VISIT_PREFIX)}
+            self.visits |= visits
+            others = {name: timer for name, timer in changes.items() if name not in visits}
+        self._timers.apply(others)
         return [
             Change(timer_key(name), None if timer is None else encode_timer(timer), origin=origin)
             for name, timer in changes.items()

@@ -43,8 +43,9 @@ from streams.runtime.partition.reorder_buffer import ReorderBuffer
 from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timers import PartitionTimers
+from streams.runtime.partition.visiting import Visiting
 from streams.runtime.signal import Signal
-from streams.statistics import PartitionStatistics
+from streams.statistics import PartitionStatistics, VisitStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class PartitionWorker(Partition):
         self.hot_path = HotPath(self, engine)
         self._execution = Execution(self, engine)
         self._due_timers = DueTimers(self, engine, self._execution)
+        self._visiting = Visiting(self, engine, self._execution)
         self._buffer = ReorderBuffer(self._wake.notify)
         self._issuer = Issuer(self, engine, self._execution, self._buffer)
         self._retirement = Retirement(self, engine, self._execution, self._buffer, self.hot_path, self.run_slice)
@@ -159,7 +161,8 @@ class PartitionWorker(Partition):
 
     @property
     def _fires_timers(self) -> bool:
-        """Check that no joined table is being read up to its end: the event of a timer is to meet no half of one."""
+        """Check that no joined table is being read up to its end: the event of a timer, or of a visited key, is to meet
+        no half of one."""
         return self.inputs is None or not self.joined.goals
 
     def statistics(self, ends: Sequence[int] = ()) -> PartitionStatistics:
@@ -176,7 +179,17 @@ class PartitionWorker(Partition):
             self.timers.next_due_ms,
             ends[0] if ends else -1,
             () if self.inputs is None else self.inputs.statistics(self.engine.now(), ends),
+            self.visits(),
         )
+
+    @property
+    def _visits(self) -> bool:
+        """Check that keys may be visited: requests come first, so that a run that stops the source can be cancelled."""
+        return self.inputs is not None and self._fires_timers and self.inputs.has_taken(self.engine.config.visits_topic)
+
+    def visits(self) -> tuple[VisitStatistics, ...]:
+        """Return how far the runs of visits are."""
+        return self._visiting.statistics()
 
     # -- the task ------------------------------------------------------------------------------------------------------
 
@@ -297,8 +310,8 @@ class PartitionWorker(Partition):
     # -- interjections -------------------------------------------------------------------------------------------------
 
     async def _between(self) -> bool:
-        """Run the work that has its place between two events: a scheduled run that is due, one that was requested, and
-        a few timers. No more: events have their turn, too."""
+        """Run the work that has its place between two events: a scheduled run that is due, one that was requested, a
+        few timers, and some keys of a visit. No more: events have their turn, too."""
         if self._timetable.is_empty and not self.inbox.has_interjection and not self.timers:
             return False
         due = self._timetable.due(self.engine.now())
@@ -308,7 +321,8 @@ class PartitionWorker(Partition):
         if requested is not None:
             await self._interjection(requested)
         fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
-        if due is None and requested is None and not fired:
+        visited = not self.is_closing and self._visits and await self._visiting.step()
+        if due is None and requested is None and not fired and not visited:
             return False
         await self._breathe()
         return True

@@ -1,0 +1,108 @@
+"""``kes visit``: start a run over the keys of a source's store, cancel it, and show how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import closing
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, brokers, named_source
+from streams.cli.console import emit
+from streams.cli.group_live import live_status
+from streams.clients import kafka_python_settings
+from streams.clients.group_view import GroupQuestions
+from streams.clients.status_board import StatusBoard
+from streams.config import EventSourceConfig
+from streams.core.visits import joined_runs
+from streams.errors import BrokerUnavailable, ConfigError
+from streams.event_source import EventSource
+from streams.statistics import VisitRunStatistics
+
+app = typer.Typer()
+
+
+@app.command()
+def visit(
+    source: SourceName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The visit, as it is registered.")],
+    run: Annotated[str, typer.Option("--run", help="The run's id. A partition takes an id once.")] = "",
+    status: Annotated[bool, typer.Option("--status", help="Show how far its runs are, and start nothing.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the run, or all runs.")] = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Start a run of a visit: each key of the source's store once, in all partitions. Returns at once.
+
+    The request is kept: members that are down, or partitions that are between two members, take it later. Give --run
+    to be able to repeat the command: the same id starts nothing a second time. --status reads what the running members publish.
+
+    Exit codes: 0 requested, or shown; 1 no such visit, no topic for requests, no member that publishes its
+    status, or no broker answers; 2 wrong usage.
+    """
+    if status and cancel:
+        raise typer.BadParameter("--status changes nothing, and --cancel does: choose one", param_hint="--status")
+    found = named_source(source)
+    found.config = msgspec.structs.replace(
+        found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
+    ).resolved()
+    await_listener(found.config.bootstrap_servers, timeout)
+    if status:
+        count = found.config.num_partitions
+        runs = [one for one in _runs(found, name, timeout) if not run or one.run == run]
+        emit(msgspec.to_builtins(runs), json, lambda: _table(runs, count) if runs else f"no run of {name} is known")
+    elif cancel:
+        asyncio.run(_within(timeout, found.cancel_visit(name, run_id=run or None)))
+        what = f"run {run}" if run else "all runs"
+        emit({"visit": name, "cancelled": run or None}, json, lambda: f"requested: {what} of {name} cancelled")
+    else:
+        begun = asyncio.run(_within(timeout, found.start_visit(name, run_id=run or None)))
+        emit({"visit": name, "run": begun}, json, lambda: f"requested: run {begun} of {name}")
+
+
+async def _within(seconds: float, request: Any) -> Any:
+    try:
+        return await asyncio.wait_for(request, seconds)
+    except TimeoutError:
+        raise BrokerUnavailable(
+            f"the request is not acknowledged after {seconds:g} s; some partitions may have it: give --run, and the "
+            "command may be repeated"
+        ) from None
+
+
+def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRunStatistics, ...]:
+    """Read the members' notes. Raises ``ConfigError`` when there is none."""
+    config: EventSourceConfig = source.config
+    if name not in source._router.visits:
+        raise ConfigError(f"this source has no visit {name!r}; it has {', '.join(source._router.visits) or 'none'}")
+    security = kafka_python_settings.security_of(config.client_settings)
+    with (
+        closing(GroupQuestions(config.bootstrap_servers, security)) as questions,
+        closing(StatusBoard(config.bootstrap_servers, "kes-cli", security, config.group_id)) as board,
+    ):
+        live, problems = live_status(board, questions.look(config.group_id, timeout), timeout, time.time())
+    if not live:
+        raise ConfigError(
+            f"no member of the group {config.group_id} tells its status: {'; '.join(problems) or 'none is running'}. "
+            "Runs go on where they are when members start"
+        )
+    return joined_runs(run for member in live.values() for run in member.status.visits if run.visit == name)
+
+
+def _table(runs: list[VisitRunStatistics], partitions: int) -> Table:
+    table = Table(
+        "run", "under way in", "waits in", "ended in", "cancelled in", "not known of", "keys", box=SIMPLE_HEAD,
+        pad_edge=False,
+    )  # fmt: skip
+    for one in runs:
+        counts = one.running, one.waiting, one.ended, one.cancelled
+        rest = partitions - sum(counts)
+        table.add_row(Text(one.run), *(str(count) if count else "" for count in (*counts, rest)), f"{one.keys:,}")
+    return table

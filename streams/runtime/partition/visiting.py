@@ -1,0 +1,178 @@
+"""Visits of one partition: requests are taken into its state, and runs go over the keys of its store between events.
+
+Each key is an event of its own, as that of a timer. The state of the run that it belongs to (``core.visits``) is set
+further in the transaction of its effects, so whatever happens the next owner goes on behind the last key that is
+committed: a key is visited once per run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterator
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from streams.core.origin import INTERJECTION
+from streams.core.router import Route
+from streams.core.visits import LONGEST_NAME, TIMER_PREFIX, VisitedKey, VisitRequest, VisitState, state_of
+from streams.errors import DecodeError, RegistrationError
+from streams.runtime.partition.due_timers import as_record
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.execution import Execution
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.state import Partition
+from streams.statistics import VisitStatistics
+
+_log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 64
+"""Keys that are visited between two events, at most: events have their turns, too."""
+LONGEST_SECONDS: Final = 0.005
+"""No further key is visited between two events after so long."""
+
+
+class VisitableTable(Protocol):
+    """A table whose keys are visited (``stores.table.Table``)."""
+
+    @property
+    def has_order(self) -> bool: ...
+    def keys_after(self, key: bytes | None) -> Iterator[bytes]: ...
+    def entry(self, key: bytes) -> tuple[Any, Any] | None: ...
+
+
+def table_of(store: Any, visit: str, table: str | None) -> VisitableTable:
+    """Return the table that a visit goes over. Raises ``RegistrationError``: there is none of this name, or it has no
+    order."""
+    found: Any = store if table is None else getattr(store, table, None)
+    if not hasattr(found, "keys_after"):
+        named = "the store" if table is None else f"{table!r} of the store"
+        raise RegistrationError(
+            f"the visit {visit!r}: {named} ({type(found).__name__}) is no Table; of a Stores, name one of its tables: "
+            "register_visit(name, table=...)"
+        )
+    tables: VisitableTable = found
+    if not tables.has_order:
+        raise RegistrationError(
+            f"the visit {visit!r}: the table keeps no order of its keys, and a run goes on behind the last key that it "
+            "has visited; make it with ordered=True, or on disk"
+        )
+    return tables
+
+
+async def requested(ctx: EventContext[Any], request: VisitRequest) -> Any:
+    """Handle a request: take it into the state of its visit, or visit a key again."""
+    timers = ctx._timers
+    assert timers is not None  # it has its turn
+    if request.action == "again":
+        return await _again(ctx, request)
+    if not 1 <= len(request.visit) <= LONGEST_NAME >= len(request.run):
+        raise DecodeError(
+            f"names of visits and runs have 1 to {LONGEST_NAME} letters; this is no request of start_visit"
+        )
+    name = TIMER_PREFIX + request.visit
+    state = state_of(timers.visits.get(name))
+    if state is None:
+        raise RegistrationError(f"the state of the visit {request.visit!r} is that of a newer release of this package")
+    then = state.requested(request)
+    if then is not state:
+        ctx._timer_changes = {name: then.as_timer(request.visit)}
+    return None
+
+
+async def _again(ctx: EventContext[Any], request: VisitRequest) -> Any:
+    """Visit a key whose dead letter was sent again, if it is still there. The run's state is not concerned."""
+    timers, key = ctx._timers, None if ctx.input is None else ctx.input.key
+    known = None if timers is None else timers.router.visits.get(request.visit)
+    if known is None:
+        raise RegistrationError(f"this source has no visit {request.visit!r}")
+    route, table = known
+    entry = table_of(ctx.store, request.visit, table).entry(key or b"")
+    if entry is None:
+        return None
+    if route.is_blocking:
+        return await ctx._host.handler_threads.call(ctx.topic_partition.partition, route.handler, ctx, *entry)
+    answer = route.handler(ctx, *entry)
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+class Visiting:
+    """The runs of one partition's visits. On its task."""
+
+    def __init__(self, partition: Partition, host: Host, execution: Execution) -> None:
+        self._partition = partition
+        self._host = host
+        self._execution = execution
+        self._warned: set[str] = set()
+
+    async def step(self) -> bool:
+        """Visit some keys of a run that is under way. Returns whether there was one. Raises as
+        ``PartitionWorker.run``."""
+        for name, timer in self._partition.timers.visits.items():
+            visit, state = name.removeprefix(TIMER_PREFIX), state_of(timer)
+            known = self._host.router.visits.get(visit)
+            if state is None or (state.run and known is None):
+                self._warn(visit)
+            elif known is not None and state.run:
+                await self._go_on(visit, state, *known)
+                return True
+        return False
+
+    def statistics(self) -> tuple[VisitStatistics, ...]:
+        """Return the figures of its visits."""
+        found = [(name, state_of(timer)) for name, timer in self._partition.timers.visits.items()]
+        return tuple(
+            VisitStatistics(
+                name.removeprefix(TIMER_PREFIX),
+                state.run,
+                state.keys,
+                state.waiting,
+                {one.run: one.keys for one in state.finished if not one.cancelled},
+                {one.run: one.keys for one in state.finished if one.cancelled},
+            )
+            for name, state in found
+            if state is not None
+        )
+
+    async def _go_on(self, visit: str, state: VisitState, route: Route, table_name: str | None) -> None:
+        partition, now = self._partition, self._host.now
+        table, began = table_of(partition.store, visit, table_name), now()
+        is_over = True
+        for key in islice(table.keys_after(state.after), AT_ONCE):
+            is_over = False
+            await self._visit(VisitedKey.of(visit, state, key, self._host.wall_ms()), route, table, key)
+            if partition.is_closing or now() - began > LONGEST_SECONDS:
+                return  # and look for no further key: the store may be gone
+            state = state.visited(key)
+        if is_over:
+            self._end(visit, state)
+
+    async def _visit(self, visited: VisitedKey, route: Route, table: VisitableTable, key: bytes) -> None:
+        execution, handler = self._execution, route.handler
+
+        def handle(ctx: EventContext[Any]) -> Any:
+            entry = table.entry(key)
+            return None if entry is None else handler(ctx, *entry)
+
+        record = as_record(visited, self._partition.topic_partition)
+        with execution.traced(record):
+            await execution.retrying(record, route, handle, timer=visited)
+
+    def _end(self, visit: str, state: VisitState) -> None:
+        """Note that a run has visited all keys; the next one begins."""
+        partition = self._partition
+        timer = state.ended().as_timer(visit)
+        changes = partition.timers.admitted({timer.name: timer}, INTERJECTION)
+        self._host.pool.admit(partition.partition, partition.watermark, [], changes, events=0)
+        _log.info(
+            "%s: run %s of the visit %r is over: %d keys", partition.topic_partition, state.run, visit, state.keys
+        )
+
+    def _warn(self, visit: str) -> None:
+        if visit not in self._warned:
+            self._warned.add(visit)
+            _log.warning(
+                "%s: a run of the visit %r is under way, which this release of the source (or of this package) does "
+                "not know: it waits there until one that does works on the partition",
+                self._partition.topic_partition,
+                visit,
+            )
