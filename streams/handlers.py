@@ -15,6 +15,7 @@ from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
 from streams.joins import JoinDeclarations
+from streams.lookups import Lookup, LookupDeclarations
 from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime import source_topics
@@ -39,7 +40,7 @@ BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
 InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
 
 
-class Handlers(JoinDeclarations[StoreT]):
+class Handlers(JoinDeclarations[StoreT], LookupDeclarations):
     """The registering half of ``EventSource``."""
 
     def __init__(self, config: EventSourceConfig) -> None:
@@ -49,6 +50,7 @@ class Handlers(JoinDeclarations[StoreT]):
         self._schedules: list[tuple[Schedule, Route]] = []
         self._outputs: dict[str, TopicSpec] = {}
         self._inputs: dict[str, InputSpec] = {}
+        self._lookups: dict[str, Lookup[Any, Any]] = {}
         if config.loop:
             self._inputs[config.loop_topic] = InputSpec(config.loop_topic, is_loop=True)
 
@@ -349,10 +351,10 @@ class Handlers(JoinDeclarations[StoreT]):
             TopologyTopic(name, source_topics.purpose_of_input(spec), self.config.num_partitions)
             for name, spec in self._inputs.items()
         ]
+        declared += [TopologyTopic(name, source_topics.LOOKUP, 0) for name in self._lookups]
         declared += [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
         default = [] if self._router.default is None else [self._router.default]
-        routes = [route for route in [*self._router.routes.values(), *default] if route.handler is not keep_row]
-        handlers = [_shown(route) for route in routes]
+        handlers = [_shown(one) for one in [*self._router.routes.values(), *default] if one.handler is not keep_row]
         interjections = tuple(route.name for _, route in self._schedules)
         return Topology(self.config.group_id, (*own, *declared), tuple(handlers), interjections, not self._is_stateless)
 

@@ -17,6 +17,7 @@ from streams.core.timers import Timer, Timers
 from streams.records import Change
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.ports import LookupTables
 
 
 class TimerHost(Protocol):
@@ -26,6 +27,8 @@ class TimerHost(Protocol):
     def config(self) -> EventSourceConfig: ...
     @property
     def router(self) -> Router: ...
+    @property
+    def lookups(self) -> LookupTables: ...
     def wall_ms(self) -> int: ...
 
 
@@ -79,6 +82,11 @@ class PartitionTimers:
     def source_topic(self) -> str:
         """The topic of the source's first input."""
         return self._host.config.topic
+
+    @property
+    def lookups(self) -> LookupTables:
+        """The tables of the source's lookups."""
+        return self._host.lookups
 
     @property
     def router(self) -> Router:
