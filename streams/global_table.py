@@ -41,7 +41,7 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         self._all = AllPartitionsInOrder(topic) if ordered else AllPartitions(topic)
         super().__init__(WholeTopic(topic, -1), self._all, key_codec, value_codec)
         self._topic = topic
-        self.codecs = key_codec, value_codec
+        self._codecs = key_codec, value_codec
         self._event = event
         self._make_engine: Callable[[], KeyValueEngine] = SharedOrderedEngine if ordered else SharedHashEngine
         self._views: dict[int, tuple[Table[K, V], KeyValueEngine]] = {}
@@ -107,7 +107,7 @@ class GlobalTable(Table[K, V], Generic[K, V]):
             found = self._views.get(number)
             if found is None:
                 engine = self._make_engine()
-                found = Table(TopicPartition(self._topic, number), engine, *self.codecs), engine
+                found = Table(TopicPartition(self._topic, number), engine, *self._codecs), engine
                 self._all.add(number, engine)
                 self._views[number] = found
             return found

@@ -58,7 +58,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         with self._lock:
             self._check_going()
             positions = {number: max(position, self._positions.get(number, 0)) for number, position in passed().items()}
-            snapshot = ViewSnapshot[K, V](self._topic, self._all, positions, *self.codecs)
+            snapshot = ViewSnapshot[K, V](self._topic, self._all, positions, *self._codecs)
             self._observe(snapshot)
             return snapshot
 
