@@ -1,5 +1,5 @@
-"""A source with a lookup under faults, while the tables of members are held back by chance. The rate only ever grows, so
-a partition that looked into an older table than before has met a smaller one."""
+"""A source with a lookup under faults, while the tables of members are held back by chance. The rate only ever grows: a
+partition that looked into an older table than before has met a smaller one."""
 
 from __future__ import annotations
 
