@@ -253,7 +253,7 @@ class EventSource(Interjecting[StoreT]):
         if self._stop_asked is not None:
             return
         async with AsyncExitStack() as resources:
-            lookups = Lookups(self._lookups.values(), connections.followed)
+            lookups = Lookups(self._lookups.values(), lambda topic: connections.followed(topic))
             resources.push_async_callback(lookups.stop)
             with anyio.CancelScope() as self._preparing:
                 await lookups.start()

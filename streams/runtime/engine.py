@@ -84,7 +84,8 @@ class Engine:
         inputs: Sequence[InputSpec] = (),
         lookups: Lookups = NO_LOOKUPS,
     ) -> None:
-        """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic."""
+        """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic;
+        ``lookups``: what is looked into, which has been started."""
         self.config = config
         self.lookups = lookups
         self.router = router

@@ -127,7 +127,7 @@ class TakeOvers:
                         if not _is_restoring(worker):
                             del waiting[number]
                             continue
-                    if not await self._lookups_reach(worker, high):
+                    if not await self._lookups_reach(worker, _goal(changelog[number])):
                         del waiting[number]
                         continue
                     if not alone or not member.is_current:
@@ -172,10 +172,10 @@ class TakeOvers:
         deadline = member.now() + STEP_SECONDS
         return await self._source.call(_identified_range, member.source_log, topic, numbers, deadline)
 
-    async def _lookups_reach(self, worker: PartitionWorker, high: int) -> bool:
+    async def _lookups_reach(self, worker: PartitionWorker, goal: int) -> bool:
         """Wait for lookups that are not as far as the handlers of a restored partition have looked. ``False``: the
         partition was taken away meanwhile."""
-        lookups, found = self._member.lookups, self._replicas.look(worker.partition, high, lambda store: None)
+        lookups, found = self._member.lookups, self._replicas.look(worker.partition, goal, lambda store: None)
         if found is None or lookups.reach(found[0]):
             return True
         await lookups.wait_for(found[0], worker.topic_partition)

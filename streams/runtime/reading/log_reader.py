@@ -235,6 +235,7 @@ class LogReader:
     async def _reach(self, goals: Mapping[int, int], until: float) -> Missing:
         """Wait until the goals are reached, or until it is too late; return the partitions that lack records then."""
         self._waiters += 1
+        told_at = loop_time()
         try:
             while True:
                 following = self.running()
@@ -242,6 +243,9 @@ class LogReader:
                 missing, left = following.missing(goals), until - loop_time()
                 if not missing or left <= 0:
                     return missing
+                if self._is_logged and loop_time() - told_at > WATCH_SECONDS:  # before, its progress is logged
+                    told_at = loop_time()
+                    _log.warning("%s: it is waited for: %s", self.topic, _shown(missing))
                 await self._changed.wait(min(left, 1.0))
         finally:
             self._waiters -= 1
