@@ -15,6 +15,7 @@ from streams.observability import catalogue
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import LOOKUP_PREFIX, OFFSET_KEY, LookupPosition, OffsetRecord, decode_offset
 from streams.runtime.reading.log_reader import LogReader
+from streams.runtime.reading.lookups import Lookups
 from streams.runtime.reading.view_follower import Following, Receiver
 from streams.runtime.replay import PartitionReplay
 from streams.testing import TestDriver
@@ -216,6 +217,15 @@ def test_after_a_crash_the_successor_waits_for_what_was_looked_into_without_a_re
         driver.settle()
         assert seen(driver) == ["EUR at 1", "EUR at 2"]
         driver.check()
+
+
+def test_without_the_ends_that_a_takeover_waits_for_it_would_look_into_an_older_table(monkeypatch: Any) -> None:
+    async def wait_stable(self: Lookups) -> None: ...
+
+    monkeypatch.setattr(Lookups, "wait_stable", wait_stable)
+    with TestDriver(Shop(num_standbys=1).source, members=2) as driver:
+        crashed_behind(driver)
+        assert seen(driver) == ["EUR at 1", "EUR at 1"]
 
 
 def test_a_table_that_does_not_get_there_in_time_stops_the_source() -> None:
