@@ -120,7 +120,7 @@ def test_lookups_under_faults() -> None:
     assert len(report.happened) > 8, report
 
 
-# -- each safeguard, taken out (that of a take-over: ``unit/test_lookups.py``)  ------------------------------------------
+# -- each safeguard, taken out; that of a take-over is in unit/test_lookups.py -----------------------------------------
 
 
 def no_positions_in_the_record(patch: pytest.MonkeyPatch) -> None:
