@@ -77,7 +77,7 @@ class LookupDeclarations:
         The topic is on the cluster of the group, with any number of partitions. It is read with the start of the
         source, to its end before the source joins its group, and followed until the source stops. Only what is
         committed comes in. A handler reads the table as of now, and not as of its event's place; but a partition never
-        looks into an older table than it did before: whoever works on it next waits until the table is as far.
+        looks into an older table than it did before: its next owner waits until its own table is as far.
 
         ``ordered``, ``key_codec``, ``value_codec``: see ``Table.factory``. ``on_error``: what a record without key, or
         one that cannot be decoded, does (default: the source stops), as for ``GlobalChangeLog``. ``timeout_seconds``:

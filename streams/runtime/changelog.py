@@ -48,7 +48,7 @@ class TopicIds(NamedTuple):
 
 
 class LookupPosition(msgspec.Struct, frozen=True, array_like=True):
-    """How far a lookup was, at most, when handlers looked into it: the id of its topic, and by the number of its
+    """The place in a lookup that handlers have not looked into beyond: the id of its topic, and by the number of its
     partitions the first offset that they cannot have seen."""
 
     topic_id: str

@@ -239,7 +239,7 @@ def test_a_table_that_does_not_get_there_in_time_stops_the_source() -> None:
         crashed_behind(driver)
 
 
-def test_an_open_transaction_in_the_topic_holds_nobody_up() -> None:
+def test_an_open_transaction_in_the_topic_holds_up_no_partition() -> None:
     with TestDriver(Shop().source, topics={RATES: 1}, start=False) as driver:
         rate(driver, 1, wait=False)
         broker = driver._world.broker

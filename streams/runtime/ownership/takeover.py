@@ -102,7 +102,7 @@ class TakeOvers:
         if fenced:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
         fenced_at = now()
-        await member.lookups.wait_stable()  # behind the fence: whoever has ended cannot have looked into more
+        await member.lookups.wait_stable()  # behind the fence: members that are gone cannot look into more
         topics = [config.topic, *self._partitions.further_topics]
         group_offsets = [await self._group_offsets(numbers, topic) for topic in ("", *topics[1:])]
         changelog, changelog_id = await self._changelog_range(numbers)

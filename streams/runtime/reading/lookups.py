@@ -3,7 +3,7 @@ partition never looks into an older table than it did before.
 
 A lookup is no part of a transaction. What keeps it from running backwards are positions, one for each partition of its
 topic. Each offset record of a partition says how far the tables here were when it was sealed (``beside``): nothing that
-was handled before has seen more. Who works on the partition next has tables that are as far.
+was handled before has seen more. The next owner of the partition has tables that are as far.
 
 * After a planned move that is all: the donor has sealed its last record behind everything that it looked into.
 * After a crash something may have been looked into without a record. So a take-over waits for the last stable offsets
