@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from streams.journal.snapshots import SnapshotFolder
     from streams.journal.sync import SyncJournal
     from streams.journal.term import JournalTerm
+    from streams.lookups import Lookup
     from streams.outbox.config import RelayConfig
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
@@ -108,6 +109,7 @@ __all__ = [
     "JournalTerm",
     "JournalledStore",
     "LateItem",
+    "Lookup",
     "MissedRuns",
     "NamedTable",
     "NotDelivered",
@@ -175,6 +177,7 @@ _NAMES = {
     "global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
     "global_table": "GlobalTable",
     "job_settings": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
+    "lookups": "Lookup",
     "outbox.config": "RelayConfig",
     "outbox.relay": "Relay",
     "outbox.stash": "AsyncOutbox Outbox",

@@ -28,6 +28,7 @@ from streams.runtime.connections import KafkaConnections
 from streams.runtime.engine import Engine
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.ports import Connections
+from streams.runtime.reading.lookups import Lookups
 from streams.runtime.replay import Program
 from streams.runtime.system import MACHINE, Environment
 from streams.sak import leaves
@@ -177,6 +178,7 @@ class EventSource(Interjecting[StoreT]):
             len(engine.hung_calls),
             () if engine.keeper is None else engine.keeper.statistics(),
             0 if engine.keeper is None else engine.keeper.folders_set_aside,
+            engine.lookups.statistics(),
         )
 
     @property
@@ -246,13 +248,20 @@ class EventSource(Interjecting[StoreT]):
         config = self._measured(self.config.resolved())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
-            await source_topics.prepare(config, connections, self._outputs.values(), self.input_topics())
+            await source_topics.prepare(
+                config, connections, self._outputs.values(), self.input_topics(), self.lookup_topics()
+            )
         if self._stop_asked is not None:
             return
         async with AsyncExitStack() as resources:
-            await self._enter_lifespan(resources)
+            lookups = Lookups(self._lookups.values(), lambda topic: connections.followed(topic))
+            resources.push_async_callback(lookups.stop)
+            with anyio.CancelScope() as self._preparing:
+                await lookups.start()
             if self._stop_asked is None:
-                await self._run_engine(config, connections, environment)
+                await self._enter_lifespan(resources)
+            if self._stop_asked is None:
+                await self._run_engine(config, connections, environment, lookups)
 
     def _measured(self, config: EventSourceConfig) -> EventSourceConfig:
         """Have the added handlers called as well."""
@@ -287,7 +296,9 @@ class EventSource(Interjecting[StoreT]):
         finally:
             self._entering = None
 
-    async def _run_engine(self, config: EventSourceConfig, connections: Connections, environment: Environment) -> None:
+    async def _run_engine(
+        self, config: EventSourceConfig, connections: Connections, environment: Environment, lookups: Lookups
+    ) -> None:
         _log.info("group %s: hot path: %s", config.group_id, leaves.summary())
         limit = getattr(connections, "message_limit", 1_000_000)
         engine = self._engine = Engine(
@@ -301,7 +312,9 @@ class EventSource(Interjecting[StoreT]):
             environment=environment,
             topics=self._topics_sent_to,
             inputs=[*self._inputs.values()],
+            lookups=lookups,
         )
+        lookups.on_failure(engine.fail)
         try:
             await engine.run(self._started)
         except BaseExceptionGroup as group:
@@ -342,7 +355,7 @@ class EventSource(Interjecting[StoreT]):
             metrics_handler=None,
         )
         interjections = tuple(route.name for _, route in self._schedules)
-        rest = self._store_factory, interjections, limit, tuple(self._inputs)
+        rest = self._store_factory, interjections, limit, tuple(self._inputs), tuple(self._lookups)
         return Program(bare, tuple(router.routes.values()), router.default, *rest)
 
     # -- topics --------------------------------------------------------------------------------------------------------
@@ -353,15 +366,20 @@ class EventSource(Interjecting[StoreT]):
         return source_topics.specs(self.config)
 
     async def create_source(self) -> list[str]:
-        """Create missing topics, declared inputs and outputs among them; verify the others. Returns the names of the
-        created ones.
+        """Create missing topics, declared inputs, lookups and outputs among them; verify the others. Returns the names
+        of the created ones.
 
         Raises ``TopicError``, which names each difference (an existing topic is never changed), and
         ``BrokerUnavailable``.
         """
         config = self.config.resolved()
         return await source_topics.create_and_verify(
-            config, KafkaConnections(config), self._outputs.values(), self.input_topics(), creates_others=True
+            config,
+            KafkaConnections(config),
+            self._outputs.values(),
+            self.input_topics(),
+            self.lookup_topics(),
+            creates_others=True,
         )
 
     async def delete_source(self) -> list[str]:

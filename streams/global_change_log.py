@@ -95,7 +95,7 @@ class GlobalChangeLog:
         self.topic = topic
         self._addresses = settings.bootstrap_servers
         self._reader = LogReader(
-            topic, LogConnections(settings, topic), _checked(on_error), topic_timeout_seconds, only_compacted
+            topic, LogConnections(settings, topic), checked_on_error(on_error), topic_timeout_seconds, only_compacted
         )
         self._body: anyio.CancelScope | None = None
 
@@ -286,7 +286,8 @@ def _is_plain(function: object) -> TypeGuard[Callable[..., object]]:
     return call is not None and not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call)
 
 
-def _checked(on_error: OnError) -> OnError:
+def checked_on_error(on_error: OnError) -> OnError:
+    """Return the error policy of a whole topic's reader. Raises ``ConfigError`` for one that it cannot carry out."""
     if isinstance(on_error, Retry):
         if on_error.then not in (ErrorResponse.FAIL_CONSUMER, ErrorResponse.CONTINUE):
             raise ConfigError(

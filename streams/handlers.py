@@ -14,6 +14,7 @@ from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.job_settings import SchedulerConfig
+from streams.lookups import Lookup, LookupDeclarations
 from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime import source_topics
@@ -41,7 +42,7 @@ BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
 InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
 
 
-class Handlers(VisitDeclarations[StoreT]):
+class Handlers(VisitDeclarations[StoreT], LookupDeclarations):
     """The registering half of ``EventSource``."""
 
     def __init__(self, config: EventSourceConfig) -> None:
@@ -51,6 +52,7 @@ class Handlers(VisitDeclarations[StoreT]):
         self._schedules: list[tuple[Schedule, Route]] = []
         self._outputs: dict[str, TopicSpec] = {}
         self._inputs: dict[str, InputSpec] = self._own_inputs()
+        self._lookups: dict[str, Lookup[Any, Any]] = {}
 
     def set_tracer(self, tracer: Tracer) -> None:
         """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
@@ -351,6 +353,7 @@ class Handlers(VisitDeclarations[StoreT]):
             for name, spec in self._inputs.items()
             if not spec.is_own
         ]
+        declared += [TopologyTopic(name, source_topics.LOOKUP, 0) for name in self._lookups]
         declared += [TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs]
         default = [] if self._router.default is None else [self._router.default]
         visits = [route for route, _ in self._router.visits.values()]

@@ -163,6 +163,23 @@ class RebalanceStatistics(msgspec.Struct, frozen=True):
     cause: str
 
 
+class LookupStatistics(msgspec.Struct, frozen=True):
+    """A lookup of this process. ``is_complete``: it has met the end of its topic once; ``is_cut_off``: the cluster has
+    not answered the last request about it; ``is_awaited``: partitions that come here wait until it is as far as what
+    their handlers have looked into before. ``records`` and ``size_bytes`` were read, ``records_left`` offsets are left
+    as far as is known, ``skipped`` records were passed over by ``on_error``."""
+
+    topic: str
+    state: SourceState
+    is_complete: bool
+    is_cut_off: bool
+    is_awaited: bool
+    records: int
+    records_left: int
+    size_bytes: int
+    skipped: int
+
+
 class SourceStatistics(msgspec.Struct, frozen=True):
     """State of an event source at one moment."""
 
@@ -184,3 +201,5 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     """State on disk, with ``StateConfig.folder``."""
     folders_set_aside: int = 0
     """Folders that were not believed, or damaged, in this run."""
+    lookups: tuple[LookupStatistics, ...] = ()
+    """The lookups of the process; empty while they are read for the first time."""

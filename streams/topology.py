@@ -8,9 +8,9 @@ import msgspec
 
 
 class TopologyTopic(msgspec.Struct, frozen=True):
-    """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``loop``, ``visits``
-    (requests for them), ``output``, ``changelog``,
-    ``dead letters``, or ``offsets`` (the stand-in of a source on another cluster)."""
+    """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``lookup``, ``loop``, ``visits``
+    (requests for them), ``output``, ``changelog``, ``dead letters``, or ``offsets`` (the stand-in of a source on
+    another cluster). ``partitions``: 0 for a lookup, which has any number of them."""
 
     name: str
     purpose: str
@@ -18,7 +18,9 @@ class TopologyTopic(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> str:
-        """Return ``4 partitions``."""
+        """Return ``4 partitions``, or ``all partitions``."""
+        if not self.partitions:
+            return "all partitions"
         return f"{self.partitions} partition{'' if self.partitions == 1 else 's'}"
 
 
@@ -55,8 +57,8 @@ class Topology(msgspec.Struct, frozen=True):
             types = "<br/>".join(_escaped(handler.event) for handler in self.handlers)
             edge = f'{node} -- "{types}" --> source' if types else f"{node} --> source"
             return [edge, f"source --> {node}"] if purpose == "loop" else [edge]
-        if purpose in ("table", "visits"):
-            return [f'{node} -- "{"rows" if purpose == "table" else "requests"}" --> source']
+        if purpose in ("table", "lookup", "visits"):
+            return [f'{node} -- "{"requests" if purpose == "visits" else "rows"}" --> source']
         return [f"{node} <--> source" if purpose == "changelog" else f"source --> {node}"]
 
 

@@ -266,7 +266,8 @@ def acls(target: Target) -> Iterator[Finding]:
     assert config is not None
     outputs = [spec.name for spec in target.source.outputs]
     with ClusterQuestions(target.servers, target.security) as questions:
-        needed = [right for topic in target.source.inputs for right in of_input(topic)]
+        read = (*target.source.inputs, *target.source.lookups)
+        needed = [right for topic in read for right in of_input(topic)]
         lacking = questions.lacking(needed + of_source(config, outputs), target.deadline)
     servers = config.source_bootstrap_servers or target.servers
     security = kafka_python_settings.security_of(

@@ -31,7 +31,7 @@ from streams.config import EventSourceConfig
 from streams.errors import ConfigError, TopicError
 from streams.event_source import EventSource
 from streams.runtime import source_topics
-from streams.runtime.source_topics import INPUT, OUTPUT, SOURCE
+from streams.runtime.source_topics import INPUT, LOOKUP, OUTPUT, SOURCE
 from streams.topics import TopicSpec, missing
 
 app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply, grow.")
@@ -191,11 +191,12 @@ def _growth_table(growth: Growth) -> Table:
 
 
 def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:
-    """Source, changelog and dead letters, then the declared inputs, and the outputs: declared ones, and those of the
-    option. ``ConfigError``: an output that makes no sense."""
+    """Source, changelog and dead letters, then the declared inputs and lookups, and the outputs: declared ones, and
+    those of the option. ``ConfigError``: an output that makes no sense."""
     purposes = source_topics.purposes(source.config)
     wanted = [Wanted(purposes[spec.name], spec) for spec in source.specs()]
     wanted += [Wanted(INPUT, spec) for spec in source.input_topics()]
+    wanted += [Wanted(LOOKUP, spec) for spec in source.lookup_topics()]
     wanted += [Wanted(OUTPUT, spec) for spec in source.outputs]
     for text in outputs:
         name, partitions = topic_option(text)

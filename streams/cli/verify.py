@@ -71,7 +71,7 @@ def verify(
     """
     found = named_source(source)
     config = found.config
-    refuse_several_inputs("kes verify", found.inputs)
+    refuse_several_inputs("kes verify", found.inputs, found.lookups)
     drawn = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     records = _made(events, limit, config.num_partitions) if events else _copied(config, bootstrap_servers, limit)
     if not records:

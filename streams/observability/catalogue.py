@@ -139,6 +139,13 @@ INPUT_OFFSET = _gauge(
 )
 INPUT_LAG = _gauge("kes_input_lag", "Records between that and the end of the input.", ("partition", "topic"))
 INPUT_AWAITED = _gauge("kes_input_awaited", "1: the other inputs wait for this one.", ("partition", "topic"))
+LOOKUP_RECORDS = _gauge("kes_lookup_records", "Records of a lookup that were read.", ("topic",))
+LOOKUP_LEFT = _gauge("kes_lookup_records_left", "Offsets of a lookup that are still to be read.", ("topic",))
+LOOKUP_BYTES = _gauge("kes_lookup_bytes", "Bytes of keys and values of a lookup that were read.", ("topic",))
+LOOKUP_AWAITED = _gauge(
+    "kes_lookup_awaited", "1: partitions that come here wait until this lookup is as far as before.", ("topic",)
+)
+LOOKUP_CUT_OFF = _gauge("kes_lookup_cut_off", "1: the cluster does not answer about this lookup.", ("topic",))
 QUEUED_RECORDS = _gauge("kes_partition_queued_records", "Records that wait to be handled.", ("partition",))
 QUEUED_BYTES = _gauge("kes_partition_queued_bytes", "Their bytes.", ("partition",))
 PAUSED = _gauge("kes_partition_paused", "1: not read on, because its queue is full.", ("partition",))
@@ -272,6 +279,13 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
     for copy in statistics.copies:
         yield COPY_LEFT, copy.records_left, (str(copy.partition),)
         yield COPY_LAG, copy.lag_seconds, (str(copy.partition),)
+    for lookup in statistics.lookups:
+        label = (lookup.topic,)
+        yield LOOKUP_RECORDS, lookup.records, label
+        yield LOOKUP_LEFT, lookup.records_left, label
+        yield LOOKUP_BYTES, lookup.size_bytes, label
+        yield LOOKUP_AWAITED, lookup.is_awaited, label
+        yield LOOKUP_CUT_OFF, lookup.is_cut_off, label
     yield FOLDERS_SET_ASIDE, statistics.folders_set_aside, ()
     for name in _FOLDER_STATES:
         yield FOLDERS, sum(folder.state == name for folder in statistics.folders), (name,)

@@ -29,6 +29,9 @@ JOIN_PREFIX = RESERVED_KEY_PREFIX + b"join."
 the end up to which the table is to be read before any event, in decimal digits; a tombstone: it is read."""
 KEPT_PREFIXES = (TIMER_PREFIX, JOIN_PREFIX)
 """Keys of the toolkit that are part of a partition's state."""
+LOOKUP_PREFIX = "lookup:"
+"""Among the inputs of an offset record: this, and the topic of a lookup, name a ``LookupPosition``. No topic's name has
+a colon."""
 TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that is known here."""
 
@@ -44,6 +47,14 @@ class TopicIds(NamedTuple):
     changelog: str = ""
 
 
+class LookupPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The place in a lookup that handlers have not looked into beyond: the id of its topic, and by the number of its
+    partitions the first offset that they cannot have seen."""
+
+    topic_id: str
+    offsets: tuple[int, ...]
+
+
 class OffsetRecord(msgspec.Struct, frozen=True):
     """The input offset in the changelog: ``offset`` is the next one to read. ``writer`` and ``serial`` name the
     transaction, ``generation`` the group's at the time of sealing. ``source_id`` and ``changelog_id`` are the topic ids
@@ -51,7 +62,8 @@ class OffsetRecord(msgspec.Struct, frozen=True):
 
     ``inputs``: positions in further inputs, ``{topic: {partition: [offset, topic id]}}``, all of them in each record;
     left out by a source that reads one topic. Those of inputs that are not declared here are carried on as they are: so
-    an input can be added member by member, taken away, and put back.
+    an input can be added member by member, taken away, and put back. The positions of lookups are beside them, under
+    names that no topic has (``LOOKUP_PREFIX``), and so are carried in the same way.
     """
 
     offset: int
@@ -84,6 +96,20 @@ class OffsetRecord(msgspec.Struct, frozen=True):
                 "a newer version of this package wrote it, or something else did"
             ) from error
         return found.get(str(partition))
+
+    def position_of_lookup(self, topic: str) -> LookupPosition | None:
+        """Return how far handlers have looked into a lookup; ``None``: it was never one. Raises ``OffsetError``."""
+        if self.inputs is msgspec.UNSET:
+            return None
+        try:
+            by_topic = msgspec.json.decode(self.inputs, type=dict[str, msgspec.Raw])
+            found = by_topic.get(f"{LOOKUP_PREFIX}{topic}")
+            return None if found is None else msgspec.json.decode(found, type=LookupPosition)
+        except msgspec.DecodeError as error:
+            raise OffsetError(
+                f"the offset record has a position of the lookup {topic} that cannot be read ({error}): a newer "
+                "version of this package wrote it, or something else did"
+            ) from error
 
     def has_all(self, further: Sequence[str], partition: int) -> bool:
         """Check for a record with the position of each of these inputs."""

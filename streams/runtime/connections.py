@@ -26,6 +26,7 @@ from streams.group import Membership, TakeOver
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for
 from streams.runtime.ports import Input
+from streams.runtime.reading.followed_topic import LogConnections
 from streams.runtime.reading.log_follower import Tail
 from streams.runtime.reading.poller import Poller
 
@@ -128,6 +129,9 @@ class KafkaConnections:
     def tail(self) -> Tail:
         """Build the tail thread and its consumer, for warm copies and restores from the changelog."""
         return Tail(lambda: LogConsumer(self._settings, self._config.changelog, TAIL))
+
+    def followed(self, topic: str) -> LogConnections:
+        return LogConnections(self._settings, topic)
 
     def topics(self) -> TopicAdmin:
         return TopicAdmin(self._settings)

@@ -43,6 +43,7 @@ from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
+from streams.runtime.reading.lookups import NO_LOOKUPS, Lookups
 from streams.runtime.signal import Signal
 from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
@@ -81,9 +82,12 @@ class Engine:
         environment: Environment = MACHINE,
         topics: Collection[str] | None = None,
         inputs: Sequence[InputSpec] = (),
+        lookups: Lookups = NO_LOOKUPS,
     ) -> None:
-        """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic."""
+        """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic;
+        ``lookups``: what is looked into, which has been started."""
         self.config = config
+        self.lookups = lookups
         self.router = router
         self.schedules = schedules
         self.connections = connections
@@ -95,8 +99,7 @@ class Engine:
         self.incarnation = 0
         self.members: Collection[str] = (config.instance_id,)
         self.failure: BaseException | None = None
-        self.committed_transactions = 0
-        self.committed_events = 0
+        self.committed_transactions = self.committed_events = 0
         self.accepting = True
         """Whether partitions may still come here: until the last barrier begins."""
         self.workers: dict[int, PartitionWorker] = {}
@@ -105,8 +108,7 @@ class Engine:
         self._events: deque[GroupEvent] = deque()
         self._news = Signal()
         self._stop = anyio.Event()
-        self._drain = True
-        self._has_joined = False
+        self._drain, self._has_joined = True, False
         self._tasks = anyio.create_task_group()
         self._threads: list[Blocking] = []
 
@@ -142,7 +144,7 @@ class Engine:
             writer=self.writer,
             now=now,
             snapshot=lambda: self.membership.snapshot,
-            further_fields=lambda partition, position: self.workers[partition].further_fields(position),
+            further_fields=lookups.beside(lambda number, position: self.workers[number].further_fields(position)),
             settled=self._settled,
             further_inputs=[spec.topic for spec in inputs],
             moved_to=lambda partition, offset: self.workers[partition].moved_to(offset),

@@ -17,6 +17,7 @@ from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
+from streams.runtime.reading.lookups import Lookups
 from streams.runtime.system import Environment
 from streams.runtime.transactions.hung_calls import HungCalls
 from streams.runtime.transactions.pool import TransactionPool
@@ -45,6 +46,8 @@ class Member(Protocol):
     def inputs(self) -> list[Input]: ...  # all of them, that one first
     @property
     def further_inputs(self) -> Sequence[tuple[InputSpec, Input]]: ...
+    @property
+    def lookups(self) -> Lookups: ...
     @property
     def pool(self) -> TransactionPool: ...
     @property

@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from streams.clients.admin import TopicDescription, Watermarks
 from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.group import Membership, Snapshot, TakeOver
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
 from streams.topics import TopicIdentity, TopicSpec
 
 T = TypeVar("T")
+TableT_co = TypeVar("TableT_co", covariant=True)
 
 
 class Blocking(Protocol):
@@ -160,6 +162,51 @@ class Tail(Reading, Protocol):
         ...
 
 
+class LogTail(Tail, Protocol):
+    """The thread that reads a followed topic (``reading.log_follower.Tail``)."""
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class TopicRequests(Protocol):
+    """Requests about a followed topic (``clients.admin.TopicAdmin``). They block."""
+
+    def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None: ...
+    def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> Mapping[int, Watermarks]: ...
+    def describe(self, names: list[str], timeout_seconds: float) -> Mapping[str, TopicDescription | None]: ...
+
+
+class LogClients(Protocol):
+    """The clients of one topic that is followed as a whole (``reading.followed_topic.LogConnections``). Building one
+    may take milliseconds, and does no I/O. ``addresses``: of the brokers, for messages."""
+
+    @property
+    def addresses(self) -> str: ...
+    def worker(self) -> Blocking: ...
+    def topics(self) -> TopicRequests: ...
+    def tail(self) -> LogTail: ...
+
+
+class LookupTopic(Protocol[TableT_co]):
+    """A lookup as it is declared (``lookups.Lookup``)."""
+
+    @property
+    def topic(self) -> str: ...
+
+    def table(self) -> TableT_co:
+        """Make the empty table of a process."""
+        ...
+
+
+class LookupTables(Protocol):
+    """The tables of the declared lookups in this process (``reading.lookups.Lookups``). Any thread."""
+
+    def table(self, declared: LookupTopic[Any]) -> Any | None:
+        """Return the table of a declared lookup; ``None``: it is of another source."""
+        ...
+
+
 class SourceLog(Protocol):
     """Requests about the source topic, on its own cluster (``clients.takeover.SourceLog``). They block; see
     ``group.TakeOver``."""
@@ -233,6 +280,7 @@ class Connections(Protocol):
 
     def reader(self) -> Reader: ...
     def tail(self) -> Tail: ...
+    def followed(self, topic: str) -> LogClients: ...
     def status_board(self) -> StatusBoard: ...
     def topics(self) -> Topics: ...
 

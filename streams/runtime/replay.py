@@ -41,6 +41,7 @@ from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
+from streams.runtime.reading.lookups import NO_LOOKUPS
 
 _replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
 # Every failure of a replay is in its results, and not in the log. Other sources of the process go on logging theirs.
@@ -49,7 +50,7 @@ logging.getLogger("streams.runtime.partition.execution").addFilter(lambda record
 
 class Program(msgspec.Struct, frozen=True):
     """The routes and settings of an event source, apart from its connections. ``interjections``: names of those that
-    are scheduled; ``inputs``: further topics that are read."""
+    are scheduled; ``inputs``: further topics that are read; ``lookups``: topics that are looked into."""
 
     config: EventSourceConfig
     routes: tuple[Route, ...]
@@ -58,6 +59,7 @@ class Program(msgspec.Struct, frozen=True):
     interjections: tuple[str, ...]
     message_limit: int
     inputs: tuple[str, ...] = ()
+    lookups: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> tuple[tuple[str, ...], ...]:
@@ -69,8 +71,14 @@ class Program(msgspec.Struct, frozen=True):
         return (where, *(_described(route) for route in routes), ("interjections", *self.interjections))
 
 
-def refuse_several_inputs(what: str, inputs: Collection[str]) -> None:
-    """Raise ``ConfigError`` for a source that reads further topics: ``what`` has records without their order."""
+def refuse_several_inputs(what: str, inputs: Collection[str], lookups: Collection[str] = ()) -> None:
+    """Raise ``ConfigError`` for a source that reads further topics, or looks into them: ``what`` has records without
+    their order."""
+    if lookups:
+        raise ConfigError(
+            f"{what} takes the records of one topic, and this source has lookups ({', '.join(lookups)}): which row of "
+            "another topic a live source has met with an event is not in the topics"
+        )
     if inputs:
         raise ConfigError(
             f"{what} takes the records of one topic, and this source has further inputs ({', '.join(inputs)}): which "
@@ -95,7 +103,7 @@ class PartitionReplay:
     """
 
     def __init__(self, program: Program, partition: int, *, wall_ms: int, ignores_timers: bool = False) -> None:
-        refuse_several_inputs("a replay", program.inputs)
+        refuse_several_inputs("a replay", program.inputs, program.lookups)
         self.config = program.config
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
@@ -108,6 +116,7 @@ class PartitionReplay:
         self.connections = None
         self.input = _NoInput()
         self.further_inputs = ()
+        self.lookups = NO_LOOKUPS
         self.pool = _SettledAtOnce(self)
         self.partition = partition
         self.records = 0

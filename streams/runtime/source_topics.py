@@ -29,6 +29,7 @@ SOURCE: Final = "source"
 OUTPUT: Final = "output"
 INPUT: Final = "input"
 TABLE: Final = "table"
+LOOKUP: Final = "lookup"
 LOOP: Final = "loop"
 VISITS: Final = "visits"
 KEPT_UNTIL_HANDLED: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
@@ -75,6 +76,12 @@ def spec_of_input(config: EventSourceConfig, given: InputSpec) -> TopicSpec:
     return msgspec.structs.replace(found, may_delete=True)
 
 
+def spec_of_lookup(config: EventSourceConfig, topic: str) -> TopicSpec:
+    """Return the topic of a lookup as it must be: compacted, with any number of partitions."""
+    found = spec(config, topic, 1, configs={"cleanup.policy": "compact"})
+    return msgspec.structs.replace(found, may_have_more=True, may_delete=True)
+
+
 def purpose_of_input(given: InputSpec) -> str:
     """Return the purpose of a further input."""
     return INPUT if given.table is None else TABLE
@@ -85,14 +92,15 @@ async def prepare(
     connections: Connections,
     outputs: Collection[TopicSpec] = (),
     inputs: Collection[TopicSpec] = (),
+    lookups: Collection[TopicSpec] = (),
 ) -> None:
-    """Create or verify at the start; ``outputs`` and further ``inputs`` are verified, and never created. Waits as long
-    as it takes for a broker that does not answer, or that is slow to make a topic, and logs it each time; a refusal
-    raises ``TopicError``."""
+    """Create or verify at the start; ``outputs``, further ``inputs`` and ``lookups`` are verified, and never created.
+    Waits as long as it takes for a broker that does not answer, or that is slow to make a topic, and logs it each time;
+    a refusal raises ``TopicError``."""
     pause = FIRST_PAUSE
     while True:
         try:
-            created = await create_and_verify(config, connections, outputs, inputs)
+            created = await create_and_verify(config, connections, outputs, inputs, lookups)
         except BrokerUnavailable as error:
             _log.warning("waiting for the broker: %s", error)
             await anyio.sleep(pause)
@@ -108,12 +116,13 @@ async def create_and_verify(
     connections: Connections,
     outputs: Collection[TopicSpec] = (),
     inputs: Collection[TopicSpec] = (),
+    lookups: Collection[TopicSpec] = (),
     *,
     creates_others: bool = False,
 ) -> list[str]:
     """Create missing topics, verify the others, return the names of the created ones. Raises ``TopicError`` for
-    differences, ``BrokerUnavailable``. ``outputs`` and further ``inputs`` may be others': one that is missing is a
-    difference, unless ``creates_others``.
+    differences, ``BrokerUnavailable``. ``outputs``, further ``inputs`` and ``lookups`` may be others': one that is
+    missing is a difference, unless ``creates_others``.
 
     When there is a changelog, the source topic may have more partitions than the settings: members go on with those
     that they know, and warn. Without a changelog it is refused, before anything is made: the partitions of keys are
@@ -127,8 +136,8 @@ async def create_and_verify(
     is_new = await _with(connections.topics, connections, is_missing)
     wanted = [msgspec.structs.replace(source, may_have_more=not is_new), changelog, *others]
     if creates_others:
-        wanted, outputs, inputs = [*wanted, *outputs, *inputs], (), ()
-    foreign = [(OUTPUT, [*outputs]), (INPUT, [*inputs])]
+        wanted, outputs, inputs, lookups = [*wanted, *outputs, *inputs, *lookups], (), (), ()
+    foreign = [(OUTPUT, [*outputs]), (INPUT, [*inputs]), (LOOKUP, [*lookups])]
 
     def work(topics: Topics, wanted: Sequence[TopicSpec], foreign: Sequence[Foreign] = ()) -> list[str]:
         absent = {missing(spec.name) for spec in wanted}
@@ -155,15 +164,18 @@ Foreign = tuple[str, list[TopicSpec]]
 
 
 def _of_others(topics: Topics, purpose: str, specs: Sequence[TopicSpec]) -> list[str]:
-    """List the differences of declared outputs or inputs, each with the way out."""
+    """List the differences of declared outputs, inputs or lookups, each with the way out."""
     absent = {missing(spec.name) for spec in specs}
-    make = f"an {purpose} is never made at the start: kes topics apply MODULE:SOURCE makes it"
+    article = "a" if purpose == LOOKUP else "an"
+    make = f"{article} {purpose} is never made at the start: kes topics apply MODULE:SOURCE makes it"
     correct = f"correct source.{purpose}(...), or the topic"
     if purpose == INPUT:
         correct = (
             "all inputs and joined tables of a source have the same number of partitions, with the same key in the "
             "same partition; a joined table's topic is compacted, or its rows would go with their age"
         )
+    elif purpose == LOOKUP:
+        correct = "the topic of a lookup is compacted, or its rows would go with their age"
     found = topics.differences(specs) if specs else []
     return [f"{sentence} ({make if sentence in absent else correct})" for sentence in found]
 

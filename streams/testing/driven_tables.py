@@ -1,4 +1,5 @@
-"""The topics of joined tables, as a test writes them; and the rows of a partition, as the changelog has them."""
+"""The topics of joined tables and lookups, as a test writes them; and the rows of a partition, as the changelog has
+them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from streams.codecs import encoder_of
 from streams.errors import ConfigError
+from streams.lookups import Lookup
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import JOIN_PREFIX
 from streams.stores.joined import Joined
@@ -15,31 +17,40 @@ from streams.topics import InputSpec
 
 
 class DrivenTable:
-    """The topic of a joined table (``TestDriver.table``): records are placed as its partitioner does."""
+    """The topic of a joined table, or of a lookup (``TestDriver.table``): records are placed as the partitioner of the
+    joined table does, else by murmur2."""
 
-    def __init__(self, joined: Joined[Any, Any], send: Callable[[Record, bool], IncomingRecord]) -> None:
-        self._joined = joined
+    def __init__(
+        self, declared: Joined[Any, Any] | Lookup[Any, Any], send: Callable[[Record, bool], IncomingRecord]
+    ) -> None:
+        self._declared = declared
         self._send = send
 
     def put(self, key: Any, value: Any, *, wait: bool = True) -> IncomingRecord:
         """Write a row, and run as ``TestDriver.send`` does. Returns the record."""
-        return self._write(key, encoder_of(self._joined.codecs[1])(value), wait)
+        return self._write(key, encoder_of(self._declared.codecs[1])(value), wait)
 
     def delete(self, key: Any, *, wait: bool = True) -> IncomingRecord:
         """Write a tombstone, and run as ``put``."""
         return self._write(key, None, wait)
 
     def _write(self, key: Any, value: bytes | None, wait: bool) -> IncomingRecord:
-        data = encoder_of(self._joined.codecs[0])(key)
-        return self._send(Record(self._joined.topic, value, data, None, self._joined.partition_of(data)), wait)
+        declared, data = self._declared, encoder_of(self._declared.codecs[0])(key)
+        partition = declared.partition_of(data) if isinstance(declared, Joined) else None
+        return self._send(Record(declared.topic, value, data, None, partition), wait)
 
 
-def joined_of(inputs: dict[str, InputSpec], topic: str) -> Joined[Any, Any]:
-    """Return the declaration of a joined table. Raises ``ConfigError``."""
+def declared_table(
+    inputs: dict[str, InputSpec], lookups: dict[str, Lookup[Any, Any]], topic: str
+) -> Joined[Any, Any] | Lookup[Any, Any]:
+    """Return the declaration of a joined table, or of a lookup. Raises ``ConfigError``."""
+    if topic in lookups:
+        return lookups[topic]
     spec = inputs.get(topic)
     if spec is None or spec.table is None:
         known = ", ".join(name for name, one in inputs.items() if one.table is not None) or "none"
-        raise ConfigError(f"{topic!r} is no joined table of this source; it joins {known}")
+        looked = f", and looks into {', '.join(lookups)}" if lookups else ""
+        raise ConfigError(f"{topic!r} is no joined table of this source; it joins {known}{looked}")
     found: Joined[Any, Any] = spec.table
     return found
 

@@ -12,11 +12,13 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 from streams.errors import ConfigError, NotOwned
 from streams.event_source import EventSource
 from streams.events import to_record
+from streams.global_table import GlobalTable
+from streams.lookups import Lookup
 from streams.records import IncomingRecord, Record
 from streams.runtime.partition.event_context import EventContext
 from streams.statistics import SourceStatistics
 from streams.stores.joined import Joined, JoinedTable
-from streams.testing.driven_tables import DrivenTable, joined_of
+from streams.testing.driven_tables import DrivenTable, declared_table
 from streams.testing.driven_visits import DrivenVisits
 from streams.testing.driver_base import Unsettled, decoded
 from streams.testing.fault_points import Point, Trap
@@ -118,13 +120,15 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
         """Append a ready record, which may be one that no handler can read, and run as ``send`` does."""
         self._check_open()
         world = self._world
-        if record.topic not in world.topics_read:
+        is_looked_into = record.topic in world.lookups_read
+        if record.topic not in world.topics_read and not is_looked_into:
             read = ", ".join(world.topics_read)
             raise ConfigError(f"the record is for {record.topic}; this driver's source reads {read}")
         partition = record.partition
         if partition is None:
             partition = world.broker.partition_of(record.topic, record.key)
-        self._check_partition(partition)
+        if not is_looked_into:
+            self._check_partition(partition)
         headers, at = list(record.headers or ()) or None, record.timestamp_ms or world.broker.wall_ms()
         offset = world.broker.append(record.topic, partition, record.key, record.value, headers, at)
         if wait:
@@ -133,9 +137,10 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
         return IncomingRecord(record.topic, partition, offset, record.key, record.value, received, at)
 
     def table(self, topic: str) -> DrivenTable:
-        """The topic of a joined table, to ``put`` and ``delete`` rows. Raises ``ConfigError`` for another topic."""
-        joined = joined_of(self._world.inputs_read, topic)
-        return DrivenTable(joined, lambda record, wait: self.send_record(record, wait=wait))
+        """The topic of a joined table, or of a lookup, to ``put`` and ``delete`` rows; they are in the tables of all
+        running members when it returns. Raises ``ConfigError`` for another topic."""
+        declared = declared_table(self._world.inputs_read, self._world.lookups_read, topic)
+        return DrivenTable(declared, lambda record, wait: self.send_record(record, wait=wait))
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -240,6 +245,16 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
         assert engine is not None
         rows: Any = engine.workers[partition].joined.tables[table.topic]
         found: JoinedTable[K, V] = rows
+        return found
+
+    def lookup(self, table: Lookup[K, V], member: int | None = None) -> GlobalTable[K, V]:
+        """The table of a lookup on a member. Raises ``NotOwned`` for one that is starting, or has none."""
+        running = self._member(member)
+        declared = running.source._lookups.get(table.topic)
+        rows: Any = None if running.engine is None or declared is None else running.engine.lookups.table(declared)
+        if rows is None:
+            raise NotOwned(f"{table!r} is not on member {running.number} (yet)")
+        found: GlobalTable[K, V] = rows
         return found
 
     def restored_store(self, partition: int) -> StoreT:

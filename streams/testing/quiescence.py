@@ -56,6 +56,8 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
             yield f"member {member.number} is starting"
         elif engine is not None and not member.is_frozen and engine.pool.unsettled:
             yield f"member {member.number} has {len(engine.pool.unsettled)} transaction(s) that are not settled"
+        if engine is not None and not member.is_frozen:
+            yield from _lookups_behind(world, member.number, engine)
     yield from _visits(world)
     if world.awaited:
         yield f"{world.awaited} member(s) are about to be started again"
@@ -74,6 +76,15 @@ def _visits(world: DrivenWorld) -> Iterator[str]:
             visit, state = name.removeprefix(VISIT_PREFIX), state_of(timer)
             if state is not None and state.run and visit in known:
                 yield f"{log.topic}[{partition}]: run {state.run} of the visit {visit!r} has {state.keys} keys"
+
+
+def _lookups_behind(world: DrivenWorld, number: int, engine: Engine) -> Iterator[str]:
+    """List the lookups that a member has not read to their ends, unless a test holds them back."""
+    for topic, partitions in engine.lookups.places().items():
+        for partition, (position, is_paused) in enumerate(partitions):
+            stable = world.broker.log(topic, partition).stable
+            if position < stable and not is_paused:
+                yield f"the lookup {topic}[{partition}] of member {number} is at {position} of {stable}"
 
 
 def _worker_of(world: DrivenWorld, partition: int) -> str:

@@ -18,6 +18,7 @@ from streams.core.router import Route, Router
 from streams.errors import StreamsError
 from streams.event_source import EventSource
 from streams.group import transactional_id
+from streams.lookups import Lookup
 from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
 from streams.runtime.async_work.async_stage import Ahead
@@ -207,6 +208,11 @@ class DrivenWorld:
         """The inputs beside the source's own topic, as they are declared."""
         return self._source._inputs
 
+    @property
+    def lookups_read(self) -> dict[str, Lookup[Any, Any]]:
+        """The lookups, as they are declared."""
+        return self._source._lookups
+
     def handled(self, partition: int, topic: str = "") -> int:
         """The first offset of an input (by default the source's own topic) that is not handled, by what is committed
         in the changelog."""
@@ -305,6 +311,7 @@ def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
     made._schedules = list(source._schedules)
     made._outputs = dict(source._outputs)
     made._inputs = dict(source._inputs)
+    made._lookups = dict(source._lookups)
     return made
 
 

@@ -337,8 +337,8 @@ def test_the_points_and_what_a_source_keeps_of_its_run_are_known() -> None:
     """A new attribute belongs to what is registered, or to ``RUN_STATE``: then it is not copied."""
     assert tuple(POINTS) == get_args(Point)
     registered = {
-        "config", "_further_lifespans", "_is_stateless", "_inputs", "_lifespan", "_metrics_handlers", "_outputs",
-        "_router", "_schedules", "_store_factory",
+        "config", "_further_lifespans", "_is_stateless", "_inputs", "_lifespan", "_lookups", "_metrics_handlers",
+        "_outputs", "_router", "_schedules", "_store_factory",
     }  # fmt: skip
     assert set(vars(build())) - set(RUN_STATE) == registered
 

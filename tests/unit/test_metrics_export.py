@@ -41,6 +41,7 @@ from streams.statistics import (
     CopyStatistics,
     FolderStatistics,
     InputStatistics,
+    LookupStatistics,
     MoveStatistics,
     PartitionStatistics,
     SourceState,
@@ -161,6 +162,7 @@ FULL = SourceStatistics(
     (FolderStatistics(0, "kept", 30, 400, 5, 60, 0.7, 0.08, 0.9, 1.5),
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
     2,
+    (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
 )  # fmt: skip
 
 

@@ -207,25 +207,28 @@ class Handover:
                 and copy.offset_record is not None
             )
 
-        lacks_input = False
+        needs_takeover = False
 
         def can_start(copy: Replica) -> bool:
-            nonlocal lacks_input
+            nonlocal needs_takeover
             if not is_for_us(copy):
                 return False
             assert copy.offset_record is not None
-            lacks_input = not copy.offset_record.has_all(self._partitions.further_topics, partition)
-            return not lacks_input
+            has_inputs = copy.offset_record.has_all(self._partitions.further_topics, partition)
+            needs_takeover = not has_inputs or not member.lookups.reach(copy.offset_record)
+            return not needs_takeover
 
         copy = self._replicas.take(partition, can_start)
-        if copy is None and not lacks_input:
+        if copy is None and not needs_takeover:
             return
         self._incoming = {number: since for number, since in self._incoming.items() if number != partition}
         self._nudges = 0
         self.owned |= {partition}
         if copy is not None:
             self._partitions.start_from(copy)
-        else:  # the donor does not know an input of ours: where that begins is for a take-over, from this copy
+        else:
+            # The donor does not know an input of ours, or it has looked into newer lookups than ours are. Where the
+            # input begins is for a take-over, from this copy, and so is the wait for the lookups.
             self._partitions.bring_up([partition])
         member.membership.took(partition, member.incarnation)
         member.measure(PartitionMoved(partition, "in", "", member.now() - self._began.get(partition, member.now())))

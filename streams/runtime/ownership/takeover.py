@@ -102,6 +102,7 @@ class TakeOvers:
         if fenced:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
         fenced_at = now()
+        await member.lookups.wait_stable()  # behind the fence: members that are gone cannot look into more
         topics = [config.topic, *self._partitions.further_topics]
         group_offsets = [await self._group_offsets(numbers, topic) for topic in ("", *topics[1:])]
         changelog, changelog_id = await self._changelog_range(numbers)
@@ -130,6 +131,9 @@ class TakeOvers:
                         if not _is_restoring(worker):
                             del waiting[number]
                             continue
+                    if not await self._lookups_reach(worker, _goal(changelog[number])):
+                        del waiting[number]
+                        continue
                     if not alone or not member.is_current:
                         raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
                     copy = self._start(worker, found, changelog[number], ids)
@@ -178,13 +182,23 @@ class TakeOvers:
         offsets = record.offset, *[None if at is None else at[0] for at in further]
         return any(at is not None and at < one.range[0] for at, one in zip(offsets, found, strict=True))
 
+    async def _lookups_reach(self, worker: PartitionWorker, goal: int) -> bool:
+        """Wait for lookups that are not as far as the handlers of a restored partition have looked. ``False``: the
+        partition was taken away meanwhile."""
+        lookups, found = self._member.lookups, self._replicas.look(worker.partition, goal, lambda store: None)
+        if found is None or lookups.reach(found[0]):
+            return True
+        await lookups.wait_for(found[0], worker.topic_partition)
+        return _is_restoring(worker)
+
     def _start(
         self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds
     ) -> Replica | None:
         """Take a complete copy to work on; ``found`` of its inputs, the source's own topic first. ``None``: it began
         anew, or the tail is putting records into it."""
         member, number = self._member, worker.partition
-        copy = self._replicas.take(number, lambda copy: _fits(copy, changelog))
+        lookups = member.lookups
+        copy = self._replicas.take(number, lambda copy: _fits(copy, changelog) and lookups.reach(copy.offset_record))
         if copy is None:
             if self._replicas.written_at(number) >= changelog[1]:
                 raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")

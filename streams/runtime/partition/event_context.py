@@ -19,6 +19,7 @@ from streams.runtime.changelog import encode_timer
 from streams.runtime.partition import forwarding, looping
 from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
 from streams.runtime.partition.joined_rows import JoinedTopic
+from streams.runtime.ports import LookupTopic
 from streams.sak.numbers import is_number
 
 StoreT = TypeVar("StoreT")
@@ -129,6 +130,18 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
             raise StoreError(f"{self.where}: {table!r} is no joined table of this source; source.join(...) makes one")
         rows: TableT = found
         return rows
+
+    def lookup(self, table: LookupTopic[TableT]) -> TableT:
+        """Return the table of a lookup (``source.lookup``): all of its topic, read-only, as of now. It may change while
+        the handler runs. Also ahead of the event's turn. Raises ``StoreError`` after the handler ended, and for what
+        this source does not look into."""
+        if self._closed:
+            raise outlived("lookup", self)
+        tables = self._host.lookups if self._timers is None else self._timers.lookups
+        found: TableT | None = tables.table(table)
+        if found is None:
+            raise StoreError(f"{self.where}: {table!r} is no lookup of this source; source.lookup(...) makes one")
+        return found
 
     # -- timers --------------------------------------------------------------------------------------------------------
 

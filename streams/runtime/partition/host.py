@@ -16,7 +16,7 @@ from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.partition.state import Partition
-from streams.runtime.ports import Connections, Input
+from streams.runtime.ports import Connections, Input, LookupTables
 from streams.topics import InputSpec
 
 
@@ -80,6 +80,8 @@ class Host(Protocol):
         """The declared inputs beside the source's own topic, each with its reader."""
         ...
 
+    @property
+    def lookups(self) -> LookupTables: ...
     @property
     def pool(self) -> Admission: ...
     @property

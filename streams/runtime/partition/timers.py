@@ -18,6 +18,7 @@ from streams.core.visits import TIMER_PREFIX as VISIT_PREFIX
 from streams.records import Change
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.ports import LookupTables
 
 
 class TimerHost(Protocol):
@@ -27,6 +28,8 @@ class TimerHost(Protocol):
     def config(self) -> EventSourceConfig: ...
     @property
     def router(self) -> Router: ...
+    @property
+    def lookups(self) -> LookupTables: ...
     def wall_ms(self) -> int: ...
 
 
@@ -87,6 +90,11 @@ class PartitionTimers:
     def source_topic(self) -> str:
         """The topic of the source's first input."""
         return self._host.config.topic
+
+    @property
+    def lookups(self) -> LookupTables:
+        """The tables of the source's lookups."""
+        return self._host.lookups
 
     @property
     def router(self) -> Router:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
-from streams.clients.admin import TopicAdmin, TopicDescription, Watermarks
+from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.consumer import TAIL, LogConsumer
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError
@@ -26,19 +26,9 @@ _PAUSE_SECONDS = 0.25
 T = TypeVar("T")
 
 
-class TopicRequests(Protocol):
-    """Requests about topics (``clients.admin.TopicAdmin``). They block."""
-
-    def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None: ...
-    def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> Mapping[int, Watermarks]: ...
-    def describe(self, names: list[str], timeout_seconds: float) -> Mapping[str, TopicDescription | None]: ...
-
-
-class LogTail(ports.Tail, Protocol):
-    """The thread that reads (``log_follower.Tail``)."""
-
-    @property
-    def ended(self) -> bool: ...
+def loop_time() -> float:
+    """Return the time of the running loop, in seconds; virtual in a simulation."""
+    return asyncio.get_running_loop().time()
 
 
 class LogConnections:
@@ -53,10 +43,10 @@ class LogConnections:
     def worker(self) -> ports.Blocking:
         return Worker("kes-topic-questions")
 
-    def topics(self) -> TopicRequests:
+    def topics(self) -> ports.TopicRequests:
         return TopicAdmin(self._settings)
 
-    def tail(self) -> LogTail:
+    def tail(self) -> ports.LogTail:
         return Tail(lambda: LogConsumer(self._settings, self._topic, TAIL))
 
 
@@ -64,13 +54,13 @@ class FollowedTopic:
     """One topic, as it was when it was found. On the loop; requests run on a thread of its own, and raise ``Stopped``
     after ``close``."""
 
-    def __init__(self, topic: str, connections: LogConnections) -> None:
+    def __init__(self, topic: str, connections: ports.LogClients) -> None:
         self.topic = topic
         self.partitions = 0
         self.topic_id = ""
         self._connections = connections
         self._worker = connections.worker()
-        self._clients: list[TopicRequests] = []
+        self._clients: list[ports.TopicRequests] = []
         self._requests: set[anyio.CancelScope] = set()
         self._closed = False
 
@@ -78,9 +68,9 @@ class FollowedTopic:
         """Wait until the topic exists. Raises ``TopicError`` if it never does, ``BrokerUnavailable`` without an
         answer."""
         self._clients.append(await self._request(self._connections.topics))
-        deadline = time.monotonic() + seconds
+        deadline = loop_time() + seconds
         while (found := await self._identity(deadline)) is None:
-            if time.monotonic() >= deadline:
+            if loop_time() >= deadline:
                 raise TopicError(
                     f"topic {self.topic} does not exist at {self._connections.addresses} (waited {seconds:g} s for "
                     "it): create it, or check the name"
@@ -159,7 +149,7 @@ class FollowedTopic:
     async def _repeat_until(self, deadline: float, request: Callable[[float], T]) -> T:
         """Repeat a request without an answer, until the deadline."""
         while True:
-            left = deadline - time.monotonic()
+            left = deadline - loop_time()
             try:
                 return await self._request(request, min(max(left, 0.1), REQUEST_SECONDS))
             except BrokerUnavailable:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import anyio
 
+from streams.clients.admin import Watermarks
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -26,7 +26,8 @@ from streams.errors import (
     TopicError,
 )
 from streams.runtime.bridge import Inlet
-from streams.runtime.reading.followed_topic import REQUEST_SECONDS, FollowedTopic, LogConnections, LogTail
+from streams.runtime.ports import LogClients, LogTail
+from streams.runtime.reading.followed_topic import REQUEST_SECONDS, FollowedTopic, loop_time
 from streams.runtime.reading.view_follower import Following, LogPartitionStatistics, OnError, Receiver
 from streams.runtime.signal import Broadcast
 from streams.statistics import SourceState
@@ -57,7 +58,7 @@ class LogReader:
     def __init__(
         self,
         topic: str,
-        connections: LogConnections,
+        connections: LogClients,
         on_error: OnError,
         topic_timeout_seconds: float,
         only_compacted: bool = False,
@@ -119,7 +120,7 @@ class LogReader:
             lambda partition, error: failed.put((partition, error)),
             starts,
         )
-        self._began = time.monotonic()
+        self._began = loop_time()
         self.state = SourceState.RUNNING
         self._following.grow(followed.partitions)
         self._task(self._watch, self._following, followed)
@@ -139,8 +140,8 @@ class LogReader:
             self.state = SourceState.STOPPING
             self._end_reading()
         with anyio.CancelScope(shield=True):
-            deadline = time.monotonic() + STOP_SECONDS
-            while not self._is_over() and time.monotonic() < deadline:
+            deadline = loop_time() + STOP_SECONDS
+            while not self._is_over() and loop_time() < deadline:
                 await anyio.sleep(_POLL_SECONDS)
         if self._is_over():
             self._end_receivers()
@@ -167,9 +168,23 @@ class LogReader:
     # -- how far it is -------------------------------------------------------------------------------------------------
 
     async def wait_caught_up(self, timeout_seconds: float | None, settle_seconds: float) -> bool:
+        deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds
+        marks = await self.wait_stable(timeout_seconds)
+        settled = min(deadline, loop_time() + settle_seconds)
+        missing = await self._reach({number: mark.end for number, mark in marks.items()}, settled)
+        if missing and settle_seconds == math.inf:
+            what = f"open transactions hold it back for more than {timeout_seconds:g} s"
+            raise NotCaughtUp(f"{self.topic}: not caught up, {what}: {_shown(missing)}")
+        if missing:
+            _log.warning("%s: caught up, but for what open transactions hold back: %s", self.topic, _shown(missing))
+        return not missing
+
+    async def wait_stable(self, timeout_seconds: float | None) -> Mapping[int, Watermarks]:
+        """Wait for everything below the last stable offsets of now, which are requested. Returns them. Raises as
+        ``wait_caught_up``."""
         following, followed = self.running(), self._followed_topic
         assert followed is not None  # it is running
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds
         try:
             await self._look(following, followed, deadline)
             marks = await followed.ends(deadline)
@@ -180,19 +195,12 @@ class LogReader:
         missing = await self._reach({number: mark.stable for number, mark in marks.items()}, deadline)
         if missing:
             raise NotCaughtUp(f"{self.topic}: not caught up within {timeout_seconds:g} s: {_shown(missing)}")
-        settled = min(deadline, time.monotonic() + settle_seconds)
-        missing = await self._reach({number: mark.end for number, mark in marks.items()}, settled)
-        if missing and settle_seconds == math.inf:
-            what = f"open transactions hold it back for more than {timeout_seconds:g} s"
-            raise NotCaughtUp(f"{self.topic}: not caught up, {what}: {_shown(missing)}")
-        if missing:
-            _log.warning("%s: caught up, but for what open transactions hold back: %s", self.topic, _shown(missing))
-        return not missing
+        return marks
 
     async def wait_for_positions(self, positions: Mapping[int, int], timeout_seconds: float | None) -> None:
         following, followed = self.running(), self._followed_topic
         assert followed is not None  # it is running
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds
         if max(positions, default=0) >= following.partitions:  # it may have grown
             try:
                 await self._look(following, followed, deadline)
@@ -209,6 +217,16 @@ class LogReader:
         if missing:
             raise NotCaughtUp(f"{self.topic}: not there within {timeout_seconds:g} s: {_shown(missing)}")
 
+    @property
+    def topic_id(self) -> str:
+        """Return the id of the topic that is read; empty before the start."""
+        return "" if self._followed_topic is None else self._followed_topic.topic_id
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Return how far each partition is, see ``Following.places``; nothing before the start."""
+        return () if self._following is None else self._following.places
+
     async def wait_changed(self, timeout_seconds: float) -> None:
         if self.state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
             await self._changed.wait(timeout_seconds)
@@ -221,13 +239,17 @@ class LogReader:
     async def _reach(self, goals: Mapping[int, int], until: float) -> Missing:
         """Wait until the goals are reached, or until it is too late; return the partitions that lack records then."""
         self._waiters += 1
+        told_at = loop_time()
         try:
             while True:
                 following = self.running()
                 following.awaited = True
-                missing, left = following.missing(goals), until - time.monotonic()
+                missing, left = following.missing(goals), until - loop_time()
                 if not missing or left <= 0:
                     return missing
+                if self._is_logged and loop_time() - told_at > WATCH_SECONDS:  # before, its progress is logged
+                    told_at = loop_time()
+                    _log.warning("%s: it is waited for: %s", self.topic, _shown(missing))
                 await self._changed.wait(min(left, 1.0))
         finally:
             self._waiters -= 1
@@ -241,7 +263,7 @@ class LogReader:
         if not self._is_logged and following is not None and following.caught_up:
             self._is_logged = True
             _, _, records = following.progress()
-            seconds, partitions = time.monotonic() - self._began, following.partitions
+            seconds, partitions = loop_time() - self._began, following.partitions
             _log.info("%s: caught up: %d records, %d partitions, %.1f s", self.topic, records, partitions, seconds)
         self._changed.notify()
 
@@ -256,14 +278,14 @@ class LogReader:
         know it yet."""
         following, followed = self.running(), self._followed_topic
         assert followed is not None  # it is running
-        now = time.monotonic()
+        now = loop_time()
         began, last = self._failing.get(partition, (now, now))
         if now - last > 10 * RETRY_SECONDS:
             began = now
         self._failing[partition] = began, now
         while True:
             try:
-                await self._look(following, followed, time.monotonic() + REQUEST_SECONDS)
+                await self._look(following, followed, loop_time() + REQUEST_SECONDS)
                 break
             except BrokerUnavailable as unavailable:
                 _log.debug("%s: %s", self.topic, unavailable)
@@ -282,13 +304,13 @@ class LogReader:
         while True:
             await anyio.sleep(WATCH_SECONDS)
             if not self._is_logged:
-                before, since, at = passed, at, time.monotonic()
+                before, since, at = passed, at, loop_time()
                 passed, left, records = following.progress()
                 rate = (passed - before) / (at - since)
                 time_left = f"{left / rate:.0f} s left" if rate > 0 else "standing still"
                 _log.info("%s: %d records, %d offsets to go, %.0f/s, %s", self.topic, records, left, rate, time_left)
             try:
-                await self._look(following, followed, time.monotonic() + REQUEST_SECONDS)
+                await self._look(following, followed, loop_time() + REQUEST_SECONDS)
             except BrokerUnavailable as error:
                 _log.debug("%s: %s", self.topic, error)
                 self.is_cut_off = True

@@ -176,6 +176,13 @@ class Following:
         return len(self._followed)
 
     @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Return two offsets of each partition: the receivers have had everything below the first, and nothing from the
+        second on; a record that they have at this moment is between them."""
+        with self._lock:
+            return tuple((max(one.position, 0), max(one.next, 0)) for one in self._followed.values())
+
+    @property
     def caught_up(self) -> bool:
         """Check that each partition has met the end of its log once."""
         with self._lock:

@@ -103,7 +103,7 @@ def _bootstrap(
     found = request.written(look(target, request))
     written = False
     if found is None:
-        refuse_several_inputs("a bootstrap", source.inputs)
+        refuse_several_inputs("a bootstrap", source.inputs, source.lookups)
         _check_contents(source.program(), stores)
         checks.create(source.specs()[1 if config.source_is_elsewhere else 0 :])
         checks.refuse_unless_at_rest()

@@ -20,6 +20,7 @@ from streams.errors import BrokerUnavailable, OffsetError, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
+from streams.testing.simulation.followed import SimLogClients
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.network import SimNetwork
@@ -99,6 +100,9 @@ class SimConnections:
 
     def tail(self) -> SimTail:
         return SimTail(self.process, self.config.changelog)
+
+    def followed(self, topic: str) -> SimLogClients:
+        return SimLogClients(self.process, topic)
 
     def topics(self) -> SimTopics:
         return SimTopics()

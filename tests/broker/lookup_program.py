@@ -1,0 +1,53 @@
+"""The program of ``test_lookups``: payments in, and out the rate that each has met.
+
+python lookup_program.py BOOTSTRAP GROUP INSTANCE
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import msgspec
+
+from streams import EventContext, EventSource, EventSourceConfig, event_type
+from streams.records import Record
+
+
+@event_type("looked.Paid")
+class Paid(msgspec.Struct, frozen=True):
+    currency: str
+
+
+def topics_of(group: str) -> tuple[str, str, str]:
+    """Return the names of payments, rates, and of what is said."""
+    return f"{group}-payments", f"{group}-rates", f"{group}-said"
+
+
+def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
+    payments, table, said = topics_of(group)
+    config = EventSourceConfig(
+        group_id=group,
+        topic=payments,
+        num_partitions=1,
+        bootstrap_servers=bootstrap,
+        instance_id=instance,
+        num_standbys=1,
+        session_timeout_seconds=6.0,
+        transaction_timeout_seconds=5.0,
+    )
+    source = EventSource(config)
+    rates = source.lookup(table, key=str, value=int)
+
+    @source.on
+    def paid(ctx: EventContext[Any], event: Paid) -> None:
+        rate = ctx.lookup(rates).get(event.currency)
+        ctx.forward(Record(said, f"{instance}: {rate}".encode(), b"k", partition=0))
+
+    return source
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(module)s %(message)s")
+    build(*sys.argv[1:4]).run()

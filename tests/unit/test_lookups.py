@@ -1,0 +1,433 @@
+"""Lookups: whole topics as tables in handlers, which never run backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams import SKIP, STOP, EventContext, EventSource, EventSourceConfig, Lookup, Table
+from streams.errors import ConfigError, NotCaughtUp, OffsetError, RecordError, RegistrationError, StoreError, TopicError
+from streams.events import event_type
+from streams.observability import catalogue
+from streams.records import IncomingRecord, Record
+from streams.runtime.changelog import LOOKUP_PREFIX, OFFSET_KEY, LookupPosition, OffsetRecord, decode_offset
+from streams.runtime.reading.log_reader import LogReader
+from streams.runtime.reading.lookups import Lookups
+from streams.runtime.reading.view_follower import Following, Receiver
+from streams.runtime.replay import PartitionReplay
+from streams.testing import TestDriver
+from streams.testing.driver_base import Unsettled
+from streams.testing.simulation.broker import LogEntry
+from tests.unit.joins_kit import say
+from tests.vocabulary import INTS
+
+RATES, SEEN = "rates", "seen"
+
+
+@event_type("lookups.Paid")
+class Paid(msgspec.Struct, frozen=True):
+    currency: str
+
+
+class Shop:
+    """A source that looks into rates. ``options``: of the lookup; ``looks=False``: without it."""
+
+    def __init__(self, *, looks: bool = True, options: dict[str, Any] | None = None, **settings: Any) -> None:
+        config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, **settings)
+        self.source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
+        self.rates: Lookup[str, int] | None = None
+        if looks:
+            self.rates = self.source.lookup(RATES, key=str, value=int, **(options or {}))
+        self.source.register_event_type(Paid, self.paid)
+
+    def paid(self, ctx: EventContext[Any], event: Paid) -> None:
+        say(ctx, f"{event.currency} at {self.rate(ctx, event.currency)}")
+
+    def rate(self, ctx: EventContext[Any], currency: str) -> int | None:
+        return None if self.rates is None else ctx.lookup(self.rates).get(currency)
+
+
+def seen(driver: TestDriver[Any]) -> list[str]:
+    return [(record.value or b"").decode() for record in driver.new_outputs(SEEN)]
+
+
+def pay(driver: TestDriver[Any], partition: int = 0, currency: str = "EUR", *, wait: bool = True) -> None:
+    driver.send(Paid(currency), partition=partition, key=currency, wait=wait)
+
+
+def rate(driver: TestDriver[Any], value: int, key: str = "EUR", *, wait: bool = True) -> None:
+    driver.table(RATES).put(key, value, wait=wait)
+
+
+def raw(driver: TestDriver[Any], key: bytes | None, value: bytes | None, *, wait: bool = True) -> IncomingRecord:
+    return driver.send_record(Record(RATES, value, key, None, 0), wait=wait)
+
+
+def reader(driver: TestDriver[Any], member: int) -> LogReader:
+    engine = driver._world.members[member].engine
+    assert engine is not None
+    return engine.lookups._readings[RATES].reader
+
+
+def hold(driver: TestDriver[Any], member: int) -> Callable[[], None]:
+    """Hold a member's lookup where it is. Returns what lets it go on."""
+    reader(driver, member).running().pause(None)
+    return lambda: reader(driver, member).running().resume(None, None)
+
+
+def record_of(driver: TestDriver[Any], partition: int = 0) -> OffsetRecord:
+    log = driver._world.broker.log("shop.orders.changelog", partition)
+    return decode_offset([one for one in log.committed(0, log.end) if one.key == OFFSET_KEY][-1])
+
+
+# -- in handlers -------------------------------------------------------------------------------------------------------
+
+
+def test_handlers_of_all_partitions_look_into_the_whole_topic() -> None:
+    with TestDriver(Shop().source, topics={RATES: 3}) as driver:
+        for key, value in {"EUR": 1, "GBP": 2, "USD": 3}.items():
+            rate(driver, value, key)
+        for partition in (0, 1):
+            pay(driver, partition, "EUR", wait=False)
+            pay(driver, partition, "GBP")
+        driver.table(RATES).delete("EUR")
+        pay(driver)
+        assert seen(driver) == ["EUR at 1", "GBP at 2"] * 2 + ["EUR at None"]
+        driver.check()
+
+
+def test_a_table_is_complete_before_the_first_event() -> None:
+    shop = Shop()
+    with TestDriver(shop.source, start=False) as driver:
+        for number in range(500):
+            rate(driver, number, f"c{number}", wait=False)
+        rate(driver, 7, wait=False)
+        pay(driver, wait=False)
+        driver.start()
+        driver.settle()
+        assert seen(driver) == ["EUR at 7"]
+        assert shop.rates is not None
+        assert len(driver.lookup(shop.rates)) == 501
+
+
+def test_interjections_timers_and_handlers_ahead_of_their_turn_look_too() -> None:
+    shop = Shop()
+    assert shop.rates is not None
+    rates = shop.rates
+
+    @event_type("lookups.Ahead")
+    class Ahead(msgspec.Struct, frozen=True):
+        pass
+
+    @event_type("lookups.Rung")
+    class Rung(msgspec.Struct, frozen=True):
+        pass
+
+    async def ahead(ctx: EventContext[Any], event: Ahead) -> None:
+        found = ctx.lookup(rates).get("EUR")
+        await ctx.turn()
+        say(ctx, f"ahead {found}, then {ctx.lookup(rates).get('EUR')}")
+        ctx.schedule_in(1.0, Rung())
+
+    shop.source.register_event_type(Ahead, ahead, concurrency=2)
+    shop.source.register_event_type(Rung, lambda ctx, event: say(ctx, f"rung {ctx.lookup(rates).get('EUR')}"))
+    with TestDriver(shop.source) as driver:
+        rate(driver, 5)
+        driver.send(Ahead(), partition=0)
+        driver.advance(2.0)
+        assert driver.interject(0, lambda ctx: ctx.lookup(rates).get("EUR")) == 5
+        assert seen(driver) == ["ahead 5, then 5", "rung 5"]
+
+
+def test_a_table_is_read_only_and_another_sources_lookup_is_refused() -> None:
+    shop, other = Shop(), Shop()
+    assert shop.rates is not None
+    assert other.rates is not None
+    own, foreign, kept = shop.rates, other.rates, list[EventContext[Any]]()
+
+    def look(ctx: EventContext[Any]) -> None:
+        with pytest.raises(StoreError, match="read-only"):
+            ctx.lookup(own).put("EUR", 1)
+        with pytest.raises(StoreError, match=r"Lookup\('rates'\) is no lookup of this source"):
+            ctx.lookup(foreign)
+        kept.append(ctx)
+
+    with TestDriver(shop.source) as driver:
+        driver.interject(0, look)
+        with pytest.raises(StoreError, match="after the handler"):
+            kept[0].lookup(own)
+
+
+# -- never backwards ---------------------------------------------------------------------------------------------------
+
+
+def test_the_receiver_of_a_move_waits_until_its_table_is_as_far_as_the_donors() -> None:
+    with TestDriver(Shop(num_standbys=1).source, members=2) as driver:
+        rate(driver, 1)
+        pay(driver, 0)
+        pay(driver, 1)
+        donor = driver.owner(0)
+        assert donor is not None
+        receiver = 1 - donor
+        go_on = hold(driver, receiver)
+        rate(driver, 2)
+        pay(driver, 0)
+        assert seen(driver)[-1] == "EUR at 2"
+        driver.at("release.committed", driver.crash, member=donor)  # right after the marker
+        driver._world.members[donor].source._ask_to_stop(drain=True)
+        driver.advance(30.0)
+        pay(driver, 0, wait=False)
+        driver.advance(10.0)
+        assert driver.owner(0) is None, "it waits"
+        assert driver.statistics(receiver).lookups[0].is_awaited
+        assert seen(driver) == []
+        go_on()
+        driver.settle()
+        assert seen(driver) == ["EUR at 2"]
+        assert not driver.statistics(receiver).lookups[0].is_awaited
+        driver.check()
+
+
+def crashed_behind(driver: TestDriver[Any]) -> Callable[[], None]:
+    """Have the owner of partition 0 look into a row, without any record of that, and die; its successor's table has not
+    got the row. Returns what lets that table go on."""
+    rate(driver, 1)
+    pay(driver)
+    owner = driver.owner(0)
+    assert owner is not None
+    go_on = hold(driver, 1 - owner)
+    rate(driver, 2)
+    rates = next(iter(driver._world.members[owner].source._lookups.values()))
+    assert driver.interject(0, lambda ctx: ctx.lookup(rates).get("EUR")) == 2
+    assert record_of(driver).position_of_lookup(RATES) == LookupPosition("rates#0", (1, 0))
+    driver.crash(owner)
+    pay(driver, wait=False)
+    driver.advance(15.0)
+    return go_on
+
+
+def test_after_a_crash_the_successor_waits_for_what_was_looked_into_without_a_record() -> None:
+    with TestDriver(Shop(num_standbys=1).source, members=2) as driver:
+        go_on = crashed_behind(driver)
+        assert driver.owner(0) is None
+        go_on()
+        driver.settle()
+        assert seen(driver) == ["EUR at 1", "EUR at 2"]
+        driver.check()
+
+
+def test_without_the_ends_that_a_takeover_waits_for_it_would_look_into_an_older_table(monkeypatch: Any) -> None:
+    async def wait_stable(self: Lookups) -> None: ...
+
+    monkeypatch.setattr(Lookups, "wait_stable", wait_stable)
+    with TestDriver(Shop(num_standbys=1).source, members=2) as driver:
+        crashed_behind(driver)
+        assert seen(driver) == ["EUR at 1", "EUR at 1"]
+
+
+def test_a_table_that_does_not_get_there_in_time_stops_the_source() -> None:
+    options = {"timeout_seconds": 5.0}
+    with (
+        TestDriver(Shop(num_standbys=1, options=options).source, members=2) as driver,
+        pytest.raises(
+            NotCaughtUp, match=r"the lookup rates: not caught up within 5 s: \[0\] at 1 of 2 .*timeout_seconds"
+        ),
+    ):
+        crashed_behind(driver)
+
+
+def test_an_open_transaction_in_the_topic_holds_up_no_partition() -> None:
+    with TestDriver(Shop().source, topics={RATES: 1}, start=False) as driver:
+        rate(driver, 1, wait=False)
+        broker = driver._world.broker
+        epoch = broker.init("feeder", 600.0)
+        assert epoch is not None
+        broker.produce("feeder", epoch, RATES, 0, LogEntry(b"EUR", INTS.encode(2), None, None))
+        pay(driver, wait=False)
+        with pytest.raises(Unsettled, match="readers wait at offset 1 for feeder"):
+            driver.start()
+        assert seen(driver) == ["EUR at 1"]
+        broker.end("feeder", epoch, True)
+        driver.advance(5)
+        pay(driver)
+        assert seen(driver) == ["EUR at 2"]
+
+
+class HeldTail:
+    """``ports.Tail`` in the hands of a test."""
+
+    def start(self, receive: Callable[..., None], fail: Callable[..., None]) -> None:
+        self.receive = receive
+
+    def add(self, partition: int, offset: int, epoch: int) -> None:
+        self.epoch = epoch
+
+    def remove(self, partitions: Collection[int]) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_record_counts_as_looked_into_before_it_is_in_the_table() -> None:
+    tail, places = HeldTail(), list[Any]()
+    receiver = Receiver("r", lambda record: places.append(following.places), None)
+    following = Following(RATES, tail, [receiver], STOP, lambda: None, lambda partition, error: None)
+    following.grow(1)
+    places.append(following.places)
+    tail.receive(0, tail.epoch, [IncomingRecord(RATES, 0, 5, b"k", b"v", None, 0)], 9, 9)
+    assert [*places, following.places] == [((0, 0),), ((5, 6),), ((9, 9),)]
+
+
+# -- positions in the changelog ----------------------------------------------------------------------------------------
+
+
+def test_positions_lie_beside_those_of_inputs_and_a_source_without_lookups_writes_none() -> None:
+    shop = Shop()
+    shop.source.input("payments", event=Paid)
+    with TestDriver(shop.source, topics={RATES: 1}) as driver:
+        rate(driver, 1)
+        pay(driver)
+        found = msgspec.json.decode(record_of(driver).inputs)
+        assert found[f"{LOOKUP_PREFIX}{RATES}"] == ["rates#0", [1]]
+        assert found["payments"] == {"0": [0, "payments#0"]}
+    with TestDriver(Shop(looks=False).source) as driver:
+        pay(driver)
+        assert record_of(driver).inputs is msgspec.UNSET
+        assert driver.statistics().lookups == ()
+
+
+def test_a_member_that_does_not_know_the_lookup_carries_its_position() -> None:
+    release = {"looks": True}
+    with TestDriver(lambda: Shop(looks=release["looks"]).source, members=2, topics={RATES: 1}) as driver:
+        rate(driver, 1)
+        pay(driver)
+        for looks in (False, True):
+            release["looks"] = looks
+            for member in list(driver.members):  # a rolling restart
+                driver.leave(member)
+                driver.restart(member)
+            pay(driver)
+            assert record_of(driver).position_of_lookup(RATES) == LookupPosition("rates#0", (1,))
+        assert seen(driver) == ["EUR at 1", "EUR at None", "EUR at 1"]
+
+
+def test_a_position_that_cannot_be_read_is_named() -> None:
+    record = OffsetRecord(1, "w", 1, 1, inputs=msgspec.Raw(b'{"lookup:rates": 5}'))
+    with pytest.raises(OffsetError, match="position of the lookup rates that cannot be read"):
+        record.position_of_lookup(RATES)
+
+
+# -- what is wrong with the topic --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["made again", "shorter"])
+def test_a_topic_that_is_not_what_handlers_have_looked_into_is_refused(how: str) -> None:
+    with TestDriver(Shop().source, topics={RATES: 1}) as driver:
+        rate(driver, 1)
+        pay(driver)
+        driver.crash()
+        broker = driver._world.broker
+        if how == "made again":
+            broker.recreate(RATES)
+            expected = r"orders\[0\]: .* looked into the topic rates with the id rates#0, which was deleted.*made_anew"
+        else:
+            broker.log(RATES, 0).entries.clear()
+            expected = r"orders\[0\]: .* looked into rates\[0\] up to offset 1, but that ends at 0: .*lost records"
+        with pytest.raises(OffsetError, match=expected):
+            driver.restart()
+
+
+def test_a_topic_that_was_made_anew_on_purpose() -> None:
+    with TestDriver(Shop(options={"may_be_made_anew": True}).source, topics={RATES: 1}) as driver:
+        rate(driver, 1)
+        pay(driver)
+        driver.crash()
+        driver._world.broker.recreate(RATES)
+        driver.restart()
+        pay(driver)
+        assert seen(driver) == ["EUR at 1", "EUR at None"]
+        assert record_of(driver).position_of_lookup(RATES) == LookupPosition("rates#1", (0,))
+
+
+@pytest.mark.parametrize(
+    ("happens", "kind", "text"),
+    [
+        ("deleted", TopicError, "the lookup rates cannot be read on: topic rates does not exist any more"),
+        ("made again", OffsetError, "the lookup rates cannot be read on: topic rates was deleted and created again"),
+        ("no key", RecordError, r"the lookup rates .*rates\[0\]@1 .*the record has no key"),
+        ("no number", RecordError, r"the lookup rates .*rates\[0\]@1 can not be received by the lookup rates"),
+    ],
+)
+def test_what_ends_a_lookup_stops_the_source_and_no_event_meets_a_policy(
+    happens: str, kind: type[Exception], text: str
+) -> None:
+    """While the source stops, its handlers go on with the table as it was: none of them fails, none is skipped."""
+    with TestDriver(Shop(error_policy=SKIP).source, topics={RATES: 1}) as driver:
+        rate(driver, 1)
+        pay(driver)
+        broker = driver._world.broker
+        for _ in range(50):
+            pay(driver, wait=False)
+        if happens == "deleted":
+            broker.blocked[RATES] = 3
+        elif happens == "made again":
+            broker.recreate(RATES)
+        else:
+            raw(driver, None if happens == "no key" else b"EUR", b"x", wait=False)
+        with pytest.raises(kind, match=text):
+            driver.advance(20.0)
+        assert set(seen(driver)) == {"EUR at 1"}
+
+
+def test_a_row_that_cannot_be_taken_may_be_skipped() -> None:
+    with TestDriver(Shop(options={"on_error": SKIP}).source, topics={RATES: 1}) as driver:
+        rate(driver, 1)
+        raw(driver, b"EUR", b"x")
+        raw(driver, None, b"2")
+        pay(driver)
+        assert seen(driver) == ["EUR at 1"]
+        figures = driver.statistics().lookups[0]
+        assert (figures.topic, figures.is_complete, figures.records, figures.skipped) == (RATES, True, 3, 2)
+        samples = {sample[0].name: sample[1] for sample in catalogue.figures(driver.statistics()) if RATES in sample[2]}
+        assert samples["kes_lookup_records"] == 3
+
+
+# -- declared ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "error", "text"),
+    [
+        ("a b", {}, ConfigError, "the topic of source.lookup"),
+        (RATES, {}, RegistrationError, "the lookup 'rates' is declared twice"),
+        ("orders", {}, RegistrationError, "the event source's own"),
+        ("new", {"timeout_seconds": 0}, ConfigError, "timeout_seconds of source.lookup"),
+        ("new", {"timeout_seconds": True}, ConfigError, "timeout_seconds of source.lookup"),
+        ("new", {"key": float, "ordered": True}, ConfigError, "does not keep keys in order"),
+        ("new", {"on_error": "skip"}, ConfigError, "on_error is 'skip'"),
+    ],
+)
+def test_a_declaration_that_cannot_be(topic: str, options: dict[str, Any], error: type[Exception], text: str) -> None:
+    source = Shop().source
+    with pytest.raises(error, match=text):
+        source.lookup(topic, **{"key": str, "value": int, **options})
+    source._router.freeze()
+    with pytest.raises(RegistrationError, match="too late"):
+        source.lookup("later", key=str, value=int)
+
+
+def test_what_is_seen_from_outside() -> None:
+    source = Shop().source
+    assert source.lookups == [RATES]
+    (spec,) = source.lookup_topics()
+    assert (spec.name, spec.partitions, spec.may_have_more) == (RATES, 1, True)
+    assert spec.configs == {"cleanup.policy": "compact"}
+    topic = source.topology.topics[-1]
+    assert (topic.name, topic.purpose, topic.size) == (RATES, "lookup", "all partitions")
+    assert '-- "rows" --> source' in source.topology.mermaid()
+
+
+async def test_a_replay_refuses_them_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"a replay takes .* lookups \(rates\): which row of another topic"):
+        PartitionReplay(Shop().source.program(), 0, wall_ms=0)
