@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -15,7 +16,8 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks.systems import KINDS, Failed, Progress, System
 from benchmarks.workload import PARTITIONS, Balance, Job, Judge, deposits, encoded
 
-TYPE: list[tuple[str, str | bytes | None]] = [("__grt__", b"Deposited")]
+Headers = list[tuple[str, str | bytes | None]]
+TYPE: Headers = [("__grt__", b"Deposited")]
 
 
 class Cluster:
@@ -57,20 +59,26 @@ class Cluster:
 
     def fill(self, source: str, seed: int, events: int) -> None:
         """Write the first ``events`` deposits of the seed."""
+        first = islice(deposits(seed), events)
+        self.write((source, account, encoded(account, cents, 0.0), TYPE, 0) for account, cents in first)
+
+    def write(self, records: Iterable[tuple[str, str, bytes, Headers, int]]) -> None:
+        """Write records: topic, key, value, headers, and the time in ms since the epoch (0: now). Raises ``Failed``."""
         producer = Producer(
             self._settings | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
         )
-        for number, (account, cents) in zip(range(events), deposits(seed), strict=False):
+        for number, (topic, key, value, headers, at_ms) in enumerate(records):
             if number % 5_000 == 0:
                 producer.poll(0)
-            producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)
+            producer.produce(topic, value, key, headers=headers, timestamp=at_ms)
         if producer.flush(60):
-            raise Failed(f"the input {source} could not be written in a minute")
+            raise Failed("the input could not be written in a minute")
 
     def progress(self, job: Job, system: System | None = None) -> Progress:
         """Open a view of the events that a group (or a system, wherever it keeps its offsets) has committed."""
         own = KINDS[system.name].progress(self._settings, job) if system else None
-        return own or Committed(self._settings, job.group, job.source, self.partitions)
+        topics = [job.source, job.second] if job.second else [job.source]
+        return own or Committed(self._settings, job.group, topics, self.partitions)
 
     def wait_committed(
         self, job: Job, events: int, check: Callable[[], object], seconds: float, system: System | None = None
@@ -153,9 +161,9 @@ def made_for(group: str, topics: Iterable[str]) -> set[str]:
 class Committed:
     """The sum of a group's committed offsets, as if there were no transaction under way."""
 
-    def __init__(self, settings: dict[str, Any], group: str, source: str, partitions: int) -> None:
+    def __init__(self, settings: dict[str, Any], group: str, topics: Iterable[str], partitions: int) -> None:
         self._consumer = Consumer(settings | {"group.id": group, "isolation.level": "read_uncommitted"})
-        self._places = [TopicPartition(source, partition) for partition in range(partitions)]
+        self._places = [TopicPartition(topic, partition) for topic in topics for partition in range(partitions)]
 
     def __call__(self) -> int:
         return sum(max(place.offset, 0) for place in self._consumer.committed(self._places, 10))

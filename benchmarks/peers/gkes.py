@@ -6,58 +6,30 @@ Options, of its pool of producers: ``pool`` (3), ``pending`` (1), ``target`` (1,
 
 from __future__ import annotations
 
-import re
-import shutil
 import struct
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks.peers.programs import SOURCES, built, checked, output_of
-from benchmarks.systems import Kind, Launch, System, Unavailable
+from benchmarks.peers.go_programs import GoProgram
 from benchmarks.workload import Job
 
-OPTIONS: Final = ("pool", "pending", "target", "max", "delay_ms")
-_FOLDER: Final = SOURCES / "gkes"
-_BUILD_SECONDS: Final = 600
 
-
-class Gkes(Kind):
-    """Our program is built, and the modules it needs are fetched with their checksums (``go.sum``), when it is first
-    asked for."""
+class Gkes(GoProgram):
+    """An event source with a store."""
 
     name = "gkes"
     defaults = ("gkes",)
-    is_peer = True
-
-    def launch(self, system: System, say: Callable[[str], None]) -> Launch:
-        """The program itself."""
-        checked(system.options, OPTIONS)
-        go = shutil.which("go")
-        if go is None:
-            raise Unavailable("there is no go on PATH: install Go 1.21 or newer")
-        version = output_of([go, "env", "GOVERSION"], 20, _FOLDER).strip()
-        sources = [_FOLDER / name for name in ("main.go", "go.mod", "go.sum")]
-
-        def compiled(folder: Path) -> None:
-            say("fetching and compiling the ancestor (a minute or two)")
-            output_of([go, "build", "-mod=readonly", "-o", str(folder / self.name), "."], _BUILD_SECONDS, _FOLDER)
-
-        program = built(self.name, sources, version, compiled) / self.name
-        return Launch(command=(str(program),), versions={**required(sources[1].read_text()), "go": version[2:]})
+    options = ("pool", "pending", "target", "max", "delay_ms")
+    modules: ClassVar = {
+        "gkes": "github.com/aws/go-kafka-event-source/streams",
+        "franz-go": "github.com/twmb/franz-go",
+    }
 
     def progress(self, settings: Mapping[str, Any], job: Job) -> CommitLog:
         """It commits to a topic of its own."""
         return CommitLog(settings, f"gkes_commit_log_{job.group}")
-
-
-def required(text: str) -> dict[str, str]:
-    """Find the two versions that matter in a ``go.mod``."""
-    found = dict(re.findall(r"^\s*(\S+) v(\S+)", text, re.MULTILINE))
-    names = {"gkes": "github.com/aws/go-kafka-event-source/streams", "franz-go": "github.com/twmb/franz-go"}
-    return {name: found[module] for name, module in names.items()}
 
 
 class CommitLog:
