@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
@@ -145,7 +145,12 @@ class Cluster:
 
     def _setting(self, name: str, key: str) -> str:
         resource = ConfigResource(ResourceType.TOPIC, name)
-        return str(self._admin.describe_configs([resource])[resource].result(30)[key].value)
+        try:
+            return str(self._admin.describe_configs([resource])[resource].result(30)[key].value)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:  # its broker does not have a new topic yet
+                return ""
+            raise
 
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():

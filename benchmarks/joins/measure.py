@@ -7,6 +7,7 @@ import os
 import statistics
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -125,7 +126,7 @@ stalls, of a source with a joined table that does not change; the median of the 
             judged = joined if job.table else accounts
             return of_drain(drained(cluster, system, job, orders, bench.broker_pid, judged, turn), met)
 
-        yield from bench.in_turn(f"{self.name}, {DRAIN}", sizes.rounds, one, JoinResult, systems, what=DRAIN)
+        yield from bench.in_turn(f"{self.name}, {DRAIN}", sizes.rounds, one, partial(JoinResult, DRAIN), systems)
         cluster.delete(source, first, second, ordered, customers)
 
     def _loads(self, bench: Bench, sizes: argparse.Namespace) -> Iterator[JoinResult]:
@@ -155,7 +156,7 @@ stalls, of a source with a joined table that does not change; the median of the 
             return JoinResult(LOAD, system.label, turn, fault, rate, "rows/s", load_average=os.getloadavg()[0])
 
         systems = [System.parse(JOIN)]
-        yield from bench.in_turn(f"{self.name}, {LOAD}", sizes.rounds, one, JoinResult, systems, what=LOAD)
+        yield from bench.in_turn(f"{self.name}, {LOAD}", sizes.rounds, one, partial(JoinResult, LOAD), systems)
         cluster.delete(customers)
 
     def _latencies(self, bench: Bench, sizes: argparse.Namespace) -> Iterator[JoinResult]:
@@ -163,7 +164,7 @@ stalls, of a source with a joined table that does not change; the median of the 
             return of_steady(steady(bench.cluster, system, bench.seed + turn, sizes.rate, sizes.seconds, turn))
 
         systems = [System.parse(ONE), System.parse(HOP)]
-        yield from bench.in_turn(f"{self.name}, {LATENCY}", sizes.rounds, one, JoinResult, systems, what=LATENCY)
+        yield from bench.in_turn(f"{self.name}, {LATENCY}", sizes.rounds, one, partial(JoinResult, LATENCY), systems)
 
     def _moves(self, bench: Bench, sizes: argparse.Namespace) -> Iterator[JoinResult]:
         cluster = bench.cluster
