@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import psutil
@@ -64,17 +64,21 @@ def drained(
     judged: Callable[[Job, int], tuple[str, list[int]]],
     turn: int = 1,
     seconds: float = 0,
+    ready: Callable[[Callable[[], None]], None] = lambda _: None,
+    most: Sequence[int] = (),
 ) -> DrainResult:
     """Do the same with a job of any work. ``judged`` returns the fault of so many handled events, and the log-append
-    times of their outputs, in ms."""
-    committed = cluster.progress(job, system)
+    times of their outputs, in ms. ``ready`` is called when the process has started, with a check that it has not ended,
+    and returns when all records are there. ``most``: see ``Cluster.progress``."""
+    committed = cluster.progress(job, system, most)
     broker = psutil.Process(broker_pid)
     samples: list[Sample] = []
     broker_cpu: list[float] = []
-    began, until = time.monotonic(), float("inf")
+    until = float("inf")
     try:
         with system_running(system, job) as child:
-            done = 0
+            ready(child.check)
+            began, done = time.monotonic(), 0
             while done < records and time.monotonic() < until:
                 done = committed()
                 samples.append(child.sample(began, done))

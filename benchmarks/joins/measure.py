@@ -6,7 +6,7 @@ import argparse
 import os
 import statistics
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.bench import Bench
 from benchmarks.drain import DrainResult, drained, middle_rate
-from benchmarks.joins.workload import Invoiced, JoinJudge, customer, fill_deposits, fill_joined, row
+from benchmarks.joins.workload import FIRST_ORDERS, Backlog, Invoiced, JoinJudge, customer, fill_deposits, row
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.stalls.measure import at_moves, play
 from benchmarks.steady import SteadyResult, steady
@@ -58,19 +58,20 @@ class Joins(Measure[JoinResult]):
     presets = frozenset({"full"})
     result = JoinResult
     about = """\
-*Drain*: records wait, and every system handles them from the start, as a new group; outputs per second by the broker's
-log-append time, between 10 % and 90 % of them. `engine` is the account workload, with one input. `two-inputs` has the
-same records at the same times, every other one in a second topic (50 to a millisecond of event time). `join` and the
-peers handle as many orders, with a table of 10,000 customers, of which one changes after every ten orders; an output is
-the order with the row of its customer. Kafka Streams joins a stream with a table under `exactly_once_v2`, with rows in
-memory and in a changelog. quixstreams does `join_asof`, exactly once, with rows in RocksDB. goka does a `Join`, at
-least once, with rows in memory. Right is a system that sends each order once, in the order of its customer, with a row
-that was there, and never with an older one than before. *Row of its time* is the share of orders that met the very row
-that the times of the records demand; Kafka has no order between topics, and goka reads a table up to its end first.
-*Load*: a table of so many rows and no order; rows per second by the log-append time of the changelog, which is then
-compared with the table. *Latency*: the account workload at a fixed rate, each deposit handled at once (`engine`), or
-after one hop through the loop (`hop`); what the second takes longer is the hop. *Silence*: the planned moves of the
-stalls, of a source with a joined table that does not change; the median of the partitions that moved, and the worst."""
+*Drain*: outputs per second by the broker's log-append time, between 10 % and 90 % of them. `engine` is the account
+workload, with one input: records wait, and are handled from the start, by a new group. `two-inputs` has the same
+records at the same times, every other one in a second topic (50 to a millisecond of event time). `join` and the peers
+handle as many orders, with a table of 10,000 customers, of which one changes after every ten orders; an output is the
+order with the row of its customer. They run, and have read the table and some orders, when all other orders and changes
+of rows are committed at once. Kafka Streams joins a stream with a table under `exactly_once_v2`, with rows in memory
+and in a changelog. quixstreams does `join_asof`, exactly once, with rows in RocksDB. goka does a `Join`, at least once,
+with rows in memory. Right is a system that sends each order once, in the order of its customer, with a row that was
+there, and never with an older one than before. *Row of its time* is the share of orders that met the very row that the
+times of the records demand. It is no fault to meet another one: Kafka has no order between topics. *Load*: a table of
+so many rows and no order; rows per second by the log-append time of the changelog, which is then compared with the
+table. *Latency*: the account workload at a fixed rate, each deposit handled at once (`engine`), or after one hop
+through the loop (`hop`); what the second takes longer is the hop. *Silence*: the planned moves of the stalls, of a
+source with a joined table that does not change; the median of the partitions that moved, and the worst."""
 
     sizes: ClassVar = {
         "systems": (PEERS, PEERS, ALL_PEERS),
@@ -93,41 +94,25 @@ stalls, of a source with a joined table that does not change; the median of the 
 
     def _drains(self, bench: Bench, sizes: argparse.Namespace, systems: Sequence[System]) -> Iterator[JoinResult]:
         cluster, seed, orders = bench.cluster, bench.seed, sizes.orders
-        bench.now(f"{self.name}: writing {orders:,} deposits, twice, and {orders:,} orders")
-        source, first, second, ordered, customers = (
-            cluster.source(f"{self.name}-{name}") for name in ("deposits", "first", "second", "orders", "customers")
-        )
-        cluster.set_topic(customers, {"cleanup.policy": "compact"})
+        bench.now(f"{self.name}: writing {orders:,} deposits, twice")
+        source, first, second = (cluster.source(f"{self.name}-{name}") for name in ("deposits", "first", "second"))
         fill_deposits(cluster, (source,), seed, orders)
         fill_deposits(cluster, (first, second), seed, orders)
-        fill_joined(cluster, ordered, customers, seed, orders)
 
         def one(system: System, turn: int) -> JoinResult:
-            met = 0.0
+            if system.label not in (ONE, TWO):
+                return joined(bench, system, orders, turn)
+            job = cluster.job(source if system.label == ONE else first)
+            job = msgspec.structs.replace(job, second=second if system.label == TWO else "")
 
-            def accounts(job: Job, handled: int) -> tuple[str, list[int]]:
+            def judged(job: Job, handled: int) -> tuple[str, list[int]]:
                 judge, appended = cluster.judged(job)
                 return judge.verdict(seed, handled), appended
 
-            def joined(job: Job, _: int) -> tuple[str, list[int]]:
-                nonlocal met
-                judge, appended, decode = JoinJudge(seed, orders), [], msgspec.json.Decoder(Invoiced).decode
-                for message in cluster.records(job.output, cluster.partitions):
-                    judge.add((message.key() or b"").decode(), decode(message.value() or b""))
-                    appended.append(message.timestamp()[1])
-                met = judge.met / max(judge.outputs, 1)
-                return judge.verdict(), appended
-
-            job = cluster.job({ONE: source, TWO: first}.get(system.label, ordered))
-            if system.label == TWO:
-                job = msgspec.structs.replace(job, second=second)
-            elif system.label != ONE:
-                job = msgspec.structs.replace(job, table=customers)
-            judged = joined if job.table else accounts
-            return of_drain(drained(cluster, system, job, orders, bench.broker_pid, judged, turn), met)
+            return of_drain(drained(cluster, system, job, orders, bench.broker_pid, judged, turn))
 
         yield from bench.in_turn(f"{self.name}, {DRAIN}", sizes.rounds, one, partial(JoinResult, DRAIN), systems)
-        cluster.delete(source, first, second, ordered, customers)
+        cluster.delete(source, first, second)
 
     def _loads(self, bench: Bench, sizes: argparse.Namespace) -> Iterator[JoinResult]:
         cluster, rows, encode = bench.cluster, sizes.rows, msgspec.json.encode
@@ -243,7 +228,32 @@ stalls, of a source with a joined table that does not change; the median of the 
         return aims
 
 
-def of_drain(found: DrainResult, met: float) -> JoinResult:
+def joined(bench: Bench, system: System, orders: int, turn: int) -> JoinResult:
+    """Let a system that runs, and has read its table, join a backlog of orders with it. Raises ``Failed``."""
+    cluster, seed, judge = bench.cluster, bench.seed, JoinJudge(bench.seed, orders)
+    job = cluster.job()
+    job = msgspec.structs.replace(job, table=cluster.source(f"{job.group}-customers"))
+    cluster.set_topic(job.table, {"cleanup.policy": "compact"})
+    backlog = Backlog(cluster, job.source, job.table, seed, orders)
+    backlog.first()
+
+    def ready(check: Callable[[], None]) -> None:
+        cluster.wait_committed(job, FIRST_ORDERS, check, PATIENCE_SECONDS, system)
+        backlog.rest()
+
+    def judged(job: Job, _: int) -> tuple[str, list[int]]:
+        appended, decode = [], msgspec.json.Decoder(Invoiced).decode
+        for message in cluster.records(job.output, cluster.partitions):
+            judge.add((message.key() or b"").decode(), decode(message.value() or b""))
+            appended.append(message.timestamp()[1])
+        return judge.verdict(), appended
+
+    found = drained(cluster, system, job, orders, bench.broker_pid, judged, turn, ready=ready, most=backlog.orders)
+    cluster.delete(job.source)  # the table has the group in its name, and is gone with what the run made
+    return of_drain(found, judge.met / max(judge.outputs, 1))
+
+
+def of_drain(found: DrainResult, met: float = 0.0) -> JoinResult:
     """Take over the figures of a drain."""
     rate, cpu = found.per_second, found.cpu_us_per_record
     return JoinResult(

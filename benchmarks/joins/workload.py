@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import msgspec
@@ -19,12 +19,15 @@ import msgspec
 from benchmarks.cluster import TYPE, Cluster, Headers
 from benchmarks.workload import KEYS, VALUE_BYTES, deposits, encoded
 from streams import event_type
+from streams.sak.murmur2 import partition_of
 
 ORDERS_PER_CHANGE = 10
 STEP_MS = 2
 """Of event time: ten orders in its first half, a change in the second."""
 RECORDS_PER_MS = 50
 """Of event time, of deposits in one input or two."""
+FIRST_ORDERS = 200
+"""They are there before the others, so that group, table and state are up when the backlog comes."""
 MISSING = -1
 """The version of an order that has met no row."""
 
@@ -87,15 +90,36 @@ def history(seed: int, orders: int) -> Iterator[tuple[int, str, Ordered | Custom
             yield at_ms + STEP_MS // 2, key, row(key, versions[key])
 
 
-def fill_joined(cluster: Cluster, source: str, table: str, seed: int, orders: int) -> None:
-    """Write orders and rows. Raises ``Failed``."""
-    began = int(time.time() * 1000) - STEP_MS * orders // ORDERS_PER_CHANGE
-    cluster.write(
-        (source, key, msgspec.json.encode(event), ORDERED, began + at_ms)
-        if isinstance(event, Ordered)
-        else (table, key, msgspec.json.encode(event), [], began + at_ms)
-        for at_ms, key, event in history(seed, orders)
-    )
+class Backlog:
+    """The records of one run: ``first`` writes a row of each customer and ``FIRST_ORDERS`` orders, ``rest`` all others,
+    which readers of committed records find at once. Both raise ``Failed``. ``orders``: in each partition."""
+
+    def __init__(self, cluster: Cluster, source: str, table: str, seed: int, orders: int) -> None:
+        self._cluster, self._topics = cluster, (source, table)
+        self._began = int(time.time() * 1000) - STEP_MS * orders // ORDERS_PER_CHANGE
+        self._history = history(seed, orders)
+        places = Counter(
+            partition_of(key.encode(), cluster.partitions)
+            for _, key, event in history(seed, orders)
+            if isinstance(event, Ordered)
+        )
+        self.orders = [places[number] for number in range(cluster.partitions)]
+
+    def first(self) -> None:
+        """Write what is there before the system starts."""
+        self._cluster.write(self._records(islice(self._history, KEYS + FIRST_ORDERS)))
+
+    def rest(self) -> None:
+        """Write the backlog."""
+        self._cluster.write(self._records(self._history), f"{self._topics[0]}-backlog")
+
+    def _records(
+        self, history: Iterable[tuple[int, str, Ordered | Customer]]
+    ) -> Iterator[tuple[str, str, bytes, Headers, int]]:
+        source, table = self._topics
+        for at_ms, key, event in history:
+            topic, headers = (source, ORDERED) if isinstance(event, Ordered) else (table, [])
+            yield topic, key, msgspec.json.encode(event), headers, self._began + at_ms
 
 
 def fill_deposits(cluster: Cluster, topics: tuple[str, ...], seed: int, records: int) -> None:

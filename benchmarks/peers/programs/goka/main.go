@@ -93,6 +93,7 @@ func main() {
 	go endWithParent()
 	config := goka.DefaultConfig()
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest // a backlog, where goka's default begins behind it
+	config.Consumer.IsolationLevel = sarama.ReadCommitted // the backlog is one transaction
 	goka.ReplaceGlobalConfig(config)
 	options := []goka.ProcessorOption{}
 	if given.Options["storage"] != "leveldb" {
