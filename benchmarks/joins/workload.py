@@ -107,7 +107,8 @@ class Backlog:
 
     def first(self) -> None:
         """Write what is there before the system starts."""
-        self._cluster.write(self._records(islice(self._history, KEYS + FIRST_ORDERS)))
+        first = KEYS + FIRST_ORDERS + FIRST_ORDERS // ORDERS_PER_CHANGE
+        self._cluster.write(self._records(islice(self._history, first)))
 
     def rest(self) -> None:
         """Write the backlog."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from benchmarks.joins.measure import DRAIN, HOP, JOIN, LATENCY, LOAD, ONE, SILENCE, TWO, JoinResult, Joins, sums
-from benchmarks.joins.workload import MISSING, Customer, Invoiced, JoinJudge, history, row
+from benchmarks.joins.workload import FIRST_ORDERS, MISSING, Backlog, Customer, Invoiced, JoinJudge, history, row
 from benchmarks.tables import markdown
+from benchmarks.workload import KEYS
+from streams.sak.murmur2 import partition_of
 
 ORDERS = 3_000
 Outputs = list[Invoiced]
@@ -81,6 +86,26 @@ def test_the_judge_sees_every_fault(fault: str) -> None:
     able = [mine for key, mine in places.items() if len(mine) > 1 and found[mine[-1]].version < most[key]]
     FAULTS[fault](found, random.Random(3).choice(able))
     assert judge_of(found).verdict() != ""
+
+
+def test_a_backlog_has_some_orders_first_and_all_others_in_one_transaction() -> None:
+    written: list[tuple[str, list[tuple[str, str, int]]]] = []
+
+    def write(records: Iterable[tuple[str, str, bytes, Any, int]], transactional_id: str = "") -> None:
+        written.append((transactional_id, [(topic, key, at_ms) for topic, key, _, _, at_ms in records]))
+
+    cluster: Any = SimpleNamespace(partitions=10, write=write)
+    backlog = Backlog(cluster, "orders", "customers", 3, ORDERS)
+    backlog.first()
+    backlog.rest()
+    (no_id, first), (an_id, rest) = written
+    assert (no_id, bool(an_id)) == ("", True)
+    assert [topic for topic, _, _ in first].count("orders") == FIRST_ORDERS
+    assert len(first) + len(rest) == KEYS + ORDERS + ORDERS // 10
+    times = [at_ms for _, _, at_ms in first + rest]
+    assert times == sorted(times)
+    places = Counter(partition_of(key.encode(), 10) for topic, key, _ in first + rest if topic == "orders")
+    assert backlog.orders == [places[number] for number in range(10)]
 
 
 def test_rows_are_compared_in_any_order() -> None:
