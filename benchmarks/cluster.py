@@ -62,9 +62,10 @@ class Cluster:
         first = islice(deposits(seed), events)
         self.write((source, account, encoded(account, cents, 0.0), TYPE, 0) for account, cents in first)
 
-    def write(self, records: Iterable[tuple[str, str, bytes, Headers, int]], transactional_id: str = "") -> None:
+    def write(self, records: Iterable[tuple[str, str, bytes, Headers, int]], transactional_id: str = "") -> float:
         """Write records: topic, key, value, headers, and the time in ms since the epoch (0: now). With an id in one
-        transaction: readers of committed records find all of them at once. Raises ``Failed``."""
+        transaction: readers of committed records find all of them at once. Returns the time when all had arrived, right
+        before the commit, in seconds since the epoch. Raises ``Failed``."""
         settings = {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
         if transactional_id:
             settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": 300_000}
@@ -78,8 +79,10 @@ class Cluster:
             producer.produce(topic, value, key, headers=headers, timestamp=at_ms)
         if producer.flush(60):
             raise Failed("the input could not be written in a minute")
+        arrived = time.time()
         if transactional_id:
             producer.commit_transaction(30)
+        return arrived
 
     def progress(self, job: Job, system: System | None = None, most: Sequence[int] = ()) -> Progress:
         """Open a view of the events that a group (or a system, wherever it keeps its offsets) has committed. ``most``:

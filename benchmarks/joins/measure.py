@@ -58,12 +58,13 @@ class Joins(Measure[JoinResult]):
     presets = frozenset({"full"})
     result = JoinResult
     about = """\
-*Drain*: outputs per second by the broker's log-append time, between 10 % and 90 % of them. `engine` is the account
-workload, with one input: records wait, and are handled from the start, by a new group. `two-inputs` has the same
-records at the same times, every other one in a second topic (50 to a millisecond of event time). `join` and the peers
-handle as many orders, with a table of 10,000 customers, of which one changes after every ten orders; an output is the
-order with the row of its customer. They run, and have read the table and some orders, when all other orders and changes
-of rows are committed at once. Kafka Streams joins a stream with a table under `exactly_once_v2`, with rows in memory
+*Drain*: outputs per second by the broker's log-append time. `engine` is the account workload, with one input: records
+wait, and are handled from the start, by a new group; the rate is that between 10 % and 90 % of the outputs. The source
+`two-inputs` has the same records at the same times, every other one in a second topic (50 to a millisecond of event
+time). `join` and the peers handle as many orders, with a table of 10,000 customers, of which one changes after every
+ten orders; an output is the order with the row of its customer. They run, and have read the table and some orders, when
+all other orders and changes of rows are committed at once; the rate is that from this commit to the last output, so
+changes are paid for whenever they are taken. Kafka Streams joins a stream with a table under `exactly_once_v2`, with rows in memory
 and in a changelog. quixstreams does `join_asof`, exactly once, with rows in RocksDB. goka does a `Join`, at least once,
 with rows in memory. Right is a system that sends each order once, in the order of its customer, with a row that was
 there, and never with an older one than before. *Row of its time* is the share of orders that met the very row that the
@@ -234,15 +235,16 @@ def joined(bench: Bench, system: System, orders: int, turn: int) -> JoinResult:
     job = cluster.job()
     job = msgspec.structs.replace(job, table=cluster.source(f"{job.group}-customers"))
     cluster.set_topic(job.table, {"cleanup.policy": "compact"})
-    backlog = Backlog(cluster, job.source, job.table, seed, orders)
+    backlog, decode = Backlog(cluster, job.source, job.table, seed, orders), msgspec.json.Decoder(Invoiced).decode
     backlog.first()
+    began, appended = 0.0, list[int]()
 
     def ready(check: Callable[[], None]) -> None:
+        nonlocal began
         cluster.wait_committed(job, FIRST_ORDERS, check, PATIENCE_SECONDS, system)
-        backlog.rest()
+        began = backlog.rest()
 
     def judged(job: Job, _: int) -> tuple[str, list[int]]:
-        appended, decode = [], msgspec.json.Decoder(Invoiced).decode
         for message in cluster.records(job.output, cluster.partitions):
             judge.add((message.key() or b"").decode(), decode(message.value() or b""))
             appended.append(message.timestamp()[1])
@@ -250,7 +252,9 @@ def joined(bench: Bench, system: System, orders: int, turn: int) -> JoinResult:
 
     found = drained(cluster, system, job, orders, bench.broker_pid, judged, turn, ready=ready, most=backlog.orders)
     cluster.delete(job.source)  # the table has the group in its name, and is gone with what the run made
-    return of_drain(found, judge.met / max(judge.outputs, 1))
+    seconds = max(appended, default=0) / 1000 - began
+    rate = (len(appended) - FIRST_ORDERS) / seconds if seconds > 0 else 0.0
+    return of_drain(msgspec.structs.replace(found, per_second=rate), judge.met / max(judge.outputs, 1))
 
 
 def of_drain(found: DrainResult, met: float = 0.0) -> JoinResult:

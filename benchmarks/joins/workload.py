@@ -110,9 +110,9 @@ class Backlog:
         first = KEYS + FIRST_ORDERS + FIRST_ORDERS // ORDERS_PER_CHANGE
         self._cluster.write(self._records(islice(self._history, first)))
 
-    def rest(self) -> None:
-        """Write the backlog."""
-        self._cluster.write(self._records(self._history), f"{self._topics[0]}-backlog")
+    def rest(self) -> float:
+        """Write the backlog. Returns the time right before its commit, in seconds since the epoch."""
+        return self._cluster.write(self._records(self._history), f"{self._topics[0]}-backlog")
 
     def _records(
         self, history: Iterable[tuple[int, str, Ordered | Customer]]
