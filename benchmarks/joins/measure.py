@@ -59,20 +59,21 @@ class Joins(Measure[JoinResult]):
     result = JoinResult
     about = """\
 *Drain*: outputs per second by the broker's log-append time. `engine` is the account workload, with one input: records
-wait, and are handled from the start, by a new group; the rate is that between 10 % and 90 % of the outputs. The source
-`two-inputs` has the same records at the same times, every other one in a second topic (50 to a millisecond of event
-time). `join` and the peers handle as many orders, with a table of 10,000 customers, of which one changes after every
-ten orders; an output is the order with the row of its customer. They run, and have read the table and some orders, when
-all other orders and changes of rows are committed at once; the rate is that from this commit to the last output, so
-changes are paid for whenever they are taken. Kafka Streams joins a stream with a table under `exactly_once_v2`, with rows in memory
-and in a changelog. quixstreams does `join_asof`, exactly once, with rows in RocksDB. goka does a `Join`, at least once,
-with rows in memory. Right is a system that sends each order once, in the order of its customer, with a row that was
-there, and never with an older one than before. *Row of its time* is the share of orders that met the very row that the
-times of the records demand. It is no fault to meet another one: Kafka has no order between topics. *Load*: a table of
-so many rows and no order; rows per second by the log-append time of the changelog, which is then compared with the
-table. *Latency*: the account workload at a fixed rate, each deposit handled at once (`engine`), or after one hop
-through the loop (`hop`); what the second takes longer is the hop. *Silence*: the planned moves of the stalls, of a
-source with a joined table that does not change; the median of the partitions that moved, and the worst."""
+wait, and are handled from the start, by a new group; the rate is that between 10 % and 90 % of the outputs. The
+source `two-inputs` has the same records at the same times, every other one in a second topic (50 to a millisecond of
+event time). `join` and the peers handle as many orders, with a table of 10,000 customers, of which one changes after
+every ten orders; an output is the order with the row of its customer. They run, and have read the table and some
+orders, when all other orders and changes of rows are committed at once; the rate is that from this commit to the last
+output, so changes are paid for whenever they are taken. Kafka Streams joins a stream with a table under
+`exactly_once_v2`, with rows in memory and in a changelog. quixstreams does `join_asof`, exactly once, with rows in
+RocksDB. goka does a `Join`, at least once, with rows in memory. Right is a system that sends each order once, in the
+order of its customer, with a row that was there, and never with an older one than before. *Row of its time* is the
+share of orders that met the very row that the times of the records demand. It is no fault to meet another one: Kafka
+has no order between topics. *Load*: a table of so many rows and no order; rows per second by the log-append time of
+the changelog, which is then compared with the table. *Latency*: the account workload at a fixed rate, each deposit
+handled at once (`engine`), or after one hop through the loop (`hop`); what the second takes longer is the hop.
+*Silence*: the planned moves of the stalls, of a source with a joined table that does not change; the median of the
+partitions that moved, and the worst."""
 
     sizes: ClassVar = {
         "systems": (PEERS, PEERS, ALL_PEERS),
