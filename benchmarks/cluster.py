@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.systems import KINDS, Failed, Progress, System
 from benchmarks.workload import PARTITIONS, Balance, Job, Judge, deposits, encoded
 
-TYPE: list[tuple[str, str | bytes | None]] = [("__grt__", b"Deposited")]
+Headers = list[tuple[str, str | bytes | None]]
+TYPE: Headers = [("__grt__", b"Deposited")]
 
 
 class Cluster:
@@ -57,20 +59,37 @@ class Cluster:
 
     def fill(self, source: str, seed: int, events: int) -> None:
         """Write the first ``events`` deposits of the seed."""
-        producer = Producer(
-            self._settings | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
-        )
-        for number, (account, cents) in zip(range(events), deposits(seed), strict=False):
+        first = islice(deposits(seed), events)
+        self.write((source, account, encoded(account, cents, 0.0), TYPE, 0) for account, cents in first)
+
+    def write(self, records: Iterable[tuple[str, str, bytes, Headers, int]], transactional_id: str = "") -> float:
+        """Write records: topic, key, value, headers, and the time in ms since the epoch (0: now). With an id in one
+        transaction: readers of committed records find all of them at once. Returns the time when all had arrived, right
+        before the commit, in seconds since the epoch. Raises ``Failed``."""
+        settings = {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
+        if transactional_id:
+            settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": 300_000}
+        producer = Producer(self._settings | settings)
+        if transactional_id:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        for number, (topic, key, value, headers, at_ms) in enumerate(records):
             if number % 5_000 == 0:
                 producer.poll(0)
-            producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)
+            producer.produce(topic, value, key, headers=headers, timestamp=at_ms)
         if producer.flush(60):
-            raise Failed(f"the input {source} could not be written in a minute")
+            raise Failed("the input could not be written in a minute")
+        arrived = time.time()
+        if transactional_id:
+            producer.commit_transaction(30)
+        return arrived
 
-    def progress(self, job: Job, system: System | None = None) -> Progress:
-        """Open a view of the events that a group (or a system, wherever it keeps its offsets) has committed."""
+    def progress(self, job: Job, system: System | None = None, most: Sequence[int] = ()) -> Progress:
+        """Open a view of the events that a group (or a system, wherever it keeps its offsets) has committed. ``most``:
+        the events of each partition, if a transaction has written them; its marker is none, and has an offset, too."""
         own = KINDS[system.name].progress(self._settings, job) if system else None
-        return own or Committed(self._settings, job.group, job.source, self.partitions)
+        topics = [job.source, job.second] if job.second else [job.source]
+        return own or Committed(self._settings, job.group, topics, self.partitions, most)
 
     def wait_committed(
         self, job: Job, events: int, check: Callable[[], object], seconds: float, system: System | None = None
@@ -146,7 +165,12 @@ class Cluster:
 
     def _setting(self, name: str, key: str) -> str:
         resource = ConfigResource(ResourceType.TOPIC, name)
-        return str(self._admin.describe_configs([resource])[resource].result(30)[key].value)
+        try:
+            return str(self._admin.describe_configs([resource])[resource].result(30)[key].value)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:  # its broker does not have a new topic yet
+                return ""
+            raise
 
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():
@@ -162,12 +186,16 @@ def made_for(group: str, topics: Iterable[str]) -> set[str]:
 class Committed:
     """The sum of a group's committed offsets, as if there were no transaction under way."""
 
-    def __init__(self, settings: dict[str, Any], group: str, source: str, partitions: int) -> None:
+    def __init__(
+        self, settings: dict[str, Any], group: str, topics: Iterable[str], partitions: int, most: Sequence[int] = ()
+    ) -> None:
+        self._most = most
         self._consumer = Consumer(settings | {"group.id": group, "isolation.level": "read_uncommitted"})
-        self._places = [TopicPartition(source, partition) for partition in range(partitions)]
+        self._places = [TopicPartition(topic, partition) for topic in topics for partition in range(partitions)]
 
     def __call__(self) -> int:
-        return sum(max(place.offset, 0) for place in self._consumer.committed(self._places, 10))
+        found = [max(place.offset, 0) for place in self._consumer.committed(self._places, 10)]
+        return sum(map(min, found, self._most) if self._most else found)
 
     def close(self) -> None:
         """Free the client."""

@@ -48,8 +48,8 @@ def _value(text: str) -> object:
         return text
 
 
-def without_handlers(job: Job) -> EventSource[Accounts]:
-    """Build the event source of the account workload without its handler."""
+def without_handlers(job: Job, **settings: object) -> EventSource[Accounts]:
+    """Build the event source of the account workload without its handler. ``settings`` are those of its config."""
     config = EventSourceConfig(
         group_id=job.group,
         topic=job.source,
@@ -62,7 +62,7 @@ def without_handlers(job: Job) -> EventSource[Accounts]:
         },
         metrics_handler=lambda measurement: measured.update([type(measurement).__name__]),
     )
-    config = EventSourceConfig(**msgspec.structs.asdict(config) | _options(job.options, "config."))
+    config = EventSourceConfig(**msgspec.structs.asdict(config) | _options(job.options, "config.") | settings)
     return EventSource(config, store=Table.factory(key=str, value=Account))
 
 
@@ -115,7 +115,7 @@ def by_scheduler(job: Job, work: Work = one_step) -> EventSource[Accounts]:
     source, output = without_handlers(job), job.output
 
     def finish(ctx: EventContext[Accounts], event: Deposited, _: None) -> None:
-        _deposited(ctx, event, output)
+        deposit(ctx, event, output)
 
     settings = SchedulerConfig(concurrency=int(job.options.get("slots", "64")))
     jobs: AsyncJobScheduler[Accounts, Deposited, None] = AsyncJobScheduler(source, work, finish, config=settings)
@@ -130,13 +130,14 @@ def by_concurrency(job: Job, work: Work = one_step) -> EventSource[Accounts]:
     async def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
         await work(event)
         await ctx.turn()
-        _deposited(ctx, event, output)
+        deposit(ctx, event, output)
 
     source.register_event_type(Deposited, deposited, concurrency=int(job.options.get("slots", "64")))
     return source
 
 
-def _deposited(ctx: EventContext[Accounts], event: Deposited, output: str) -> None:
+def deposit(ctx: EventContext[Accounts], event: Deposited, output: str) -> None:
+    """Do the work of one event."""
     key = event.account
     account = ctx.store.get(key) or Account()
     account.count += 1

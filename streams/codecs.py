@@ -14,9 +14,9 @@ stops at 64 bits. ``docs/reference/events.md`` has the table of all that the for
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin
 
@@ -25,6 +25,7 @@ import msgspec
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.protocols import Codec
 from streams.sak import plain_json
+from streams.sak.type_nodes import type_nodes
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ RESERVED_KEY_PREFIX: Final = b"\xff\xffkes."
 
 _LONGEST_REASON: Final = 300
 _SIGN: Final = 1 << 63
+_DECIMAL: Final = re.compile(rb"[+-]?[0-9]{1,40}")
+"""As Go's ``strconv.ParseInt`` reads it; no number of 64 bits needs more digits."""
 
 
 class BytesCodec:
@@ -123,6 +126,22 @@ class FixedIntCodec:
             raise DecodeError(f"{self._struct.size} bytes expected, got {len(data)}") from error
 
 
+class DecimalIntCodec:
+    """Integers of 64 bits as decimal text: what goka's ``codec.Int64`` writes. Not in the order of the numbers."""
+
+    order_preserving: Final = False
+
+    def encode(self, value: int, /) -> bytes:
+        int64_codec.encode(value)  # it refuses what is no integer of 64 bits
+        return b"%d" % value
+
+    def decode(self, data: bytes, /) -> int:
+        value = int(data) if _DECIMAL.fullmatch(data) else None
+        if value is None or not -_SIGN <= value < _SIGN:
+            raise DecodeError(f"an integer of 64 bits in decimal digits expected, got {len(data)} other bytes")
+        return value
+
+
 def _refuse_int(value: object, bits: int, error: Exception) -> NoReturn:
     if isinstance(value, int):
         raise EncodeError(f"integer outside of the signed {bits}-bit range") from error
@@ -134,6 +153,7 @@ str_codec: Final = StrCodec()
 int_codec: Final = IntCodec()
 int32_codec: Final = FixedIntCodec(32)
 int64_codec: Final = FixedIntCodec(64)
+decimal_int_codec: Final = DecimalIntCodec()
 
 
 class TupleCodec:
@@ -416,35 +436,14 @@ def _examine(type_: Any) -> bool:
         root = msgspec.inspect.type_info(type_)
     except Exception as error:
         raise ConfigError(f"{type_!r} cannot be encoded and decoded: {reason(error)}") from error
-    nodes = list(_nodes(root))
+    nodes = list(type_nodes(root))
     for node in nodes:
         if isinstance(node, msgspec.inspect.CustomType):
             raise ConfigError(f"{type_!r} holds a {node.cls!r}, which cannot be decoded; give a codec of your own")
     return any(isinstance(node, msgspec.inspect.FloatType | msgspec.inspect.AnyType) for node in nodes)
 
 
-def _nodes(root: Any) -> Iterator[Any]:
-    """All type nodes below ``root``; msgspec gives recursive types as cycles."""
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, tuple | list):
-            waiting.extend(node)
-        elif isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field) and id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            waiting.extend(getattr(node, field) for field in node.__struct_fields__)
-
-
 def _refuse_non_finite(plain: Any, name: str) -> None:
-    waiting = [plain]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, float) and not math.isfinite(node):
-            raise EncodeError(f"{name} holds {node!r}, which JSON cannot carry; use None, or MsgpackCodec")
-        if isinstance(node, dict):
-            waiting.extend(node.keys())
-            waiting.extend(node.values())
-        elif isinstance(node, list | tuple | set | frozenset):
-            waiting.extend(node)
+    found = plain_json.non_finite(plain)
+    if found is not None:
+        raise EncodeError(f"{name} holds {found!r}, which JSON cannot carry; use None, or MsgpackCodec")

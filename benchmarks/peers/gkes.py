@@ -7,31 +7,25 @@ Options, of its pool of producers: ``pool`` (3), ``pending`` (1), ``target`` (1,
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, TopicPartition
 
-from benchmarks.peers.programs import checked, go_program
-from benchmarks.systems import Kind, Launch, System
+from benchmarks.peers.go_programs import GoProgram
 from benchmarks.workload import Job
 
-OPTIONS: Final = ("pool", "pending", "target", "max", "delay_ms")
-MODULES: Final = {"gkes": "github.com/aws/go-kafka-event-source/streams", "franz-go": "github.com/twmb/franz-go"}
 
-
-class Gkes(Kind):
-    """Our program is built when it is first asked for."""
+class Gkes(GoProgram):
+    """An event source with a store."""
 
     name = "gkes"
     defaults = ("gkes",)
-    is_peer = True
-
-    def launch(self, system: System, say: Callable[[str], None]) -> Launch:
-        """The program itself."""
-        checked(system.options, OPTIONS)
-        program, versions = go_program(self.name, MODULES, say)
-        return Launch(command=(str(program),), versions=versions)
+    options = ("pool", "pending", "target", "max", "delay_ms")
+    modules: ClassVar = {
+        "gkes": "github.com/aws/go-kafka-event-source/streams",
+        "franz-go": "github.com/twmb/franz-go",
+    }
 
     def progress(self, settings: Mapping[str, Any], job: Job) -> CommitLog:
         """It commits to a topic of its own."""

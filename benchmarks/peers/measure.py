@@ -1,9 +1,10 @@
-"""The peers: systems of every measure of the account workload."""
+"""The peers: systems of every measure of the account workload, and of the joins."""
 
 from __future__ import annotations
 
 from benchmarks.peers.gkes import Gkes
+from benchmarks.peers.goka import Goka
 from benchmarks.peers.kafka_streams import KafkaStreams
 from benchmarks.peers.quix import Quixstreams
 
-KINDS = (KafkaStreams(), Quixstreams(), Gkes())
+KINDS = (KafkaStreams(), Quixstreams(), Gkes(), Goka())

@@ -43,7 +43,7 @@ def go_program(name: str, modules: Mapping[str, str], say: Callable[[str], None]
     modules it needs are fetched with their checksums (``go.sum``). Raises ``Unavailable``."""
     go, source = shutil.which("go"), SOURCES / name
     if go is None:
-        raise Unavailable("there is no go on PATH: install Go 1.21 or newer")
+        raise Unavailable("there is no go on PATH: install the Go of its go.mod, or newer")
     version = output_of([go, "env", "GOVERSION"], 20, source).strip()
     sources = [source / part for part in ("main.go", "go.mod", "go.sum")]
 

@@ -8,6 +8,7 @@ integers. Both writers' bytes are read by any JSON reader; they differ in the ex
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
@@ -29,3 +30,18 @@ def encode(value: object) -> bytes:
         return orjson.dumps(value, None, _OPTIONS)
     except TypeError:
         return _encode_anything(value)
+
+
+def non_finite(plain: Any) -> float | None:
+    """Return a NaN or an infinity that is somewhere inside, or ``None``."""
+    waiting = [plain]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, float) and not math.isfinite(node):
+            return node
+        if isinstance(node, dict):
+            waiting.extend(node.keys())
+            waiting.extend(node.values())
+        elif isinstance(node, list | tuple | set | frozenset):
+            waiting.extend(node)
+    return None

@@ -47,7 +47,8 @@ class Example:
 
     def send(self, events: Iterable[tuple[str, object]]) -> None:
         """Produce (key, event) in this order, and wait for the broker."""
-        producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 5})
+        settings = {"bootstrap.servers": self.servers, "partitioner": "murmur2_random", "enable.idempotence": True}
+        producer = Producer({**settings, "linger.ms": 5})
         for key, event in events:
             kind = event_type_of(type(event))
             producer.produce(self.source.config.topic, kind.encode(event), key=key, headers=kind.headers)

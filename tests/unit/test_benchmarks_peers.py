@@ -17,8 +17,9 @@ from benchmarks.jars import NoJar, jars
 from benchmarks.measures import measures
 from benchmarks.outbox.arrivals import judged
 from benchmarks.outbox.peers import Debezium, Goharvest
-from benchmarks.peers import gkes, kafka_streams, quix
-from benchmarks.peers.gkes import MODULES, CommitLog
+from benchmarks.peers import kafka_streams, quix
+from benchmarks.peers.gkes import CommitLog, Gkes
+from benchmarks.peers.goka import Goka
 from benchmarks.peers.kafka_streams import COORDINATES, javac
 from benchmarks.peers.programs import SOURCES, checked, required
 from benchmarks.systems import KINDS, System, Unavailable
@@ -63,12 +64,13 @@ def fetches(monkeypatch: pytest.MonkeyPatch, content: bytes | Exception) -> None
 def test_peers_are_systems_of_the_command_line_and_their_options_are_known() -> None:
     system = peer("kafka-streams:commit_ms=20,streams.consumer.session.timeout.ms=6000")
     assert system.options == {"commit_ms": "20", "streams.consumer.session.timeout.ms": "6000"}
-    for name, module in (("kafka-streams", kafka_streams), ("quixstreams", quix), ("gkes", gkes)):
+    known = {"kafka-streams": kafka_streams.OPTIONS, "quixstreams": quix.OPTIONS, "gkes": Gkes.options}
+    for name, options in {**known, "goka": Goka.options}.items():
         assert KINDS[name].is_peer
         for label in KINDS[name].defaults:
-            checked(peer(label).options, module.OPTIONS)
+            checked(peer(label).options, options)
     checked(system.options, kafka_streams.OPTIONS)
-    for label in ("kafka-streams:commits=20", "quixstreams:streams.x=1", "gkes:threads=2"):
+    for label in ("kafka-streams:commits=20", "quixstreams:streams.x=1", "gkes:threads=2", "goka:threads=2"):
         with pytest.raises(Unavailable, match=r"there is no option '.*'; there are: "):
             peer(label).launch()
 
@@ -98,11 +100,12 @@ def test_what_peers_are_made_of_is_pinned(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"there is no javac, neither beside .* nor on PATH: install a JDK"):
         javac(Java(tmp_path / "jdk" / "bin" / "java", "17.0.1", 17, "PATH"))
-    found = required((SOURCES / "gkes" / "go.mod").read_text(), MODULES)
-    assert found == {"gkes": "1.0.6", "franz-go": "1.8.0"}
-    sums = (SOURCES / "gkes" / "go.sum").read_text()
-    assert f"github.com/aws/go-kafka-event-source/streams v{found['gkes']} h1:" in sums
-    assert f"github.com/twmb/franz-go v{found['franz-go']} h1:" in sums
+    found = {}
+    for kind in (Gkes, Goka):
+        text, sums = ((SOURCES / kind.name / name).read_text() for name in ("go.mod", "go.sum"))
+        found |= required(text, kind.modules)
+        assert [name for name, module in kind.modules.items() if f"{module} v{found[name]} h1:" not in sums] == []
+    assert found == {"gkes": "1.0.6", "franz-go": "1.8.0", "goka": "1.1.16", "sarama": "1.46.3"}
 
 
 def test_what_the_peers_of_the_outbox_are_made_of_is_pinned() -> None:

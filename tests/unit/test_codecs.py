@@ -20,6 +20,7 @@ from streams.codecs import (
     bare_encoder,
     bytes_codec,
     codec_for,
+    decimal_int_codec,
     encoder_of,
     int32_codec,
     int64_codec,
@@ -77,6 +78,8 @@ def test_bytes_on_the_wire_are_fixed() -> None:
     assert int_codec.encode(-1) == b"\x7f" + b"\xff" * 7
     assert int32_codec.encode(-2) == b"\xff\xff\xff\xfe"
     assert int64_codec.encode(258) == b"\x00" * 6 + b"\x01\x02"
+    assert [decimal_int_codec.encode(number) for number in (0, -2, 2**63 - 1)] == [b"0", b"-2", b"9223372036854775807"]
+    assert [decimal_int_codec.decode(text) for text in (b"007", b"+5", b"-9223372036854775808")] == [7, 5, -(2**63)]
     assert str_codec.encode("ü") == b"\xc3\xbc"
     assert JsonCodec(Point).encode(Point(1.5, "a")) == b'{"x":1.5,"label":"a"}'
     assert TupleCodec(str, int).encode(("a\x00", 0)) == b"a\x01\x01\x00\x80" + b"\x00" * 7
@@ -92,6 +95,7 @@ def each(codec: Codec[Any], *values: object) -> list[tuple[Codec[Any], object]]:
         *each(int_codec, 2**63, -(2**63) - 1, 1.0, None, "1"),
         *each(int32_codec, 2**31),
         *each(int64_codec, 2**63, None),
+        *each(decimal_int_codec, 2**63, 1.0, None, "1"),
         *each(str_codec, "\ud800", b"x", None),
         *each(bytes_codec, "x", bytearray(b"x"), None),
         *each(TupleCodec(str, int), ("a",), ("a", "b"), ["a", 1]),
@@ -137,6 +141,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
         *each(int_codec, b"", b"\x80" * 7, b"\x80" * 9),
         *each(int32_codec, b"\x00" * 8),
         *each(int64_codec, b"\x00" * 4),
+        *each(decimal_int_codec, b"", b"-", b" 1", b"1_0", b"1.0", b"9223372036854775808", b"1" * 5_000, "١".encode()),
         *each(str_codec, b"\xff"),
         *each(TupleCodec(str, int), b"", b"a\x00"),
         *each(TupleCodec(str), b"a\x01\x03\x00", b"a\x01\x00", b"a\x00a\x00", b"\xff\x00"),

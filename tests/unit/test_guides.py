@@ -59,6 +59,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         ("reference/stores", None),
         ("guides/state-on-disk", None),
         ("guides/structures", "test_a_minute_is_reported_when_it_is_over"),
+        ("coming-from-goka", "test_a_message_of_goka_meets_the_row_of_its_group_table"),
         ("guides/joins", "test_an_order_has_the_address_of_its_customer"),
         ("guides/loop", "test_each_order_reserves_once"),
         ("guides/timers", "test_a_visit_ends_when_nothing_was_viewed_for_half_an_hour"),

@@ -1,0 +1,1 @@
+"""Several inputs, joined tables and the loop: what they cost, and beside other toolkits."""
