@@ -42,7 +42,8 @@ def visit(
     """Start a run of a visit: each key of the source's store once, in all partitions. Returns at once.
 
     The request is kept: members that are down, or partitions that are between two members, take it later. Give --run
-    to be able to repeat the command: the same id starts nothing a second time. --status reads what the running members publish.
+    to be able to repeat the command: the same id starts nothing a second time. --status reads what running members
+    publish.
 
     Exit codes: 0 requested, or shown; 1 no such visit, no topic for requests, no member that publishes its
     status, or no broker answers; 2 wrong usage.
