@@ -27,7 +27,7 @@ from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
 from streams.runtime.partition.visiting import requested
 from streams.sak.numbers import is_number, is_whole
-from streams.sak.users_code import parameter_types, place_of
+from streams.sak.users_code import name_of, parameter_types, place_of
 from streams.topics import InputSpec, TopicSpec
 from streams.topology import Topology, TopologyHandler, TopologyTopic
 from streams.tracing import Tracer
@@ -447,8 +447,3 @@ def _seconds(name: str, value: object) -> float:
     if not is_number(value):
         raise ConfigError(f"{name} is {value!r}; it must be seconds, or a timedelta")
     return float(value)
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function for messages."""
-    return getattr(function, "__qualname__", None) or repr(function)

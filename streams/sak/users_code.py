@@ -24,6 +24,11 @@ def place_of(written: object) -> str:
     return "" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for messages."""
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
 def calling_place() -> str:
     """Return `` at file:line`` of the nearest caller outside of this package; empty without one."""
     frame = _calling_frame()

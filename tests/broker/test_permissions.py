@@ -14,7 +14,7 @@ import pytest
 
 from streams.broker import KafkaBroker
 from streams.cli.rights import of_input, of_source
-from tests.broker import permissions_outbox  # noqa: F401  adds its own rows
+from tests.broker import permissions_further, permissions_outbox  # noqa: F401  add their rows
 from tests.broker.permissions_kit import FEATURES, SOURCE, USER, Heard, Kes, Office, all_topics, rows
 from tests.unit.waiting import PATIENCE, until
 

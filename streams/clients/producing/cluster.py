@@ -208,7 +208,7 @@ class Cluster:
 
     async def _look_quietly(self, topics: Collection[str]) -> None:
         try:
-            # Nobody waits for this one, so without a bound of its own a frozen broker could keep the connection for
+            # No call bounds this one: without a bound of its own, a frozen broker could keep the connection for
             # questions from all others.
             async with asyncio.timeout(_LOOK_SECONDS):
                 await self.refresh(topics)
