@@ -180,6 +180,7 @@ def started(bench: MergedBench, folder: Path) -> Iterator[Any]:
 
 def finished(bench: MergedBench, *members: MergedWorker) -> None:
     wait_until(bench.is_done, "everything is handled", 150)
+    wait_until(lambda: all(member.times("generation") for member in members), "all have joined")
     for member in members:
         assert member.stop() == 0, member.last_words()
     bench.judge()
@@ -291,5 +292,4 @@ def test_killed_at_random_under_load(merged: MergedBench, tmp_path: Path, seed: 
             name = rng.choice(sorted(members))
             members[name].kill()
             members[name] = start(name)
-        wait_until(lambda: all(member.times("generation") for member in members.values()), "all have joined")
         finished(merged, *members.values())
