@@ -5,10 +5,9 @@ beside them; ``commit`` ends the transaction. Which protocol is spoken is decide
 (KIP-890) where the cluster has finalized it, else v1. With v2 each transaction has an epoch of its own, so a request
 that comes late is refused, and an end without an answer is requested again.
 
-With more than one broker involved, and with v1, the slot enlists partitions and group with the coordinator before it
-sends. Under v2 the leaders would do it, one at a time, and a leader waits for the markers of the id's last transaction
-as well: both take 20 to 100 ms (KIP-890's CONCURRENT_TRANSACTIONS; measured, three brokers: a median of 29 ms instead
-of 73). So an id that works alone enlists, too, where markers are late.
+With several brokers, and with v1, the slot enlists partitions and group with the coordinator before it sends. Under v2
+the leaders would do it, one at a time, each after the markers of the id's last transaction, and that takes 20 to 100 ms
+(KIP-890; measured, three brokers: 29 ms instead of 73). An id that works alone enlists, too, where markers are late.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class WireSlot:
         self._has_begun = False  # a transaction that is not ended yet
         self._markers = Markers(alone)
         self._under_way: object | None = None  # the call that is running
-        self._last_answer = ""  # of that call, no success yet
+        self._last_answer = ""  # of that call
         self._who = Identity(transactional_id, -1, -1)
         self._protocol: TransactionProtocol = V1
         self._coordinator = self._group_coordinator = -1
