@@ -165,14 +165,7 @@ TERM = Machine(
         ("open", "committing"): "appends that wait go together into one transaction",
         ("committing", "open"): "it is committed: each append has its position",
         ("committing", "settling"): "it was refused, fenced, or not answered: nothing is guessed",
-<<<<<<< HEAD
-        (
-            "settling",
-            "open",
-        ): "the claim is taken again, and the log has the entries; or the broker refuses one of them",
-=======
         ("settling", "open"): "the claim is taken again, and the log has the entries; or the broker refuses one",
->>>>>>> journalrest
         ("settling", "committing"): "the claim is taken again, and the log does not have them: they are sent again",
         ("settling", "ended"): "a younger term has begun, the group does not confirm this one, or it is given up",
         ("open", "ended"): "it is left, or the group has ended it: what waits is refused",
