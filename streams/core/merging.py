@@ -32,6 +32,9 @@ class InputKind(enum.Enum):
     EVENTS = "events"
 
 
+_LOOP, _UNREAD = InputKind.LOOP, InputKind.UNREAD_TABLE  # found faster than by the names of their class
+
+
 class InputHead(NamedTuple):
     """One input of a partition. ``next_ms``: the time of its next record, ``None``: it has none here.
     ``missing_since``: since when it has none and is not known to be at its end; ``None``: it has one, or is there."""
@@ -60,32 +63,32 @@ class Wait(NamedTuple):
 def next_input(inputs: Sequence[InputHead], now: float, patience_seconds: float) -> Take | Wait:
     """Decide what comes next. ``inputs``: in the order of their declarations; ``patience_seconds``: the wait for one
     that is missing."""
-    heads = [(head.next_ms, place) for place, head in enumerate(inputs) if head.next_ms is not None]
-    unread = tuple(place for place, head in enumerate(inputs) if head.kind is InputKind.UNREAD_TABLE)
+    heads: list[tuple[int, int]] = []
+    unread: list[int] = []
+    awaited: dict[int, float] = {}
+    table = loop = None  # the first one of the kind that has a record here
+    for place, (kind, next_ms, missing_since) in enumerate(inputs):  # one pass: it is asked for each run of records
+        if next_ms is not None:
+            heads.append((next_ms, place))
+            if kind is _LOOP and loop is None:
+                loop = place
+            elif kind is _UNREAD and table is None:
+                table = place
+        elif missing_since is not None and missing_since + patience_seconds > now:
+            awaited[place] = missing_since + patience_seconds
+        if kind is _UNREAD:
+            unread.append(place)
     if not heads:
-        return Wait(None, unread)
-    awaited = {
-        place: head.missing_since + patience_seconds
-        for place, head in enumerate(inputs)
-        if head.missing_since is not None and head.missing_since + patience_seconds > now
-    }
+        return Wait(None, tuple(unread))
     if unread:
-        table = _first(inputs, InputKind.UNREAD_TABLE)
-        return Wait(None, unread) if table is None else Take(table, None)
-    loop = _first(inputs, InputKind.LOOP)
+        return Wait(None, tuple(unread)) if table is None else Take(table, None)
     if loop is not None:
         return Take(loop, None)
-    if late := [place for place in awaited if inputs[place].kind is InputKind.LOOP]:
-        return _wait({place: awaited[place] for place in late})
     if awaited:
-        return _wait(awaited)
+        late = {place: until for place, until in awaited.items() if inputs[place].kind is _LOOP}
+        return _wait(late or awaited)
     _, oldest = min(heads)
     return Take(oldest, min((next_ms - (place < oldest) for next_ms, place in heads if place != oldest), default=None))
-
-
-def _first(inputs: Sequence[InputHead], kind: InputKind) -> int | None:
-    """Return the place of the first input of a kind that has a record here."""
-    return next((place for place, head in enumerate(inputs) if head.kind is kind and head.next_ms is not None), None)
 
 
 def _wait(awaited: Mapping[int, float]) -> Wait:

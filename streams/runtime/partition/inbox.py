@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from streams.config import EventSourceConfig
+from streams.core.merging import run_length
 from streams.records import IncomingRecord
 from streams.runtime.partition.interjections import Interjection
 from streams.runtime.ports import Input
@@ -30,6 +31,7 @@ class Inbox:
         self._input = source
         self._partition = partition
         self._batches: deque[list[IncomingRecord]] = deque()
+        self._taken = 0  # of the first batch
         self._unhandled: deque[tuple[int, int]] = deque()  # (records, bytes) of each batch, less what is handled of it
         self._interjections: deque[Interjection] = deque()
         self._wake = wake
@@ -65,22 +67,25 @@ class Inbox:
         self._wake.notify()
 
     @property
-    def batch(self) -> list[IncomingRecord]:
-        """Return the next batch, of which there is one."""
-        return self._batches[0]
-
-    @property
     def first(self) -> IncomingRecord | None:
         """Return the next record, if there is one."""
-        return self._batches[0][0] if self._batches else None
+        return self._batches[0][self._taken] if self._batches else None
 
-    def take(self, most: int | None = None) -> list[IncomingRecord]:
-        """Take the next batch, or its first records. They stay counted until ``handled``."""
-        batch = self._batches.popleft()
-        if most is None or most == len(batch):
-            return batch
-        self._batches.appendleft(batch[most:])
-        return batch[:most]
+    def take(self) -> list[IncomingRecord]:
+        """Take the next batch. Its records stay counted until ``handled``."""
+        return self._batches.popleft()
+
+    def take_run(self, until_ms: int | None) -> list[IncomingRecord]:
+        """Take the first records of the next batch, as far as they go by ``merging.run_length``. As ``take``; with one
+        inbox either this or that is called."""
+        batch, start = self._batches[0], self._taken
+        stop = start + run_length(batch, start, len(batch), until_ms)
+        if stop < len(batch):
+            self._taken = stop  # what is left of it is not copied for each run
+        else:
+            self._batches.popleft()
+            self._taken = 0
+        return batch[start:stop]
 
     def wake(self) -> None:
         """Have the partition look again: something is known now that was not."""
@@ -128,6 +133,7 @@ class Inbox:
     def drop(self) -> None:
         """Forget all records."""
         self._batches.clear()
+        self._taken = 0
         self._unhandled.clear()
         self._uncount(self.counted, self.counted_size)
         self.records = self.size = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streams.core.merging import InputHead, InputKind, Wait, next_input, run_length
+from streams.core.merging import InputHead, InputKind, Wait, next_input
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.changelog import InputPosition
 from streams.runtime.partition.inbox import Inbox
@@ -22,7 +22,8 @@ from streams.topics import InputSpec
 class PartitionInput:
     """One input of one partition. ``position``: the first offset that is not admitted. ``goal``: the end up to which a
     joined table is to be read before any event, until it is. ``at_end``: nothing is behind what is queued here, as far
-    as is known; ``missing_since``: since when it has nothing, and is not known to be at its end.
+    as is known; ``missing_since``: since when it has nothing, and is not known to be at its end. ``head``: what is
+    known of it, as noted last.
 
     The loop is waited for until it was at its end once, so that what was begun before a start is finished first. Later
     its records come with the commit of what has sent them: none of them is older than what waits. Requests for visits
@@ -41,14 +42,7 @@ class PartitionInput:
         self.is_awaited = spec is None or spec.is_awaited
         self.at_end = self.was_at_end = False
         self.missing_since: float | None = None
-
-    @property
-    def head(self) -> InputHead:
-        """Return what is known of it now."""
-        first = self.inbox.first
-        if first is None:
-            return InputHead(self._kind, None, self.missing_since)
-        return InputHead(self._kind, first.timestamp_ms)
+        self.head = InputHead(self._kind, None)
 
     @property
     def is_read(self) -> bool:
@@ -68,6 +62,11 @@ class PartitionInput:
             self.missing_since = None
         elif self.missing_since is None:
             self.missing_since = now
+        first = self.inbox.first
+        if first is None:
+            self.head = InputHead(self._kind, None, self.missing_since)
+        else:
+            self.head = InputHead(self._kind, first.timestamp_ms)
 
 
 class MergedInputs:
@@ -90,8 +89,8 @@ class MergedInputs:
         """Begin work at this position; nothing is known of the ends yet."""
         for one, offset in zip(self.all, position, strict=True):
             one.position = offset
-            one.note(now)
             one.goal = self._partition.joined.goals.get(one.where.topic)
+            one.note(now)
 
     @property
     def position(self) -> tuple[int, ...]:
@@ -126,18 +125,20 @@ class MergedInputs:
             if only_current:
                 return []
             self._turn_to(one)
-        batch = one.inbox.batch
-        records = one.inbox.take(run_length(batch, 0, len(batch), answer.until_ms))
+        records = one.inbox.take_run(answer.until_ms)
         one.note(now)
         return records
 
-    def tables_read(self) -> list[Change]:
+    def tables_read(self, now: float) -> list[Change]:
         """Return the changes that keep which tables are read by now, when everything that was taken is handled; such a
         table is one of the inputs from then on."""
-        changes = []
+        changes: list[Change] = []
+        if not self._partition.joined.goals:  # nearly always
+            return changes
         for one in self.all:
             if one.is_read:
                 one.goal = None
+                one.note(now)
                 changes.append(self._partition.joined.read_up(one.where.topic))
         return changes
 

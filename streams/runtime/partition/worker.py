@@ -217,9 +217,10 @@ class PartitionWorker(Partition):
         inputs = self.inputs
         if inputs is None:
             return self.inbox.take() if self.inbox else []
-        if changes := inputs.tables_read():
+        now = self.engine.now()
+        if changes := inputs.tables_read(now):
             self.engine.pool.admit(self.partition, self.watermark, [], changes, events=0)
-        records = inputs.take(self.engine.now(), only_current=bool(self._buffer) or self._issuer.is_blocked)
+        records = inputs.take(now, only_current=bool(self._buffer) or self._issuer.is_blocked)
         self._reads_from = inputs.current.inbox
         return records
 
@@ -265,7 +266,7 @@ class PartitionWorker(Partition):
                 with self._execution.traced(records[position]):
                     await self._execution.one(records[position], failure)
             return position + 1
-        await asyncio.sleep(0)
+        await self._breathe(position - start)
         return position
 
     async def _breathe(self, steps: int = 1) -> None:

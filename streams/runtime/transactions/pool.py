@@ -427,8 +427,11 @@ class MergingPool(TransactionPool):
         assert self._moved_to is not None
         place, position = self._moved_to(partition, offsets_of(offset)[0])
         if place:
+            shift = in_input(place, 0)
             for output in outputs:
-                output.origin = in_input(place, output.origin)
+                if output.origin >= 0:  # else it belongs to no input
+                    output.origin += shift
             for change in changes:
-                change.origin = in_input(place, change.origin)
+                if change.origin >= 0:
+                    change.origin += shift
         super().admit(partition, position, outputs, changes, waiter, events)
