@@ -266,7 +266,10 @@ class PartitionWorker(Partition):
                 with self._execution.traced(records[position]):
                     await self._execution.one(records[position], failure)
             return position + 1
-        await self._breathe(position - start)
+        if self.inputs is None:
+            await asyncio.sleep(0)
+        else:  # runs of one input, in front of the next of another one, are short
+            await self._breathe(position - start)
         return position
 
     async def _breathe(self, steps: int = 1) -> None:
