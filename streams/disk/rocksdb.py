@@ -31,6 +31,8 @@ STALL_SECONDS: Final = 30.0
 """For which a write waits for compaction; then it is tried again later."""
 LEAST_FILES: Final = 16
 """Of one database."""
+_FILES_TO_OPEN: Final = 8
+"""More than a database needs while it is opened, beside those that it had open."""
 _SETTINGS: Final = "rocksdict-config.json"
 _MARK, _KEY, _END = b"\0", b"\1", b"\2"  # the first byte of every key here
 
@@ -76,21 +78,28 @@ class RocksDatabase:
 
     def __init__(self, folder: Path, memory_bytes: int, files: int) -> None:
         self.path = folder
-        self._rocks = rocks = _rocksdict()
+        self._rocks = _rocksdict()
+        self._limits = memory_bytes, files
         self._lock = threading.Lock()  # a reader is never within a database that is being closed
         self._db: Any = None
+        self._mark: bytes | None = None
+        self._refuses = False
+        self._lost = ""  # why it is not open, although it was not closed
         folder.mkdir(mode=0o700, exist_ok=True)
         _refuse_pickles(folder / _SETTINGS)
         try:
-            self._db = rocks.Rdict(str(folder), self._options(memory_bytes, files))
-            fast = rocks.WriteOptions()
-            fast.disable_wal = True
-            fast.no_slowdown = True
-            self._db.set_write_options(fast)
-            self._mark: bytes | None = self._db.get(_MARK)
+            self._open()
         except Exception as error:
             self.close()
             raise self._passing(error) or self._translated(error) from error
+
+    def _open(self) -> None:
+        self._db = self._rocks.Rdict(str(self.path), self._options(*self._limits))
+        fast = self._rocks.WriteOptions()
+        fast.disable_wal = True
+        fast.no_slowdown = True
+        self._db.set_write_options(fast)
+        self._mark = self._db.get(_MARK)
 
     def _options(self, memory_bytes: int, files: int) -> Any:
         rocks = self._rocks
@@ -168,6 +177,8 @@ class RocksDatabase:
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]], mark: bytes | None, /) -> None:
         """See ``DiskDatabase``. The mark is in the last batch, and all is flushed at the end."""
+        if self._refuses:
+            self._reopen()
         db = self._opened()
         try:
             self.at("batch")
@@ -193,8 +204,29 @@ class RocksDatabase:
         except OSError:
             raise
         except Exception as error:
-            raise self._passing(error) or self._translated(error) from error
+            passing = self._passing(error)
+            if passing is None:
+                raise self._translated(error) from error
+            self._refuses = passing.errno != errno.ENOSPC  # after that one it goes on by itself
+            raise passing from error
         self._mark = self._mark if mark is None else mark
+
+    def _reopen(self) -> None:
+        """Open the database again, as it was flushed: after an error it refuses every write, although the cause is
+        gone. Raises ``OSError`` while files lack, ``DiskDamaged`` if it cannot be opened."""
+        with contextlib.ExitStack() as probes:  # closed already, it could not be read any more
+            for _ in range(_FILES_TO_OPEN):
+                probes.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with self._lock:
+            db, self._db = self._opened(), None
+            with contextlib.suppress(Exception):  # the error of before
+                db.close()
+            try:
+                self._open()
+            except Exception as error:
+                self._lost = f"{self.path} cannot be opened again: {error}"
+                raise DiskDamaged(self._lost) from error
+        self._refuses = False
 
     def _write(self, db: Any, batch: Any) -> None:
         """Write a batch; while compaction is behind, wait without the interpreter."""
@@ -213,6 +245,8 @@ class RocksDatabase:
     # -- errors and the end --------------------------------------------------------------------------------------------
 
     def _opened(self) -> Any:
+        if self._db is None and self._lost:
+            raise DiskDamaged(self._lost)
         if self._db is None:
             raise StoreError(f"{self.path} is closed: the partition is no longer here")
         return self._db

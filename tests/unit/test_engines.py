@@ -313,6 +313,38 @@ def test_a_database_that_lacks_open_files_is_not_taken_for_damaged(tmp_path: Pat
     assert found.returncode == 0, found.stderr
 
 
+SHORT_FOR_A_WHILE = """
+import errno, os, resource, sys
+from pathlib import Path
+from tests.unit.test_engines import opened
+
+database = opened(sys.argv[1], Path(sys.argv[2]))
+limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
+rows, codes = [], set()
+for spare in (-1, 0, 1, 2) * 2:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + spare, limits[1]))
+    for _ in range(2):
+        rows.append((b"%d" % len(rows), b"1"))
+        try:
+            database.write(rows, b"%d" % len(rows))
+        except OSError as error:
+            codes.add(error.errno)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    database.write(rows, b"%d" % len(rows))
+    assert database.scan(None, None, reverse=False, limit=99) == sorted(rows)
+    assert database.mark() == b"%d" % len(rows)
+assert codes <= {errno.EMFILE}, codes
+assert codes or sys.argv[1] == "SQLite"  # has its files
+"""
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_database_that_lacked_open_files_is_written_to_when_there_are_some(tmp_path: Path, name: str) -> None:
+    arguments = [sys.executable, "-c", SHORT_FOR_A_WHILE, name, str(tmp_path)]
+    found = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
 FILLED = """
 import random, sys
 from pathlib import Path
