@@ -172,6 +172,8 @@ class View(ViewReads[K, V], Generic[K, V]):
         self._log, self._table = log, (table := log.add_receiver(self._new_table()))
         if self._disk is not None:
             log._reader.begin_at = partial(self._open_folders, table, *self._disk)
+            loop = asyncio.get_running_loop()
+            table.on_failure = lambda error: loop.call_soon_threadsafe(log._reader.fail, error)
         try:
             await log.__aenter__()
         except BaseException:
