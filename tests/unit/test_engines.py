@@ -320,27 +320,26 @@ from tests.unit.test_engines import opened
 
 database = opened(sys.argv[1], Path(sys.argv[2]))
 limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
-rows, codes = [], set()
-for spare in (-1, 0, 1, 2) * 2:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held + spare, limits[1]))
-    for _ in range(2):
-        rows.append((b"%d" % len(rows), b"1"))
-        try:
-            database.write(rows, b"%d" % len(rows))
-        except OSError as error:
-            codes.add(error.errno)
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    database.write(rows, b"%d" % len(rows))
-    assert database.scan(None, None, reverse=False, limit=99) == sorted(rows)
-    assert database.mark() == b"%d" % len(rows)
-assert codes <= {errno.EMFILE}, codes
-assert codes or sys.argv[1] == "SQLite"  # has its files
+rows, codes = [(b"%d" % number, b"1") for number in range(9)], []
+resource.setrlimit(resource.RLIMIT_NOFILE, (held, limits[1]))
+for number in range(3):
+    try:
+        database.write(rows, b"%d" % number)
+    except OSError as error:
+        codes.append(error.errno)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+assert database.get(b"1") in (None, b"1")
+database.write(rows, b"9")
+assert database.scan(None, None, reverse=False, limit=99) == rows
+assert database.mark() == b"9"
+assert codes[-2:] == [errno.EMFILE] * 2, codes
 """
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_database_that_lacked_open_files_is_written_to_when_there_are_some(tmp_path: Path, name: str) -> None:
-    arguments = [sys.executable, "-c", SHORT_FOR_A_WHILE, name, str(tmp_path)]
+@needs_rocksdb
+def test_a_database_that_lacked_open_files_is_written_to_when_there_are_some(tmp_path: Path) -> None:
+    """RocksDB refuses every write after such an error, until it is opened again. (SQLite has its files open.)"""
+    arguments = [sys.executable, "-c", SHORT_FOR_A_WHILE, "RocksDB", str(tmp_path)]
     found = subprocess.run(arguments, check=False, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
 
