@@ -32,7 +32,8 @@ STALL_SECONDS: Final = 30.0
 LEAST_FILES: Final = 16
 """Of one database."""
 _FILES_TO_OPEN: Final = 8
-"""More than a database needs while it is opened, beside those that it had open."""
+_ROOM_TO_OPEN: Final = 1 << 20
+"""More than a database needs while it is opened, beside what it had: files, bytes on the disk."""
 _SETTINGS: Final = "rocksdict-config.json"
 _MARK, _KEY, _END = b"\0", b"\1", b"\2"  # the first byte of every key here
 
@@ -207,16 +208,22 @@ class RocksDatabase:
             passing = self._passing(error)
             if passing is None:
                 raise self._translated(error) from error
-            self._refuses = passing.errno != errno.ENOSPC  # after that one it goes on by itself
+            self._refuses = True
             raise passing from error
         self._mark = self._mark if mark is None else mark
 
     def _reopen(self) -> None:
         """Open the database again, as it was flushed: after an error it refuses every write, although the cause is
-        gone. Raises ``OSError`` while files lack, ``DiskDamaged`` if it cannot be opened."""
-        with contextlib.ExitStack() as probes:  # closed already, it could not be read any more
+        gone. Raises ``OSError`` while it is not, ``DiskDamaged`` if the database cannot be opened."""
+        probe = self.path / "probe.dbtmp"  # RocksDB removes files of this kind
+        with contextlib.ExitStack() as probes:  # closed too early, it could not be read any more
             for _ in range(_FILES_TO_OPEN):
                 probes.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            probes.callback(probe.unlink, missing_ok=True)
+            with open(probe, "wb") as file:
+                file.write(bytes(_ROOM_TO_OPEN))
+                file.flush()
+                os.fsync(file.fileno())
         with self._lock:
             db, self._db = self._opened(), None
             with contextlib.suppress(Exception):  # the error of before
