@@ -68,7 +68,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         """Keep the partitions in these folders; before the first record. Later partitions get theirs."""
 
         def make(number: int) -> SharedDiskEngine:
-            self._check_going()  # nobody would close its folder
+            self._check_going()  # its folder would stay open
             engine = self._on_disk[number] = engines[number] if number in engines else folders.open(number)
             return engine
 

@@ -346,7 +346,7 @@ def test_a_database_that_lacked_open_files_is_written_to_when_there_are_some(tmp
 
 
 FULL = """
-import errno, os, sys
+import sys
 from pathlib import Path
 import pytest
 from tests.unit.test_engines import opened
@@ -366,17 +366,15 @@ database = opened(sys.argv[1], root / "db")
 database.write(rows[:100], b"1")
 fill()
 for _ in range(3):
-    with pytest.raises(OSError) as raised:
+    with pytest.raises(OSError, match="Errno 28"):
         database.write(rows, b"2")
-    assert raised.value.errno == errno.ENOSPC
 assert database.get(b"001") == bytes(500)
 (root / "rest").unlink()
 database.write(rows, b"3")
 database.close()
 fill()
-with pytest.raises(OSError) as raised:
+with pytest.raises(OSError, match="Errno 28"):
     opened(sys.argv[1], root / "db")
-assert raised.value.errno == errno.ENOSPC
 (root / "rest").unlink()
 database = opened(sys.argv[1], root / "db")
 assert (database.mark(), database.scan(None, None, reverse=False, limit=1_000)) == (b"3", rows)
@@ -388,9 +386,9 @@ def test_a_disk_that_was_full_is_written_to_when_it_has_room(tmp_path: Path, nam
     """A small file system in a name space of its own."""
     space = ["unshare", "--user", "--map-root-user", "--mount"]
     mount = 'mount -t tmpfs -o size=8m tmpfs "$0" && "$@"'
-    if shutil.which("unshare") is None or subprocess.run([*space, "sh", "-c", mount, tmp_path, "true"]).returncode:
+    if shutil.which("unshare") is None or subprocess.run([*space, "sh", "-c", mount, str(tmp_path), "true"]).returncode:
         pytest.skip("this machine lets users mount nothing")
-    arguments = [*space, "sh", "-c", mount, tmp_path, sys.executable, "-c", FULL, name, tmp_path]
+    arguments = [*space, "sh", "-c", mount, str(tmp_path), sys.executable, "-c", FULL, name, str(tmp_path)]
     found = subprocess.run(arguments, check=False, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
 
