@@ -16,7 +16,7 @@ from streams.protocols import Codec
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.stores.table import Table
 from streams.views.on_disk import SharedDiskEngine, ViewFolders
-from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine
+from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine, SharedOrderedEngine
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -79,7 +79,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
     def of_partition(self, number: int) -> Table[K, V]:
         """See ``GlobalTable``. On disk a partition that does not exist yet has no folder: its table stays empty."""
         if self._on_disk and number not in self._on_disk:
-            return Table(TopicPartition(self._topic, number), SharedHashEngine(), *self._codecs)
+            return Table(TopicPartition(self._topic, number), SharedOrderedEngine(), *self._codecs)
         return super().of_partition(number)
 
     def checkpoint(self, positions: Mapping[int, int]) -> None:

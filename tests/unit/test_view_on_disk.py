@@ -317,6 +317,7 @@ async def test_a_partition_that_does_not_exist_has_no_folder(topic: MemoryTopic,
     async with disk_view(topic, tmp_path) as view:
         await view.ready(PATIENCE)
         assert [len(view.of_partition(each)) for each in (0, 1, 7, -1)] == [20, 20, 0, 0]
+        assert list(view.of_partition(7).range("a", "z")) == []
         assert dict(view.items()) == contents
     assert sorted(path.name for path in place(tmp_path).parent.iterdir() if path.is_dir()) == ["0", "1"]
 
