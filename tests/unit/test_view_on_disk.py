@@ -210,7 +210,7 @@ async def test_another_type_or_an_old_folder_is_filled_anew(
         await view.ready(PATIENCE)
         assert [start for _, start in topic.followed] == [FROM_START] * 2
     topic.followed.clear()
-    monkeypatch.setattr(view_module, "TOMBSTONES_MS", 1)
+    monkeypatch.setattr(on_disk, "TOMBSTONES_MS", 1)
     async with View(topic.name, key=str, value=bytes, **settings) as view:  # type: ignore[arg-type]
         await view.ready(PATIENCE)
         assert [start for _, start in topic.followed] == [FROM_START] * 2, "a tombstone may be gone"
