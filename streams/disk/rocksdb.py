@@ -215,7 +215,7 @@ class RocksDatabase:
     def _reopen(self) -> None:
         """Open the database again, as it was flushed: after an error it refuses every write, although the cause is
         gone. Raises ``OSError`` while it is not, ``DiskDamaged`` if the database cannot be opened."""
-        probe = self.path / "probe.dbtmp"  # RocksDB removes files of this kind
+        probe = self.path / "000001.dbtmp"  # one that a killed process leaves is removed by RocksDB, by its name
         with contextlib.ExitStack() as probes:  # closed too early, it could not be read any more
             for _ in range(_FILES_TO_OPEN):
                 probes.callback(os.close, os.open(os.devnull, os.O_RDONLY))
