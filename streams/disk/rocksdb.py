@@ -214,7 +214,8 @@ class RocksDatabase:
 
     def _reopen(self) -> None:
         """Open the database again, as it was flushed: after an error it refuses every write, although the cause is
-        gone. Raises ``OSError`` while it is not, ``DiskDamaged`` if the database cannot be opened."""
+        gone. Reads wait for it, a second or so. Raises ``OSError`` while the cause is there, ``DiskDamaged`` if the
+        database cannot be opened."""
         probe = self.path / "000001.dbtmp"  # one that a killed process leaves is removed by RocksDB, by its name
         with contextlib.ExitStack() as probes:  # closed too early, it could not be read any more
             for _ in range(_FILES_TO_OPEN):
@@ -260,7 +261,7 @@ class RocksDatabase:
 
     def _passing(self, error: Exception) -> OSError | None:
         """Return the error of the system that this one tells of, if it says nothing of the data."""
-        for code in (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        for code in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             if os.strerror(code) in str(error):
                 return OSError(code, f"{self.path}: {error}")
         return None
