@@ -1,7 +1,7 @@
 """A web service that asks the running bank: what is committed now, by the member that owns the account.
 
 pip install 'kafka-event-source[web]' fastapi
-head -c 32 /dev/urandom | base64 > secret
+(umask 077; head -c 32 /dev/urandom | base64 > secret)
 export KES_BOOTSTRAP_SERVERS=127.0.0.1:9092 KES_QUERIES_SECRET_FILE=secret
 kes run examples.bank:source --queries 127.0.0.1:9200
 uvicorn examples.query_service:app

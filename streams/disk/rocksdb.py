@@ -31,6 +31,9 @@ STALL_SECONDS: Final = 30.0
 """For which a write waits for compaction; then it is tried again later."""
 LEAST_FILES: Final = 16
 """Of one database."""
+_FILES_TO_OPEN: Final = 8
+_ROOM_TO_OPEN: Final = 1 << 20
+"""More than a database needs while it is opened, beside what it had: files, bytes on the disk."""
 _SETTINGS: Final = "rocksdict-config.json"
 _MARK, _KEY, _END = b"\0", b"\1", b"\2"  # the first byte of every key here
 
@@ -76,21 +79,28 @@ class RocksDatabase:
 
     def __init__(self, folder: Path, memory_bytes: int, files: int) -> None:
         self.path = folder
-        self._rocks = rocks = _rocksdict()
+        self._rocks = _rocksdict()
+        self._limits = memory_bytes, files
         self._lock = threading.Lock()  # a reader is never within a database that is being closed
         self._db: Any = None
+        self._mark: bytes | None = None
+        self._refuses = False
+        self._lost = ""  # why it is not open, although it was not closed
         folder.mkdir(mode=0o700, exist_ok=True)
         _refuse_pickles(folder / _SETTINGS)
         try:
-            self._db = rocks.Rdict(str(folder), self._options(memory_bytes, files))
-            fast = rocks.WriteOptions()
-            fast.disable_wal = True
-            fast.no_slowdown = True
-            self._db.set_write_options(fast)
-            self._mark: bytes | None = self._db.get(_MARK)
+            self._open()
         except Exception as error:
             self.close()
             raise self._passing(error) or self._translated(error) from error
+
+    def _open(self) -> None:
+        self._db = self._rocks.Rdict(str(self.path), self._options(*self._limits))
+        fast = self._rocks.WriteOptions()
+        fast.disable_wal = True
+        fast.no_slowdown = True
+        self._db.set_write_options(fast)
+        self._mark = self._db.get(_MARK)
 
     def _options(self, memory_bytes: int, files: int) -> Any:
         rocks = self._rocks
@@ -168,6 +178,8 @@ class RocksDatabase:
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]], mark: bytes | None, /) -> None:
         """See ``DiskDatabase``. The mark is in the last batch, and all is flushed at the end."""
+        if self._refuses:
+            self._reopen()
         db = self._opened()
         try:
             self.at("batch")
@@ -193,8 +205,36 @@ class RocksDatabase:
         except OSError:
             raise
         except Exception as error:
-            raise self._passing(error) or self._translated(error) from error
+            passing = self._passing(error)
+            if passing is None:
+                raise self._translated(error) from error
+            self._refuses = True
+            raise passing from error
         self._mark = self._mark if mark is None else mark
+
+    def _reopen(self) -> None:
+        """Open the database again, as it was flushed: after an error it refuses every write, although the cause is
+        gone. Reads wait for it, a second or so. Raises ``OSError`` while the cause is there, ``DiskDamaged`` if the
+        database cannot be opened."""
+        probe = self.path / "000001.dbtmp"  # one that a killed process leaves is removed by RocksDB, by its name
+        with contextlib.ExitStack() as probes:  # closed too early, it could not be read any more
+            for _ in range(_FILES_TO_OPEN):
+                probes.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            probes.callback(probe.unlink, missing_ok=True)
+            with open(probe, "wb") as file:
+                file.write(bytes(_ROOM_TO_OPEN))
+                file.flush()
+                os.fsync(file.fileno())
+        with self._lock:
+            db, self._db = self._opened(), None
+            with contextlib.suppress(Exception):  # the error of before
+                db.close()
+            try:
+                self._open()
+            except Exception as error:
+                self._lost = f"{self.path} cannot be opened again: {error}"
+                raise DiskDamaged(self._lost) from error
+        self._refuses = False
 
     def _write(self, db: Any, batch: Any) -> None:
         """Write a batch; while compaction is behind, wait without the interpreter."""
@@ -213,13 +253,15 @@ class RocksDatabase:
     # -- errors and the end --------------------------------------------------------------------------------------------
 
     def _opened(self) -> Any:
+        if self._db is None and self._lost:
+            raise DiskDamaged(self._lost)
         if self._db is None:
             raise StoreError(f"{self.path} is closed: the partition is no longer here")
         return self._db
 
     def _passing(self, error: Exception) -> OSError | None:
         """Return the error of the system that this one tells of, if it says nothing of the data."""
-        for code in (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        for code in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             if os.strerror(code) in str(error):
                 return OSError(code, f"{self.path}: {error}")
         return None

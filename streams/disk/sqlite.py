@@ -37,12 +37,14 @@ _STATE: Final = "CREATE TABLE state (key BLOB PRIMARY KEY, value BLOB NOT NULL) 
 _MARK: Final = "CREATE TABLE mark (id INTEGER PRIMARY KEY, count INTEGER, sum INTEGER, mark BLOB, crc INTEGER)"
 _CRC: Final = struct.Struct(">I")
 _SUMS: Final = (1 << 63) - 1
-_FULL: Final = {
+_PASSING: Final = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_BUSY: errno.EBUSY,
     sqlite3.SQLITE_LOCKED: errno.EBUSY,
+    sqlite3.SQLITE_IOERR_SHMSIZE: errno.ENOSPC,  # these two are of the file beside its log, which has no data
+    sqlite3.SQLITE_IOERR_SHMMAP: errno.ENOMEM,
 }
-"""Errors after which writing may be tried again."""
+"""Errors that say nothing of the data, and after which a call may be tried again: whole codes, or their last bytes."""
 
 
 class SQLite:
@@ -242,9 +244,10 @@ class SQLiteDatabase:
             self._raise(error)
 
     def _raise(self, error: sqlite3.Error) -> NoReturn:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _FULL:
-            raise OSError(_FULL[code], f"{self.path}: {error}") from error
+        code = getattr(error, "sqlite_errorcode", 0)
+        passing = _PASSING.get(code) or _PASSING.get(code & 0xFF)
+        if passing:
+            raise OSError(passing, f"{self.path}: {error}") from error
         raise DiskDamaged(f"{self.path}: {error}") from error
 
     def _damaged(self, why: str) -> NoReturn:

@@ -20,6 +20,7 @@ from streams.records import Change
 from streams.runtime.keeping.entries import Damaged, Point
 from streams.runtime.keeping.folder import prepare_root, set_aside
 from streams.runtime.keeping.on_disk import DatabaseFolder
+from streams.runtime.keeping.shelf import TOMBSTONES_MS
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
 
 T = TypeVar("T")
@@ -168,10 +169,12 @@ class ViewFolders:
         self._ends: Mapping[int, Watermarks] = {}
         self._tombstones_ms = 0
 
-    def open_all(self, ends: Mapping[int, Watermarks], tombstones_ms: int) -> dict[int, SharedDiskEngine]:
-        """Open the folders of all partitions; blocks. ``tombstones_ms``: for how long the topic keeps them. Raises
-        ``StreamsError`` if a disk refuses."""
-        self._ends, self._tombstones_ms = ends, tombstones_ms
+    def open_all(self, ends: Mapping[int, Watermarks], settings: Mapping[str, str]) -> dict[int, SharedDiskEngine]:
+        """Open the folders of all partitions; blocks. ``settings``: of the topic, which say for how long it keeps
+        tombstones. Raises ``StreamsError`` if a disk refuses."""
+        if "delete.retention.ms" not in settings:
+            _log.info("%s: its delete.retention.ms is not known, a day is assumed", self._topic)
+        self._ends, self._tombstones_ms = ends, int(settings.get("delete.retention.ms", TOMBSTONES_MS))
         opened: dict[int, SharedDiskEngine] = {}
         try:
             for number in sorted(ends):

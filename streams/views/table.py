@@ -10,13 +10,13 @@ from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import msgspec
 
-from streams.errors import DiskDamaged, StoreError
+from streams.errors import StoreError, StreamsError
 from streams.global_table import GlobalTable, WholeTopic
 from streams.protocols import Codec
-from streams.records import Change, IncomingRecord
+from streams.records import Change, IncomingRecord, TopicPartition
 from streams.stores.table import Table
 from streams.views.on_disk import SharedDiskEngine, ViewFolders
-from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine
+from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine, SharedOrderedEngine
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -55,6 +55,8 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         self._on_disk: dict[int, SharedDiskEngine] = {}
         self.as_of_ms = 0
         """Everything is here that was committed then; 0: it was not complete yet."""
+        self.on_failure: Callable[[StreamsError], object] = lambda error: None
+        """Called when the disk refuses, on the thread that reads."""
 
     @property
     def layout(self) -> str:
@@ -66,6 +68,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         """Keep the partitions in these folders; before the first record. Later partitions get theirs."""
 
         def make(number: int) -> SharedDiskEngine:
+            self._check_going()  # its folder would stay open
             engine = self._on_disk[number] = engines[number] if number in engines else folders.open(number)
             return engine
 
@@ -73,11 +76,17 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         for number in engines:
             self._view(number)
 
+    def of_partition(self, number: int) -> Table[K, V]:
+        """See ``GlobalTable``. On disk a partition that does not exist yet has no folder: its table stays empty."""
+        if self._on_disk and number not in self._on_disk:
+            return Table(TopicPartition(self._topic, number), SharedOrderedEngine(), *self._codecs)
+        return super().of_partition(number)
+
     def checkpoint(self, positions: Mapping[int, int]) -> None:
         """Write everything to disk that is here; the view has come to these positions. Blocks; any thread. Raises
         ``OSError``, ``DiskDamaged``."""
         with self._lock:
-            for number, engine in self._on_disk.items():
+            for number, engine in list(self._on_disk.items()):
                 engine.passed(positions.get(number, -1), self.as_of_ms)
                 engine.flush(self.as_of_ms)
 
@@ -137,9 +146,12 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
                 self._positions[record.partition] = record.offset + 1
                 if self._on_disk:
                     self._on_disk[record.partition].passed(record.offset + 1, self.as_of_ms)
-            except (OSError, DiskDamaged) as error:
+            except (OSError, StreamsError) as error:  # the record was checked before, so this is no error of it
                 # Whatever the policy of the view says about records: with this one missing, it is not read any more.
-                self.close(f"the view of {self._topic} cannot be kept on disk: {error}")
+                if not self._over:
+                    why = f"the view of {self._topic} cannot be kept on disk: {error}"
+                    self.close(why)
+                    self.on_failure(StreamsError(why))
                 raise
 
     def _announce(self, number: int, key: bytes, value: bytes | None) -> None:

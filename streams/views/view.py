@@ -22,7 +22,6 @@ from streams.outcomes import STOP
 from streams.protocols import Codec, DiskEngine
 from streams.records import Delivery, TopicPartition
 from streams.runtime.bridge import Inlet
-from streams.runtime.keeping.shelf import TOMBSTONES_MS
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.reading.followed_topic import FollowedTopic
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError
@@ -172,6 +171,8 @@ class View(ViewReads[K, V], Generic[K, V]):
         self._log, self._table = log, (table := log.add_receiver(self._new_table()))
         if self._disk is not None:
             log._reader.begin_at = partial(self._open_folders, table, *self._disk)
+            loop = asyncio.get_running_loop()
+            table.on_failure = lambda error: loop.call_soon_threadsafe(log._reader.fail, error)
         try:
             await log.__aenter__()
         except BaseException:
@@ -238,12 +239,11 @@ class View(ViewReads[K, V], Generic[K, V]):
     ) -> Mapping[int, int]:
         """Open what is on disk; return where to go on."""
         settings = await followed.settings()
-        tombstones_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
         ends = await followed.ends(time.monotonic() + self._log_settings["topic_timeout_seconds"])
 
         def open_all() -> dict[int, int]:
             folders = ViewFolders(engine, folder, self.topic, table.layout, followed.topic_id, _now_ms())
-            opened = folders.open_all(ends, tombstones_ms)
+            opened = folders.open_all(ends, settings)
             table.keep_on_disk(folders, opened)
             return {number: each.position for number, each in opened.items() if each.position >= 0}
 

@@ -313,6 +313,86 @@ def test_a_database_that_lacks_open_files_is_not_taken_for_damaged(tmp_path: Pat
     assert found.returncode == 0, found.stderr
 
 
+SHORT_FOR_A_WHILE = """
+import errno, os, resource, sys
+from pathlib import Path
+from tests.unit.test_engines import opened
+
+database = opened(sys.argv[1], Path(sys.argv[2]))
+limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), len(os.listdir("/proc/self/fd"))
+rows, codes = [(b"%d" % number, b"1") for number in range(9)], []
+resource.setrlimit(resource.RLIMIT_NOFILE, (held, limits[1]))
+for number in range(3):
+    try:
+        database.write(rows, b"%d" % number)
+    except OSError as error:
+        codes.append(error.errno)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+assert database.get(b"1") in (None, b"1")
+database.write(rows, b"9")
+assert database.scan(None, None, reverse=False, limit=99) == rows
+assert database.mark() == b"9"
+assert codes[-2:] == [errno.EMFILE] * 2, codes
+"""
+
+
+@needs_rocksdb
+@pytest.mark.nightly
+def test_a_database_that_lacked_open_files_is_written_to_when_there_are_some(tmp_path: Path) -> None:
+    """RocksDB refuses every write after such an error, until it is opened again. (SQLite has its files open.)"""
+    arguments = [sys.executable, "-c", SHORT_FOR_A_WHILE, "RocksDB", str(tmp_path)]
+    found = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+FULL = """
+import sys
+from pathlib import Path
+import pytest
+from tests.unit.test_engines import opened
+
+root, rows = Path(sys.argv[2]), [(b"%03d" % number, bytes(500)) for number in range(800)]
+
+def fill():
+    with open(root / "rest", "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+
+database = opened(sys.argv[1], root / "db")
+database.write(rows[:100], b"1")
+fill()
+for _ in range(3):
+    with pytest.raises(OSError, match="Errno 28"):
+        database.write(rows, b"2")
+assert database.get(b"001") == bytes(500)
+(root / "rest").unlink()
+database.write(rows, b"3")
+database.close()
+fill()
+with pytest.raises(OSError, match="Errno 28"):
+    opened(sys.argv[1], root / "db")
+(root / "rest").unlink()
+database = opened(sys.argv[1], root / "db")
+assert (database.mark(), database.scan(None, None, reverse=False, limit=1_000)) == (b"3", rows)
+"""
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_disk_that_was_full_is_written_to_when_it_has_room(tmp_path: Path, name: str) -> None:
+    """A small file system in a name space of its own."""
+    space = ["unshare", "--user", "--map-root-user", "--mount"]
+    mount = 'mount -t tmpfs -o size=8m tmpfs "$0" && "$@"'
+    if shutil.which("unshare") is None or subprocess.run([*space, "sh", "-c", mount, str(tmp_path), "true"]).returncode:
+        pytest.skip("this machine lets users mount nothing")
+    arguments = [*space, "sh", "-c", mount, str(tmp_path), sys.executable, "-c", FULL, name, str(tmp_path)]
+    found = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
 FILLED = """
 import random, sys
 from pathlib import Path

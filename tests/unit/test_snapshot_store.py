@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -233,6 +234,48 @@ def test_a_maker_that_was_taken_for_dead_begins_anew(tmp_path: Path) -> None:
     assert pair.one.restored("new")[0] == 20
     pair.other.save(folder)
     assert pair.one.restored("newer")[0] == 30
+
+
+def test_objects_of_a_time_when_a_clock_was_days_ahead_end_no_hold(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.age(-200_000.0)  # into the future
+    pair.at_other("block", lambda: pair.one.save(pair.one.write(20, 3)))
+    pair.other.save(pair.other.write(30, 3))
+    assert pair.one.restored("new")[0] == 30
+
+
+class OldBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block of the releases before blocks had tokens: their collectors remove names of 64 digits alone."""
+
+    sha256: str
+    size: int
+
+
+def test_beside_a_release_without_tokens(tmp_path: Path) -> None:
+    """Its snapshots are used, and their blocks again. It reads manifests of this one, and no block has a name that its
+    collector removes."""
+    pair = Pair(tmp_path)
+    (first,) = pair.names("manifest")
+    place = pair.one.store.place(IDENTITY.topic_id, 0)
+    new = pair.one.store.manifest(place, first)
+    old = msgspec.structs.replace(new, blocks=tuple(OldBlock(block.sha256, block.size) for block in new.blocks))
+    for block in new.blocks:
+        (pair.place / "blocks" / block.name).rename(pair.place / "blocks" / block.sha256)
+    (pair.place / first).write_bytes(manifests.encode_manifest(old, b""))
+    pair.one.store._known.clear()
+    assert pair.one.restored("new")[0] == 10
+    assert pair.other.save(pair.folder).uploaded == 0
+    assert pair.one.restored("newer")[0] == 10
+    saved = pair.other.save(pair.other.write(20, 4))
+    assert saved.uploaded == saved.size
+    blocks = pair.other.store.manifest(place, saved.name).blocks
+    read = msgspec.json.decode(msgspec.json.encode(blocks), type=tuple[OldBlock, ...])
+    assert [block.sha256 for block in read] == [block.sha256 for block in blocks]
+    assert not any(re.fullmatch("[0-9a-f]{64}", block.name) for block in blocks)
+    pair.age()
+    pair.other.save(pair.other.write(30, 5))
+    assert {path.name for path in (pair.place / "blocks").iterdir()} >= {block.name for block in blocks}
+    assert not any(re.fullmatch("[0-9a-f]{64}", path.name) for path in (pair.place / "blocks").iterdir())
 
 
 def test_a_snapshot_whose_maker_died_does_not_count_and_goes_after_a_day(tmp_path: Path) -> None:

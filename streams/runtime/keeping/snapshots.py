@@ -252,7 +252,7 @@ class SnapshotStore:
             raise OSError(f"{place}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
         self.at("release")
         try:
-            now = max((blob.written_at for blob in self._blobs.list(place)), default=0.0)  # of the manifest
+            now = next((blob.written_at for blob in self._blobs.list(place) if blob.name == name), 0.0)
             self._blobs.delete(hold)
             self.at("collect")
             self._collect(place, now)
@@ -310,7 +310,8 @@ class SnapshotStore:
 
     def _collect(self, place: str, now: float) -> None:
         """Remove old snapshots, and what no snapshot names. Those that cannot be read stay, and all blocks with them:
-        what they name is not known. ``now`` is the time of the store: this machine's clock may be a day ahead."""
+        what they name is not known. ``now`` is when the store took the new manifest: this machine's clock may be a
+        day ahead, or was when another object was written."""
 
         def refuse(name: str, error: SnapshotRefused) -> None:
             _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
