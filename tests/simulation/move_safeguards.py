@@ -62,12 +62,12 @@ def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, 
     return _misread(self, original, partition, when, for_my_name)
 
 
-@instead(Replicas, "take", "marker: generation", "pendulum", seed=643)
+@instead(Replicas, "take", "marker: generation", "pendulum", seed=210)
 def old_markers_count_too(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
 
-@instead(claims, "_place", "transit", "overtaken", seed=155)
+@instead(claims, "_place", "transit", "overtaken", seed=583)
 def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owner: Any, expecting: Any) -> Any:
     return original(read, partition, owner, None)
 
@@ -128,7 +128,7 @@ async def foreign_records_answer_a_look_up(
     return answer
 
 
-@missed("copies", "slow_restores", "evictions", seed=88)
+@missed("copies", "evictions", "slow_restores", seed=128)
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)
