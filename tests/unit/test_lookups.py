@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from streams import SKIP, STOP, EventContext, EventSource, EventSourceConfig, Lookup, Table
-from streams.errors import ConfigError, NotCaughtUp, OffsetError, RecordError, RegistrationError, StoreError, TopicError
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    NotCaughtUp,
+    OffsetError,
+    RecordError,
+    RegistrationError,
+    StoreError,
+    TopicError,
+)
 from streams.events import event_type
 from streams.observability import catalogue
 from streams.records import IncomingRecord, Record
@@ -18,6 +28,7 @@ from streams.runtime.reading.log_reader import LogReader
 from streams.runtime.reading.lookups import Lookups
 from streams.runtime.reading.view_follower import Following, Receiver
 from streams.runtime.replay import PartitionReplay
+from streams.runtime.signal import Broadcast
 from streams.testing import TestDriver
 from streams.testing.driver_base import Unsettled
 from streams.testing.simulation.broker import LogEntry
@@ -277,6 +288,41 @@ def test_a_record_counts_as_looked_into_before_it_is_in_the_table() -> None:
     places.append(following.places)
     tail.receive(0, tail.epoch, [IncomingRecord(RATES, 0, 5, b"k", b"v", None, 0)], 9, 9)
     assert [*places, following.places] == [((0, 0),), ((5, 6),), ((9, 9),)]
+
+
+async def test_the_time_without_the_cluster_is_not_that_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers again shortly before the time is over: the take-over asks again, and the source does not stop."""
+    rates, clients, outages = Shop().rates, SimpleNamespace(worker=lambda: None), [True, False]
+    assert rates is not None
+    lookups = Lookups([rates], lambda topic: clients)  # type: ignore[arg-type, return-value]
+    read: Any = lookups._readings[RATES].reader
+
+    async def loss(deadline: float) -> None: ...
+
+    async def wait_stable(seconds: float) -> None:
+        read._changed, read.is_cut_off = Broadcast(), outages.pop(0)
+        await read._look(SimpleNamespace(grow=lambda partitions: None), SimpleNamespace(loss=loss, partitions=1), 0.0)
+        raise NotCaughtUp("rates: not caught up within 300 s")
+
+    monkeypatch.setattr(read, "wait_stable", wait_stable)
+    for kind in (BrokerUnavailable, NotCaughtUp):
+        with pytest.raises(kind, match="not caught up within 300 s"):
+            await lookups.wait_stable()
+
+
+def test_a_broker_that_does_not_know_a_new_partition_yet_is_asked_again() -> None:
+    with TestDriver(Shop().source, topics={RATES: 2}) as driver:
+        for key in ("EUR", "GBP", "USD", "SEK"):
+            rate(driver, 1, key)
+        pay(driver)
+        world = driver._world
+        driver.crash()
+        world.broker.topics[RATES] = 1
+        world.loop.call_later(20.0, world.broker.topics.update, {RATES: 2})
+        driver.restart()
+        driver.settle()
+        pay(driver, 0, "GBP")
+        assert seen(driver) == ["EUR at 1", "GBP at 1"]
 
 
 # -- positions in the changelog ----------------------------------------------------------------------------------------

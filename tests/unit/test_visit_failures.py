@@ -166,8 +166,40 @@ def test_a_letter_that_is_sent_again_visits_its_key() -> None:
             driver.check()
 
 
+def test_a_letter_that_is_sent_again_meets_the_policy_of_its_visit() -> None:
+    """And not that of the source, which would stop it at each start."""
+    with driven(build(fails(), on_error=DEAD_LETTER)) as driver:
+        fill(driver, 3)
+        driver.start_visit("look")
+        (letter,) = driver.dead_letters()
+        headers = [(name, content) for name, content in letter.headers or () if not name.startswith("__kes_dlq")]
+        driver.send_record(Record("orders", letter.value, letter.key, headers, 0))
+        assert [one.key for one in driver.dead_letters()] == [b"k001", b"k001"]
+
+
+def test_a_visit_cannot_cancel_what_keeps_its_run() -> None:
+    def cancelling(ctx: Ctx, key: str, value: int) -> None:
+        look(ctx, key, value)
+        assert ctx.timer is not None
+        assert not ctx.cancel_timer(ctx.timer.name)
+
+    with driven(build(cancelling)) as driver:
+        fill(driver, 5)
+        driver.start_visit("look")
+        assert seen(driver) == once(5)
+        driver.start_visit("look")
+        assert seen(driver) == once(5)
+
+
 @pytest.mark.parametrize(
-    "value", [b"no JSON", b"{}", b'{"visit":"","run":"r"}', b'{"visit":"look","run":"%s"}' % (b"r" * 101)]
+    "value",
+    [
+        b"no JSON",
+        b"{}",
+        b'{"visit":"","run":"r"}',
+        b'{"visit":"look","run":""}',
+        b'{"visit":"look","run":"%s"}' % (b"r" * 101),
+    ],
 )
 def test_what_is_no_request_meets_a_policy(value: bytes) -> None:
     with driven(build(error_policy=DEAD_LETTER, decode_policy=DEAD_LETTER)) as driver:

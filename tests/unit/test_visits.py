@@ -304,8 +304,13 @@ def test_requests_of_a_running_source() -> None:
 
 
 def test_a_topic_that_is_not_as_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is requested then; the settings of the topic are not looked at, which would take one more right."""
     with driven(build()) as driver:
-        monkeypatch.setattr(SimTopics, "differences", lambda self, specs: [f"topic {specs[0].name} does not exist"])
         source = driver._world.members[0].source
-        with pytest.raises(TopicError, match=r"shop\.orders\.visits does not exist: the first member"):
-            driver._run(source.start_visit("look"))
+        monkeypatch.setattr(SimTopics, "differences", None)
+        for found, text in ((None, "does not exist: the first member"), (("id", 3), "has 3 partitions, and num_part")):
+            monkeypatch.setattr(SimTopics, "identity", lambda self, name, seconds, found=found: found)
+            with pytest.raises(TopicError, match=rf"shop\.orders\.visits {text}"):
+                driver._run(source.start_visit("look"))
+        driver.settle()
+        assert driver.visits(0) == ()

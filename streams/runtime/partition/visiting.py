@@ -65,7 +65,8 @@ async def requested(ctx: EventContext[Any], request: VisitRequest) -> Any:
     assert timers is not None  # it has its turn
     if request.action == "again":
         return await _again(ctx, request)
-    if not 1 <= len(request.visit) <= LONGEST_NAME >= len(request.run):
+    shortest_run = 0 if request.action == "cancel" else 1
+    if not (1 <= len(request.visit) <= LONGEST_NAME and shortest_run <= len(request.run) <= LONGEST_NAME):
         raise DecodeError(
             f"names of visits and runs have 1 to {LONGEST_NAME} letters; this is no request of start_visit"
         )
