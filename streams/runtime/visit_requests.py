@@ -43,8 +43,8 @@ def _send(config: EventSourceConfig, connections: Connections, request: VisitReq
         )
     if found[1] != wanted:
         raise TopicError(
-            f"topic {name} has {found[1]} partitions, and num_partitions is {wanted} here: a run would miss partitions. "
-            "Request it with the settings of the members"
+            f"topic {name} has {found[1]} partitions, and num_partitions is {wanted} here: make the request with the "
+            "settings of the members, or a run would not be in all partitions"
         )
     producer = connections.plain_producer("", {}, DELIVERY_SECONDS)
     try:

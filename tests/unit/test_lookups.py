@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import SKIP, STOP, EventContext, EventSource, EventSourceConfig, Lookup, Table
+from streams import SKIP, STOP, EventContext
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -22,9 +22,8 @@ from streams.errors import (
 )
 from streams.events import event_type
 from streams.observability import catalogue
-from streams.records import IncomingRecord, Record
-from streams.runtime.changelog import LOOKUP_PREFIX, OFFSET_KEY, LookupPosition, OffsetRecord, decode_offset
-from streams.runtime.reading.log_reader import LogReader
+from streams.records import IncomingRecord
+from streams.runtime.changelog import LOOKUP_PREFIX, LookupPosition, OffsetRecord
 from streams.runtime.reading.lookups import Lookups
 from streams.runtime.reading.view_follower import Following, Receiver
 from streams.runtime.replay import PartitionReplay
@@ -33,66 +32,8 @@ from streams.testing import TestDriver
 from streams.testing.driver_base import Unsettled
 from streams.testing.simulation.broker import LogEntry
 from tests.unit.joins_kit import say
+from tests.unit.lookups_kit import RATES, Paid, Shop, hold, pay, rate, raw, record_of, seen
 from tests.vocabulary import INTS
-
-RATES, SEEN = "rates", "seen"
-
-
-@event_type("lookups.Paid")
-class Paid(msgspec.Struct, frozen=True):
-    currency: str
-
-
-class Shop:
-    """A source that looks into rates. ``options``: of the lookup; ``looks=False``: without it."""
-
-    def __init__(self, *, looks: bool = True, options: dict[str, Any] | None = None, **settings: Any) -> None:
-        config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, **settings)
-        self.source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
-        self.rates: Lookup[str, int] | None = None
-        if looks:
-            self.rates = self.source.lookup(RATES, key=str, value=int, **(options or {}))
-        self.source.register_event_type(Paid, self.paid)
-
-    def paid(self, ctx: EventContext[Any], event: Paid) -> None:
-        say(ctx, f"{event.currency} at {self.rate(ctx, event.currency)}")
-
-    def rate(self, ctx: EventContext[Any], currency: str) -> int | None:
-        return None if self.rates is None else ctx.lookup(self.rates).get(currency)
-
-
-def seen(driver: TestDriver[Any]) -> list[str]:
-    return [(record.value or b"").decode() for record in driver.new_outputs(SEEN)]
-
-
-def pay(driver: TestDriver[Any], partition: int = 0, currency: str = "EUR", *, wait: bool = True) -> None:
-    driver.send(Paid(currency), partition=partition, key=currency, wait=wait)
-
-
-def rate(driver: TestDriver[Any], value: int, key: str = "EUR", *, wait: bool = True) -> None:
-    driver.table(RATES).put(key, value, wait=wait)
-
-
-def raw(driver: TestDriver[Any], key: bytes | None, value: bytes | None, *, wait: bool = True) -> IncomingRecord:
-    return driver.send_record(Record(RATES, value, key, None, 0), wait=wait)
-
-
-def reader(driver: TestDriver[Any], member: int) -> LogReader:
-    engine = driver._world.members[member].engine
-    assert engine is not None
-    return engine.lookups._readings[RATES].reader
-
-
-def hold(driver: TestDriver[Any], member: int) -> Callable[[], None]:
-    """Hold a member's lookup where it is. Returns what lets it go on."""
-    reader(driver, member).running().pause(None)
-    return lambda: reader(driver, member).running().resume(None, None)
-
-
-def record_of(driver: TestDriver[Any], partition: int = 0) -> OffsetRecord:
-    log = driver._world.broker.log("shop.orders.changelog", partition)
-    return decode_offset([one for one in log.committed(0, log.end) if one.key == OFFSET_KEY][-1])
-
 
 # -- in handlers -------------------------------------------------------------------------------------------------------
 

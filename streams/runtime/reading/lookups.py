@@ -24,7 +24,15 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from streams.core.position import Position
-from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, OffsetError, RecordError, StreamsError, TopicError
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    NotCaughtUp,
+    OffsetError,
+    RecordError,
+    StreamsError,
+    TopicError,
+)
 from streams.records import IncomingRecord
 from streams.runtime.changelog import LOOKUP_PREFIX, LookupPosition, OffsetRecord
 from streams.runtime.ports import LogClients, LookupTopic
@@ -116,7 +124,7 @@ class _Reading:
                             f"it anew, and declare source.lookup({topic!r}, ..., may_be_made_anew=True)"
                         ) from None
                 await reader.wait_for_positions(goals, self.declared.timeout_seconds)
-            except ConfigError as error:  # a topic loses no partition: this broker has not heard of a new one yet
+            except ConfigError as error:  # a topic loses no partition: this broker does not know a new one yet
                 raise BrokerUnavailable(f"the lookup {error}; handlers of {where} have looked into more") from error
 
     @contextmanager

@@ -20,6 +20,7 @@ from streams.errors import BrokerUnavailable, OffsetError, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
+from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.followed import SimLogClients
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
