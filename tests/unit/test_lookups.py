@@ -235,7 +235,7 @@ async def test_the_time_without_the_cluster_is_not_that_of_the_table(monkeypatch
     """It answers again shortly before the time is over: the take-over asks again, and the source does not stop."""
     rates, clients, outages = Shop().rates, SimpleNamespace(worker=lambda: None), [True, False]
     assert rates is not None
-    lookups = Lookups([rates], lambda topic: clients)  # type: ignore[arg-type, return-value]
+    lookups = Lookups([rates], lambda topic: clients)
     read: Any = lookups._readings[RATES].reader
 
     async def loss(deadline: float) -> None: ...

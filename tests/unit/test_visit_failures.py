@@ -177,6 +177,17 @@ def test_a_letter_that_is_sent_again_meets_the_policy_of_its_visit() -> None:
         assert [one.key for one in driver.dead_letters()] == [b"k001", b"k001"]
 
 
+def test_a_key_that_is_too_large_to_be_the_place_of_a_run_stops_it_by_name() -> None:
+    """The state of the run would be refused behind each policy: the partition would be restored without end."""
+    with driven(build(on_error=SKIP)) as driver:
+        driver.send(Put("k" * 500_001, 0), partition=0)
+        with pytest.raises(EventFailure, match=r"the visit 'look' .* the key has 500001 bytes.*kes visit --cancel"):
+            driver.start_visit("look")
+        driver.cancel_visit("look")
+        driver.restart()
+        assert driver.visits(0)[0].cancelled == {"run": 0}
+
+
 def test_a_visit_cannot_cancel_what_keeps_its_run() -> None:
     def cancelling(ctx: Ctx, key: str, value: int) -> None:
         look(ctx, key, value)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from streams.core.origin import INTERJECTION
 from streams.core.router import Route
 from streams.core.visits import LONGEST_NAME, TIMER_PREFIX, VisitedKey, VisitRequest, VisitState, state_of
-from streams.errors import DecodeError, RegistrationError
+from streams.errors import DecodeError, EventFailure, RegistrationError
 from streams.runtime.partition.due_timers import as_record
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution
@@ -148,7 +148,13 @@ class Visiting:
             self._end(visit, state)
 
     async def _visit(self, visited: VisitedKey, route: Route, table: VisitableTable, key: bytes) -> None:
-        execution, handler = self._execution, route.handler
+        execution, handler, limit = self._execution, route.handler, self._host.message_limit
+        if 2 * len(key) > limit:  # as base64 in base64; its refusal would be that of each policy, without end
+            raise EventFailure(
+                f"{visited.title} of {self._partition.topic_partition}: the key has {len(key)} bytes. The place of a "
+                f"run is a key, which may have half of message.max.bytes of the producer ({limit}) at most. Raise that "
+                "in client_settings (and max.message.bytes of the changelog), or cancel the run: kes visit --cancel"
+            )
 
         def handle(ctx: EventContext[Any]) -> Any:
             entry = table.entry(key)
