@@ -24,6 +24,7 @@ from streams.events import event_type
 from streams.observability import catalogue
 from streams.records import IncomingRecord
 from streams.runtime.changelog import LOOKUP_PREFIX, LookupPosition, OffsetRecord
+from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading.lookups import Lookups
 from streams.runtime.reading.view_follower import Following, Receiver
 from streams.runtime.replay import PartitionReplay
@@ -141,6 +142,29 @@ def test_the_receiver_of_a_move_waits_until_its_table_is_as_far_as_the_donors() 
         assert seen(driver) == ["EUR at 2"]
         assert not driver.statistics(receiver).lookups[0].is_awaited
         driver.check()
+
+
+def test_a_donors_position_that_cannot_be_read_is_met_by_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and by name. As an error of a callback it would hold up the partition until the group is asked again."""
+    with TestDriver(Shop().source) as driver:
+        pay(driver)
+        taken, met = TakeOvers.take_over, list[int]()
+
+        async def take_over(self: TakeOvers, workers: Any) -> None:
+            met.extend(worker.partition for worker in workers)
+            monkeypatch.undo()
+            await taken(self, workers)
+
+        def unreadable(self: OffsetRecord, topic: str) -> None:
+            raise OffsetError("a newer version")
+
+        monkeypatch.setattr(TakeOvers, "take_over", take_over)
+        monkeypatch.setattr(OffsetRecord, "position_of_lookup", unreadable)
+        began = driver.now
+        driver.join()
+        driver.settle()
+        assert len(met) == 1
+        assert driver.now - began < 5
 
 
 def crashed_behind(driver: TestDriver[Any]) -> Callable[[], None]:

@@ -220,6 +220,19 @@ def test_what_is_no_request_meets_a_policy(value: bytes) -> None:
         assert (driver.visits(0), seen(driver)) == ((), Counter())
 
 
+def test_a_run_is_requested_in_the_topic_of_requests_only() -> None:
+    """Else the right to write events would be the right to start runs over all keys."""
+    with driven(build(error_policy=DEAD_LETTER)) as driver:
+        fill(driver, 2)
+        value = b'{"visit":"look","run":"r"}'
+        driver.send_record(Record("orders", value, None, [(TYPE_HEADER, b"kes.visit")], 0))
+        (letter,) = driver.dead_letters()
+        assert (letter.header("__kes_dlq_message") or b"").endswith(
+            b"records of shop.orders.visits, where it takes a right of its own"
+        )
+        assert (driver.visits(0), seen(driver)) == ((), Counter())
+
+
 def test_what_is_sent_again_for_a_visit_that_is_not_there_is_its_events_error() -> None:
     with driven(build(error_policy=DEAD_LETTER)) as driver:
         driver.send_record(

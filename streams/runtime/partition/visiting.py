@@ -65,6 +65,8 @@ async def requested(ctx: EventContext[Any], request: VisitRequest) -> Any:
     assert timers is not None  # it has its turn
     if request.action == "again":
         return await _again(ctx, request)
+    if ctx.topic_partition.topic != (topic := ctx._host.config.visits_topic):
+        raise DecodeError(f"runs of visits are requested by records of {topic}, where it takes a right of its own")
     shortest_run = 0 if request.action == "cancel" else 1
     if not (1 <= len(request.visit) <= LONGEST_NAME and shortest_run <= len(request.run) <= LONGEST_NAME):
         raise DecodeError(
