@@ -223,6 +223,30 @@ def test_a_table_on_disk(tmp_path: Path) -> None:
         assert seen(driver) == once(100)
 
 
+def test_a_run_that_has_begun_ends_before_one_of_another_visit_begins() -> None:
+    """Also when a compacted changelog has its state behind that of the other."""
+
+    async def slowly(ctx: Ctx, key: str, value: int) -> None:
+        await elapse(0.05)
+        look(ctx, key, value)
+
+    def both() -> EventSource[Any]:
+        source = build(slowly)
+        source.register_visit("other", slowly)
+        return source
+
+    with driven(both) as driver:
+        fill(driver, 30)
+        driver.start_visit("look", run_id="first", wait=False)
+        driver.start_visit("other", run_id="second", wait=False)
+        driver.advance(0.5)
+        driver.compact()
+        driver.crash()
+        driver.restart()
+        driver.settle()
+        assert [one.value for one in driver.outputs(SEEN)] == [b"first"] * 30 + [b"second"] * 30
+
+
 # -- cancelled ---------------------------------------------------------------------------------------------------------
 
 

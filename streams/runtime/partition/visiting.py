@@ -110,15 +110,18 @@ class Visiting:
     async def step(self) -> bool:
         """Visit some keys of a run that is under way. Returns whether there was one. Raises as
         ``PartitionWorker.run``."""
+        next_one: tuple[str, VisitState, Route, str | None] | None = None
         for name, timer in self._partition.timers.visits.items():
             visit, state = name.removeprefix(TIMER_PREFIX), state_of(timer)
             known = self._host.router.visits.get(visit)
             if state is None or (state.run and known is None):
                 self._warn(visit)
-            elif known is not None and state.run:
-                await self._go_on(visit, state, *known)
-                return True
-        return False
+            elif known is not None and state.run and (next_one is None or state.keys):
+                next_one = (visit, state, *known)  # one that has begun: a restore may have changed their order
+        if next_one is None:
+            return False
+        await self._go_on(*next_one)
+        return True
 
     def statistics(self) -> tuple[VisitStatistics, ...]:
         """Return the figures of its visits."""
