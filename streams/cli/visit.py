@@ -104,6 +104,6 @@ def _table(runs: list[VisitRunStatistics], partitions: int) -> Table:
     )  # fmt: skip
     for one in runs:
         counts = one.running, one.waiting, one.ended, one.cancelled
-        rest = partitions - sum(counts)
+        rest = max(partitions - sum(counts), 0)  # two notes may name a partition that has just moved
         table.add_row(Text(one.run), *(str(count) if count else "" for count in (*counts, rest)), f"{one.keys:,}")
     return table

@@ -13,9 +13,9 @@ from streams.config import EventSourceConfig
 from streams.core.visits import VisitRequest, encode_request, request_headers
 from streams.errors import BrokerUnavailable, StreamsError, TopicError
 from streams.records import Acknowledgement, Record
-from streams.runtime import source_topics
 from streams.runtime.ports import Connections, PlainProducer
 
+LOOK_SECONDS: Final = 10.0
 DELIVERY_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.1
 
@@ -31,16 +31,21 @@ async def send_request(config: EventSourceConfig, connections: Connections, requ
 
 
 def _send(config: EventSourceConfig, connections: Connections, request: VisitRequest) -> None:
-    topics = connections.topics()
+    topics, name, wanted = connections.topics(), config.visits_topic, config.num_partitions
     try:
-        wanted = [spec for spec in source_topics.specs(config) if spec.name == config.visits_topic]
-        if differences := topics.differences(wanted):
-            raise TopicError(
-                f"{'; '.join(differences)}: the first member that starts with visits=True makes the topic, and so does "
-                "kes topics apply"
-            )
+        found = topics.identity(name, LOOK_SECONDS)  # of its settings nothing: that would take one more right
     finally:
         topics.close()
+    if found is None:
+        raise TopicError(
+            f"topic {name} does not exist: the first member that starts with visits=True makes it, and so does kes "
+            "topics apply"
+        )
+    if found[1] != wanted:
+        raise TopicError(
+            f"topic {name} has {found[1]} partitions, and num_partitions is {wanted} here: make the request with the "
+            "settings of the members, or a run would not be in all partitions"
+        )
     producer = connections.plain_producer("", {}, DELIVERY_SECONDS)
     try:
         failures = [report.error for report in _sent(producer, config, request) if report.error is not None]

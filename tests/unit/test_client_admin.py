@@ -65,6 +65,9 @@ class Cluster:
     def differences(self, specs: Sequence[TopicSpec]) -> list[str]:
         return [sentence for spec in specs for sentence in differences(spec, self._found(spec))]
 
+    def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None:
+        return ("id", self.there[name]) if name in self.there else None
+
     def _found(self, spec: TopicSpec) -> TopicDescription | None:
         if spec.name not in self.there:
             return None

@@ -3,85 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from streams import SKIP, STOP, EventContext, EventSource, EventSourceConfig, Lookup, Table
-from streams.errors import ConfigError, NotCaughtUp, OffsetError, RecordError, RegistrationError, StoreError, TopicError
+from streams import SKIP, STOP, EventContext
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    NotCaughtUp,
+    OffsetError,
+    RecordError,
+    RegistrationError,
+    StoreError,
+    TopicError,
+)
 from streams.events import event_type
 from streams.observability import catalogue
-from streams.records import IncomingRecord, Record
-from streams.runtime.changelog import LOOKUP_PREFIX, OFFSET_KEY, LookupPosition, OffsetRecord, decode_offset
-from streams.runtime.reading.log_reader import LogReader
+from streams.records import IncomingRecord
+from streams.runtime.changelog import LOOKUP_PREFIX, LookupPosition, OffsetRecord
+from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading.lookups import Lookups
 from streams.runtime.reading.view_follower import Following, Receiver
 from streams.runtime.replay import PartitionReplay
+from streams.runtime.signal import Broadcast
 from streams.testing import TestDriver
 from streams.testing.driver_base import Unsettled
 from streams.testing.simulation.broker import LogEntry
 from tests.unit.joins_kit import say
+from tests.unit.lookups_kit import RATES, Paid, Shop, hold, pay, rate, raw, record_of, seen
 from tests.vocabulary import INTS
-
-RATES, SEEN = "rates", "seen"
-
-
-@event_type("lookups.Paid")
-class Paid(msgspec.Struct, frozen=True):
-    currency: str
-
-
-class Shop:
-    """A source that looks into rates. ``options``: of the lookup; ``looks=False``: without it."""
-
-    def __init__(self, *, looks: bool = True, options: dict[str, Any] | None = None, **settings: Any) -> None:
-        config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, **settings)
-        self.source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
-        self.rates: Lookup[str, int] | None = None
-        if looks:
-            self.rates = self.source.lookup(RATES, key=str, value=int, **(options or {}))
-        self.source.register_event_type(Paid, self.paid)
-
-    def paid(self, ctx: EventContext[Any], event: Paid) -> None:
-        say(ctx, f"{event.currency} at {self.rate(ctx, event.currency)}")
-
-    def rate(self, ctx: EventContext[Any], currency: str) -> int | None:
-        return None if self.rates is None else ctx.lookup(self.rates).get(currency)
-
-
-def seen(driver: TestDriver[Any]) -> list[str]:
-    return [(record.value or b"").decode() for record in driver.new_outputs(SEEN)]
-
-
-def pay(driver: TestDriver[Any], partition: int = 0, currency: str = "EUR", *, wait: bool = True) -> None:
-    driver.send(Paid(currency), partition=partition, key=currency, wait=wait)
-
-
-def rate(driver: TestDriver[Any], value: int, key: str = "EUR", *, wait: bool = True) -> None:
-    driver.table(RATES).put(key, value, wait=wait)
-
-
-def raw(driver: TestDriver[Any], key: bytes | None, value: bytes | None, *, wait: bool = True) -> IncomingRecord:
-    return driver.send_record(Record(RATES, value, key, None, 0), wait=wait)
-
-
-def reader(driver: TestDriver[Any], member: int) -> LogReader:
-    engine = driver._world.members[member].engine
-    assert engine is not None
-    return engine.lookups._readings[RATES].reader
-
-
-def hold(driver: TestDriver[Any], member: int) -> Callable[[], None]:
-    """Hold a member's lookup where it is. Returns what lets it go on."""
-    reader(driver, member).running().pause(None)
-    return lambda: reader(driver, member).running().resume(None, None)
-
-
-def record_of(driver: TestDriver[Any], partition: int = 0) -> OffsetRecord:
-    log = driver._world.broker.log("shop.orders.changelog", partition)
-    return decode_offset([one for one in log.committed(0, log.end) if one.key == OFFSET_KEY][-1])
-
 
 # -- in handlers -------------------------------------------------------------------------------------------------------
 
@@ -191,6 +144,29 @@ def test_the_receiver_of_a_move_waits_until_its_table_is_as_far_as_the_donors() 
         driver.check()
 
 
+def test_a_donors_position_that_cannot_be_read_is_met_by_a_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and by name. As an error of a callback it would hold up the partition until the group is asked again."""
+    with TestDriver(Shop().source) as driver:
+        pay(driver)
+        taken, met = TakeOvers.take_over, list[int]()
+
+        async def take_over(self: TakeOvers, workers: Any) -> None:
+            met.extend(worker.partition for worker in workers)
+            monkeypatch.undo()
+            await taken(self, workers)
+
+        def unreadable(self: OffsetRecord, topic: str) -> None:
+            raise OffsetError("a newer version")
+
+        monkeypatch.setattr(TakeOvers, "take_over", take_over)
+        monkeypatch.setattr(OffsetRecord, "position_of_lookup", unreadable)
+        began = driver.now
+        driver.join()
+        driver.settle()
+        assert len(met) == 1
+        assert driver.now - began < 5
+
+
 def crashed_behind(driver: TestDriver[Any]) -> Callable[[], None]:
     """Have the owner of partition 0 look into a row, without any record of that, and die; its successor's table has not
     got the row. Returns what lets that table go on."""
@@ -277,6 +253,41 @@ def test_a_record_counts_as_looked_into_before_it_is_in_the_table() -> None:
     places.append(following.places)
     tail.receive(0, tail.epoch, [IncomingRecord(RATES, 0, 5, b"k", b"v", None, 0)], 9, 9)
     assert [*places, following.places] == [((0, 0),), ((5, 6),), ((9, 9),)]
+
+
+async def test_the_time_without_the_cluster_is_not_that_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers again shortly before the time is over: the take-over asks again, and the source does not stop."""
+    rates, clients, outages = Shop().rates, SimpleNamespace(worker=lambda: None), [True, False]
+    assert rates is not None
+    lookups = Lookups([rates], lambda topic: clients)
+    read: Any = lookups._readings[RATES].reader
+
+    async def loss(deadline: float) -> None: ...
+
+    async def wait_stable(seconds: float) -> None:
+        read._changed, read.is_cut_off = Broadcast(), outages.pop(0)
+        await read._look(SimpleNamespace(grow=lambda partitions: None), SimpleNamespace(loss=loss, partitions=1), 0.0)
+        raise NotCaughtUp("rates: not caught up within 300 s")
+
+    monkeypatch.setattr(read, "wait_stable", wait_stable)
+    for kind in (BrokerUnavailable, NotCaughtUp):
+        with pytest.raises(kind, match="not caught up within 300 s"):
+            await lookups.wait_stable()
+
+
+def test_a_broker_that_does_not_know_a_new_partition_yet_is_asked_again() -> None:
+    with TestDriver(Shop().source, topics={RATES: 2}) as driver:
+        for key in ("EUR", "GBP", "USD", "SEK"):
+            rate(driver, 1, key)
+        pay(driver)
+        world = driver._world
+        driver.crash()
+        world.broker.topics[RATES] = 1
+        world.loop.call_later(20.0, world.broker.topics.update, {RATES: 2})
+        driver.restart()
+        driver.settle()
+        pay(driver, 0, "GBP")
+        assert seen(driver) == ["EUR at 1", "GBP at 1"]
 
 
 # -- positions in the changelog ----------------------------------------------------------------------------------------

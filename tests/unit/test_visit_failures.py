@@ -166,14 +166,70 @@ def test_a_letter_that_is_sent_again_visits_its_key() -> None:
             driver.check()
 
 
+def test_a_letter_that_is_sent_again_meets_the_policy_of_its_visit() -> None:
+    """And not that of the source, which would stop it at each start."""
+    with driven(build(fails(), on_error=DEAD_LETTER)) as driver:
+        fill(driver, 3)
+        driver.start_visit("look")
+        (letter,) = driver.dead_letters()
+        headers = [(name, content) for name, content in letter.headers or () if not name.startswith("__kes_dlq")]
+        driver.send_record(Record("orders", letter.value, letter.key, headers, 0))
+        assert [one.key for one in driver.dead_letters()] == [b"k001", b"k001"]
+
+
+def test_a_key_that_is_too_large_to_be_the_place_of_a_run_stops_it_by_name() -> None:
+    """The state of the run would be refused behind each policy: the partition would be restored without end."""
+    with driven(build(on_error=SKIP)) as driver:
+        driver.send(Put("k" * 500_001, 0), partition=0)
+        with pytest.raises(EventFailure, match=r"the visit 'look' .* the key has 500001 bytes.*kes visit --cancel"):
+            driver.start_visit("look")
+        driver.cancel_visit("look")
+        driver.restart()
+        assert driver.visits(0)[0].cancelled == {"run": 0}
+
+
+def test_a_visit_cannot_cancel_what_keeps_its_run() -> None:
+    def cancelling(ctx: Ctx, key: str, value: int) -> None:
+        look(ctx, key, value)
+        assert ctx.timer is not None
+        assert not ctx.cancel_timer(ctx.timer.name)
+
+    with driven(build(cancelling)) as driver:
+        fill(driver, 5)
+        driver.start_visit("look")
+        assert seen(driver) == once(5)
+        driver.start_visit("look")
+        assert seen(driver) == once(5)
+
+
 @pytest.mark.parametrize(
-    "value", [b"no JSON", b"{}", b'{"visit":"","run":"r"}', b'{"visit":"look","run":"%s"}' % (b"r" * 101)]
+    "value",
+    [
+        b"no JSON",
+        b"{}",
+        b'{"visit":"","run":"r"}',
+        b'{"visit":"look","run":""}',
+        b'{"visit":"look","run":"%s"}' % (b"r" * 101),
+    ],
 )
 def test_what_is_no_request_meets_a_policy(value: bytes) -> None:
     with driven(build(error_policy=DEAD_LETTER, decode_policy=DEAD_LETTER)) as driver:
         fill(driver, 2)
         driver.send_record(Record(VISITS, value, None, [(TYPE_HEADER, b"kes.visit")], 0))
         assert [letter.header("__kes_dlq_error") for letter in driver.dead_letters()] == [b"DecodeError"]
+        assert (driver.visits(0), seen(driver)) == ((), Counter())
+
+
+def test_a_run_is_requested_in_the_topic_of_requests_only() -> None:
+    """Else the right to write events would be the right to start runs over all keys."""
+    with driven(build(error_policy=DEAD_LETTER)) as driver:
+        fill(driver, 2)
+        value = b'{"visit":"look","run":"r"}'
+        driver.send_record(Record("orders", value, None, [(TYPE_HEADER, b"kes.visit")], 0))
+        (letter,) = driver.dead_letters()
+        assert (letter.header("__kes_dlq_message") or b"").endswith(
+            b"records of shop.orders.visits, where it takes a right of its own"
+        )
         assert (driver.visits(0), seen(driver)) == ((), Counter())
 
 

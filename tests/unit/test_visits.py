@@ -223,6 +223,30 @@ def test_a_table_on_disk(tmp_path: Path) -> None:
         assert seen(driver) == once(100)
 
 
+def test_a_run_that_has_begun_ends_before_one_of_another_visit_begins() -> None:
+    """Also when a compacted changelog has its state behind that of the other."""
+
+    async def slowly(ctx: Ctx, key: str, value: int) -> None:
+        await elapse(0.05)
+        look(ctx, key, value)
+
+    def both() -> EventSource[Any]:
+        source = build(slowly)
+        source.register_visit("other", slowly)
+        return source
+
+    with driven(both) as driver:
+        fill(driver, 30)
+        driver.start_visit("look", run_id="first", wait=False)
+        driver.start_visit("other", run_id="second", wait=False)
+        driver.advance(0.5)
+        driver.compact()
+        driver.crash()
+        driver.restart()
+        driver.settle()
+        assert [one.value for one in driver.outputs(SEEN)] == [b"first"] * 30 + [b"second"] * 30
+
+
 # -- cancelled ---------------------------------------------------------------------------------------------------------
 
 
@@ -304,8 +328,13 @@ def test_requests_of_a_running_source() -> None:
 
 
 def test_a_topic_that_is_not_as_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is requested then; the settings of the topic are not looked at, which would take one more right."""
     with driven(build()) as driver:
-        monkeypatch.setattr(SimTopics, "differences", lambda self, specs: [f"topic {specs[0].name} does not exist"])
         source = driver._world.members[0].source
-        with pytest.raises(TopicError, match=r"shop\.orders\.visits does not exist: the first member"):
-            driver._run(source.start_visit("look"))
+        monkeypatch.setattr(SimTopics, "differences", None)
+        for found, text in ((None, "does not exist: the first member"), (("id", 3), "has 3 partitions, and num_part")):
+            monkeypatch.setattr(SimTopics, "identity", lambda self, name, seconds, found=found: found)
+            with pytest.raises(TopicError, match=rf"shop\.orders\.visits {text}"):
+                driver._run(source.start_visit("look"))
+        driver.settle()
+        assert driver.visits(0) == ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -18,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from streams.core.partition import PartitionState
-from streams.errors import StreamsError
+from streams.errors import OffsetError, StreamsError
 from streams.group import Assigned, Copies, Order
 from streams.metrics import PartitionMoved
 from streams.runtime.member import Member
@@ -214,8 +215,10 @@ class Handover:
             if not is_for_us(copy):
                 return False
             assert copy.offset_record is not None
-            has_inputs = copy.offset_record.has_all(self._partitions.further_topics, partition)
-            needs_takeover = not has_inputs or not member.lookups.reach(copy.offset_record)
+            needs_takeover = True
+            with suppress(OffsetError):  # a position that cannot be read: the take-over meets it, and names it
+                has_inputs = copy.offset_record.has_all(self._partitions.further_topics, partition)
+                needs_takeover = not has_inputs or not member.lookups.reach(copy.offset_record)
             return not needs_takeover
 
         copy = self._replicas.take(partition, can_start)

@@ -225,6 +225,9 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         if changes is None:
             changes = self._timer_changes = {}
         there = changes[name] is not None if name in changes else name in self._timers
+        run = None if self.timer is None else self.timer.following
+        if run is not None and changes.get(name) is run:
+            return False  # the state of the visit that this event belongs to is no timer of a handler
         if there:
             changes[name] = None
         return there

@@ -16,6 +16,7 @@ from streams.core.policy import Decision, Failure, apply_error_policy
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.core.transaction import Waiter
+from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, NotOwned
 from streams.events import parse_version
 from streams.metrics import EventFailed
@@ -116,6 +117,9 @@ class Execution:
             return
         assert route is not None
         handler = route.handler
+        if isinstance(event, VisitRequest) and event.action == "again" and (visits := self._host.router.visits):
+            visited, _ = visits.get(event.visit, (route, None))
+            route = route.with_policy(visited.policy)  # a key that is visited again fails as it does in a run
         failed = failure is not None
         await self.retrying(record, route, lambda ctx: handler(ctx, event), int(failed), failure, store_dirty=failed)
 

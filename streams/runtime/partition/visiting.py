@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from streams.core.origin import INTERJECTION
 from streams.core.router import Route
 from streams.core.visits import LONGEST_NAME, TIMER_PREFIX, VisitedKey, VisitRequest, VisitState, state_of
-from streams.errors import DecodeError, RegistrationError
+from streams.errors import DecodeError, EventFailure, RegistrationError
 from streams.runtime.partition.due_timers import as_record
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution
@@ -65,7 +65,10 @@ async def requested(ctx: EventContext[Any], request: VisitRequest) -> Any:
     assert timers is not None  # it has its turn
     if request.action == "again":
         return await _again(ctx, request)
-    if not 1 <= len(request.visit) <= LONGEST_NAME >= len(request.run):
+    if ctx.topic_partition.topic != (topic := ctx._host.config.visits_topic):
+        raise DecodeError(f"runs of visits are requested by records of {topic}, where it takes a right of its own")
+    shortest_run = 0 if request.action == "cancel" else 1
+    if not (1 <= len(request.visit) <= LONGEST_NAME and shortest_run <= len(request.run) <= LONGEST_NAME):
         raise DecodeError(
             f"names of visits and runs have 1 to {LONGEST_NAME} letters; this is no request of start_visit"
         )
@@ -107,15 +110,18 @@ class Visiting:
     async def step(self) -> bool:
         """Visit some keys of a run that is under way. Returns whether there was one. Raises as
         ``PartitionWorker.run``."""
+        next_one: tuple[str, VisitState, Route, str | None] | None = None
         for name, timer in self._partition.timers.visits.items():
             visit, state = name.removeprefix(TIMER_PREFIX), state_of(timer)
             known = self._host.router.visits.get(visit)
             if state is None or (state.run and known is None):
                 self._warn(visit)
-            elif known is not None and state.run:
-                await self._go_on(visit, state, *known)
-                return True
-        return False
+            elif known is not None and state.run and (next_one is None or state.keys):
+                next_one = (visit, state, *known)  # one that has begun: a restore may have changed their order
+        if next_one is None:
+            return False
+        await self._go_on(*next_one)
+        return True
 
     def statistics(self) -> tuple[VisitStatistics, ...]:
         """Return the figures of its visits."""
@@ -147,7 +153,13 @@ class Visiting:
             self._end(visit, state)
 
     async def _visit(self, visited: VisitedKey, route: Route, table: VisitableTable, key: bytes) -> None:
-        execution, handler = self._execution, route.handler
+        execution, handler, limit = self._execution, route.handler, self._host.message_limit
+        if 2 * len(key) > limit:  # as base64 in base64; its refusal would be that of each policy, without end
+            raise EventFailure(
+                f"{visited.title} of {self._partition.topic_partition}: the key has {len(key)} bytes. The place of a "
+                f"run is a key, which may have half of message.max.bytes of the producer ({limit}) at most. Raise that "
+                "in client_settings (and max.message.bytes of the changelog), or cancel the run: kes visit --cancel"
+            )
 
         def handle(ctx: EventContext[Any]) -> Any:
             entry = table.entry(key)

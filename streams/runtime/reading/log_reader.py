@@ -69,6 +69,8 @@ class LogReader:
         self.state = SourceState.CREATED
         self.failure: Exception | None = None
         self.is_cut_off = False
+        self.cut_off_until = -math.inf
+        """The time of the loop at which the cluster was last known not to answer."""
         self.begin_at: Callable[[FollowedTopic], Awaitable[Mapping[int, int]]] | None = None
         """Returns where to go on in each partition; the others are read from the start of their logs."""
         self._only_compacted = only_compacted
@@ -313,14 +315,14 @@ class LogReader:
                 await self._look(following, followed, loop_time() + REQUEST_SECONDS)
             except BrokerUnavailable as error:
                 _log.debug("%s: %s", self.topic, error)
-                self.is_cut_off = True
+                self.is_cut_off, self.cut_off_until = True, loop_time()
                 self._changed.notify()
 
     async def _look(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
         """Check that the topic is still the same; it may have grown. Fails, and raises, if it is not."""
         loss = await followed.loss(deadline)
         if self.is_cut_off:
-            self.is_cut_off = False
+            self.is_cut_off, self.cut_off_until = False, loop_time()
             self._changed.notify()
         if loss is not None:
             self.fail(loss)

@@ -24,10 +24,19 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from streams.core.position import Position
-from streams.errors import BrokerUnavailable, NotCaughtUp, OffsetError, RecordError, StreamsError, TopicError
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    NotCaughtUp,
+    OffsetError,
+    RecordError,
+    StreamsError,
+    TopicError,
+)
 from streams.records import IncomingRecord
 from streams.runtime.changelog import LOOKUP_PREFIX, LookupPosition, OffsetRecord
 from streams.runtime.ports import LogClients, LookupTopic
+from streams.runtime.reading.followed_topic import loop_time
 from streams.runtime.reading.log_reader import LogReader
 from streams.runtime.reading.view_follower import OnError, Receiver
 from streams.statistics import LookupStatistics
@@ -108,22 +117,24 @@ class _Reading:
             except NotCaughtUp:
                 marks = await reader.wait_stable(self.declared.timeout_seconds)
                 for number, goal in goals.items():
-                    if number not in marks or marks[number].end < goal:
-                        end = "is gone" if number not in marks else f"ends at {marks[number].end}"
+                    if number in marks and marks[number].end < goal:
                         raise OffsetError(
                             f"{where}: its handlers have looked into {topic}[{number}] up to offset {goal}, but that "
-                            f"{end}: the topic has lost records. Restore it; or delete it, fill it anew, and declare "
-                            f"source.lookup({topic!r}, ..., may_be_made_anew=True)"
+                            f"ends at {marks[number].end}: the topic has lost records. Restore it; or delete it, fill "
+                            f"it anew, and declare source.lookup({topic!r}, ..., may_be_made_anew=True)"
                         ) from None
                 await reader.wait_for_positions(goals, self.declared.timeout_seconds)
+            except ConfigError as error:  # a topic loses no partition: this broker does not know a new one yet
+                raise BrokerUnavailable(f"the lookup {error}; handlers of {where} have looked into more") from error
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         self.waits += 1
+        began = loop_time()
         try:
             yield
         except NotCaughtUp as error:
-            if self.reader.is_cut_off:
+            if self.reader.is_cut_off or self.reader.cut_off_until >= began:  # its time was not that of the table
                 raise BrokerUnavailable(str(error)) from error
             raise NotCaughtUp(
                 f"the lookup {error}. Its timeout_seconds in source.lookup(...) is the time that a partition waits"

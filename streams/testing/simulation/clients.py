@@ -20,6 +20,7 @@ from streams.errors import BrokerUnavailable, OffsetError, Stopped
 from streams.group import OpenTransaction, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
+from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.followed import SimLogClients
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
@@ -105,10 +106,10 @@ class SimConnections:
         return SimLogClients(self.process, topic)
 
     def topics(self) -> SimTopics:
-        return SimTopics()
+        return SimTopics(self.process.broker)
 
     def source_topics(self) -> SimTopics:
-        return SimTopics()
+        return SimTopics(self.process.broker)
 
     def source_log(self) -> SimTakeOver:
         return SimTakeOver(self.process, self.config.group_id)
@@ -297,11 +298,18 @@ class SimReader:
 class SimTopics:
     """``ports.Topics``: everything is there."""
 
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
     def create(self, specs: Sequence[TopicSpec], timeout_seconds: float) -> list[str]:
         return []
 
     def differences(self, specs: Sequence[TopicSpec]) -> list[str]:
         return []
+
+    def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None:
+        found = self._broker.identity(name)
+        return found.topic_id, found.partitions
 
     def describe(self, names: Collection[str], timeout_seconds: float) -> dict[str, None]:
         return dict.fromkeys(names)
