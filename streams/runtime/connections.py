@@ -119,7 +119,7 @@ class KafkaConnections:
         return Poller(
             connect,
             max_poll_records=queues.max_poll_records,
-            # Of several inputs one waits for the other: there has to be room until a full queue is paused, and behind it.
+            # Of several inputs one waits for the other: so there is room until a full queue is paused, and behind it.
             room=ROOM_POLLS * queues.max_poll_records if inputs == 1 else 2 * queues.max_queued_records,
             room_bytes=max(1, min(queues.max_queued_bytes, (queues.max_queued_bytes_total + 1) // 2) // inputs),
         )
