@@ -20,8 +20,8 @@ from streams.runtime.bridge import Worker
 from streams.runtime.signal import Signal
 
 _GROUP_BYTES: Final = 900_000
-"""Of the entries that share a transaction: they are one batch, whose offsets follow each other. One append that has
-more is a transaction of its own."""
+"""Of the entries that share a transaction: they are one batch, unless the topic's ``max.message.bytes`` is smaller. One
+append that has more is a transaction of its own."""
 _GROUP_ENTRIES: Final = 5_000
 _CLOSE_SECONDS: Final = 30.0
 
