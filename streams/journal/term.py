@@ -193,7 +193,10 @@ class JournalTerm:
                 await self._send(worker, group)
                 self._under_way = False
                 self._idle.notify()
-                await asyncio.sleep(0)  # those that were answered append again, and share the next transaction
+                # Those that were answered append again, and share the next transaction: callers of ``append`` after one
+                # turn of the loop, those that await an ``Appending``, as decisions do, after two.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
         except BaseException as error:
             damage = error.__cause__ if isinstance(error, AppendUnsettled) and error.__cause__ else error
             self.failure = None if isinstance(error, NotLeading) else damage
