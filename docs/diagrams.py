@@ -161,10 +161,10 @@ TERM = Machine(
     },
     moves={
         ("claiming", "open"): "the id is taken, which fences the predecessor; the term's entry is committed",
-        ("claiming", "ended"): "no broker answers, or the log is no journal's: what comes next is another term",
+        ("claiming", "ended"): "no broker answers, or the log is no journal's; the next attempt is another term",
         ("open", "committing"): "appends that wait go together into one transaction",
         ("committing", "open"): "it is committed: each append has its position",
-        ("committing", "settling"): "it was refused, fenced, or not answered: nothing is guessed",
+        ("committing", "settling"): "it was refused, fenced, or not answered: the log decides",
         ("settling", "open"): "the claim is taken again, and the log has the entries; or the broker refuses one",
         ("settling", "committing"): "the claim is taken again, and the log does not have them: they are sent again",
         ("settling", "ended"): "a younger term has begun, the group does not confirm this one, or it is given up",

@@ -20,8 +20,8 @@ from streams.runtime.bridge import Worker
 from streams.runtime.signal import Signal
 
 _GROUP_BYTES: Final = 900_000
-"""Of the entries that share a transaction: they are one batch, whose offsets follow each other. One append that has
-more is a transaction of its own."""
+"""Of the entries that share a transaction: they are one batch, unless the topic's ``max.message.bytes`` is smaller. One
+append that has more is a transaction of its own."""
 _GROUP_ENTRIES: Final = 5_000
 _CLOSE_SECONDS: Final = 30.0
 
@@ -193,7 +193,10 @@ class JournalTerm:
                 await self._send(worker, group)
                 self._under_way = False
                 self._idle.notify()
-                await asyncio.sleep(0)  # those that were answered append again, and share the next transaction
+                # Those that were answered append again, and share the next transaction: callers of ``append`` after one
+                # turn of the loop, those that await an ``Appending``, as decisions do, after two.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
         except BaseException as error:
             damage = error.__cause__ if isinstance(error, AppendUnsettled) and error.__cause__ else error
             self.failure = None if isinstance(error, NotLeading) else damage

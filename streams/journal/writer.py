@@ -120,7 +120,8 @@ class TermWriter:
                 end = self._claim.append(outputs)
                 return self._known(tuple(range(end - len(outputs), end)))
             except RecordsRefused as error:
-                refused = error
+                if not all(record.is_batch_only for record in error.refused):
+                    refused = error
             except (Failed, BrokerUnavailable) as error:
                 _log.warning("%s: term %d: an append is settled: %s", self._claim.where, self.token, error)
             self._to(TermState.SETTLING)

@@ -226,7 +226,7 @@ class ShardLoop:
         for record in refused:
             if record.output is not None and record.output.origin >= 0:
                 errors.setdefault(record.output.origin, record.reason)
-            elif record.output is None and record.code not in ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"):
+            elif record.output is None and not record.is_batch_only:
                 of_topic = (index for index, row in enumerate(rows) if row.output.topic == record.topic)
                 errors.update((index, record.reason) for index in of_topic if index not in errors)
         for index, error in sorted(errors.items()):

@@ -1,7 +1,7 @@
 """``source.join(engine=...)``: the rows of a joined table on disk, in the database of the partition's store.
 
-They are in there under their keys of the changelog anyway, as everything that is kept of a partition is. So they go
-through the layers of the store: what is not written yet, the cache, the database, damage and memory are its matter.
+The database has them under their keys of the changelog anyway, as it has everything that is kept of a partition. So
+they go through the layers of the store, which see to what is not written yet, to the cache, to damage and to memory.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class LayeredEngine:
         self._overlay[change.key] = change
 
     def exchange(self, change: Change) -> Change | None:
-        """Enter a change that is of an event, and not of the store. Returns the entry that it displaces, for
+        """Enter a change of an event that is not in the store's journal. Returns the entry that it displaces, for
         ``put_back``."""
         before = self._overlay.get(change.key)
         self._overlay[change.key] = change

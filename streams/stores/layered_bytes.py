@@ -39,13 +39,13 @@ class LayeredBytes(JournalledBytes):
         return self._layers.estimated_len()
 
     def keep_rows(self, prefix: bytes) -> LayeredEngine:
-        """Keep the rows of a joined table, too, whose keys begin so. Returns the engine for them."""
+        """Keep the rows of a joined table as well, whose keys begin with ``prefix``. Returns the engine for them."""
         self._layers.row_prefixes.add(prefix)
         return self._layers
 
     @property
     def row_prefixes(self) -> Collection[bytes]:
-        """Return what the keys of rows begin with that are read in the database: no start loads them."""
+        """Return the prefixes of the keys of rows that are read in the database: no start loads those."""
         return self._layers.row_prefixes
 
     def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:

@@ -177,6 +177,21 @@ async def after_a_moment(term: Any) -> None:
 
 
 @pytest.mark.nightly
+async def test_a_topic_that_takes_small_batches_costs_no_term(kafka_broker: BrokerAddress, journal: Journal) -> None:
+    """Entries that are written together, and an append of several, are more than one batch there."""
+    await journal.create()
+    alter(kafka_broker.bootstrap_servers, journal.name, {"max.message.bytes": "60000"})
+    async with journal.lead(is_strict=True) as term:
+        appends = [term.submit(b"%d" % number + b"-" * 20_000) for number in range(40)]
+        appends.append(term.submit(*[b"x" + b"-" * 20_000] * 6))
+        positions = [await appending for appending in appends]
+    found = [item for item in await all_of(journal) if isinstance(item, JournalEntry)]
+    assert [item.event.rstrip(b"-") for item in found] == [*(b"%d" % number for number in range(40)), *[b"x"] * 6]
+    assert [item.position for item in found][:40] == positions[:40]
+    assert found[-1].position == positions[-1]
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("who", ["client", "broker"])
 async def test_an_entry_that_is_refused_fails_alone(who: str, kafka_broker: BrokerAddress, topic_prefix: str) -> None:
     limit = {"message.max.bytes": 20_000} if who == "client" else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -98,13 +98,16 @@ async def test_appends_that_come_during_a_commit_share_the_next_one(desk: Desk) 
     assert desk.term.position == desk.writer.position
 
 
-async def test_callers_that_were_answered_share_the_next_commit_with_those_that_wait(desk: Desk) -> None:
+@pytest.mark.parametrize("append", [JournalTerm.append, JournalTerm.submit])
+async def test_callers_that_were_answered_share_the_next_commit_with_those_that_wait(
+    desk: Desk, append: Callable[[JournalTerm, bytes], Awaitable[int]]
+) -> None:
     """Else two groups would take turns for ever, and each would wait for the other."""
     desk.writer.gate.clear()
 
     async def caller(name: bytes) -> None:
         for _ in range(3):
-            await desk.term.append(name)
+            await append(desk.term, name)
 
     early = asyncio.create_task(caller(b"early"))
     await until(lambda: desk.term._under_way)

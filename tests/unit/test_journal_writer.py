@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from streams.errors import (
     JournalError,
     NotLeading,
     OffsetError,
+    RecordsRefused,
     StreamsError,
     TopicError,
     TransactionFailed,
@@ -24,7 +26,7 @@ from streams.journal import writer as module
 from streams.journal.entries import EntryTypes
 from streams.journal.term import JournalTerm
 from streams.journal.writer import TermWriter
-from streams.records import IncomingRecord, Output
+from streams.records import IncomingRecord, Output, RefusedRecord
 from streams.runtime.bridge import Worker
 
 
@@ -100,6 +102,29 @@ def test_an_append_that_is_given_up_while_such_an_error_stays_is_unsettled() -> 
     with pytest.raises(NotLeading, match="the term 0 is over: no broker has said it; nothing is appended"):
         writer.commit([Payload([], b"b")])
     assert len(claim.log) == 2
+
+
+def test_a_batch_that_is_too_large_for_the_topic_is_sent_again_in_smaller_ones() -> None:
+    """Entries share batches of up to 900 kB, and a topic may take less: none of them is at fault, and no term ends."""
+
+    class SmallerTopic(CommittingClaim):
+        def __init__(self, output: Output | None) -> None:
+            super().__init__()
+            self.refusals = [RefusedRecord("ledger", "MSG_SIZE_TOO_LARGE", "too large", True, output)]
+
+        def append(self, outputs: Sequence[Output]) -> int:
+            if self.log and self.refusals:
+                raise RecordsRefused("flush", [self.refusals.pop()])
+            with suppress(TransactionFailed):
+                super().append(outputs)
+            return len(self.log)
+
+    entries = [Payload([], b"a"), Payload([], b"b")]
+    assert begun(SmallerTopic(None)).commit(entries) == (1, 2)
+    writer = begun(SmallerTopic(Output("ledger", b"a", None, None, 0, 0, 0, -1)))
+    with pytest.raises(RecordsRefused):
+        writer.commit(entries)
+    assert (writer.state, writer.position) == (TermState.OPEN, 1)
 
 
 def test_a_term_that_cannot_begin_has_ended() -> None:

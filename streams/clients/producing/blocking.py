@@ -21,7 +21,6 @@ from streams.group import Snapshot
 from streams.records import Output
 
 _RETRY_SECONDS: Final = 0.1
-_TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 
 
 class BlockingSlot:
@@ -178,8 +177,7 @@ def _judged(failure: TransactionFailed, requests: int) -> tuple[StreamsError, bo
     """Return the error of a failed attempt, and whether it is final; else it is certain that nothing is committed, and
     the same may succeed. ``requests``: how many were made to commit."""
     if isinstance(failure, RecordsRefused):
-        # A batch that is too large, and none of its records: the next ones are smaller.
-        at_fault = [record for record in failure.refused if record.output is not None or record.code not in _TOO_LARGE]
+        at_fault = [record for record in failure.refused if not record.is_batch_only]
         if at_fault:
             first = next((record for record in at_fault if record.is_own), at_fault[0])
             return RecordRefused(f"{first.reason}; nothing of the transaction is committed"), True

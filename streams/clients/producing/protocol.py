@@ -63,9 +63,9 @@ class Pauses:
 class Markers:
     """The markers of an id's last transaction: whether they may be late, so that the next one should enlist itself.
 
-    To enlist costs a round trip, to meet unfinished markers 20 ms or more. On a quiet broker they are there in time:
-    only after records have taken so long, right behind a transaction, the next 300 enlist. ``alone``: no other id takes
-    turns with it; else its transactions do not follow each other closely.
+    Enlisting costs a round trip, meeting unfinished markers 20 ms or more. On a quiet broker the markers are there in
+    time. So the next 300 transactions enlist only after the records of one took so long, right behind another.
+    ``alone``: no other id takes turns with it; otherwise its transactions do not follow each other closely.
     """
 
     def __init__(self, alone: bool) -> None:
@@ -73,7 +73,8 @@ class Markers:
         self._ended_at = self._began_at = -math.inf
 
     def may_be_late(self) -> bool:
-        """Note that records are sent; return whether to enlist before. Only once in a transaction that can be so."""
+        """Note that records are about to be sent; return whether to enlist before. Only the first call of a transaction
+        may return ``True``."""
         now = asyncio.get_running_loop().time()
         is_close = self._alone and now - self._ended_at < MARKER_SECONDS
         self._began_at, self._ended_at = now if is_close else math.inf, -math.inf

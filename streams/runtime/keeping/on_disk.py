@@ -49,8 +49,8 @@ class DatabaseFolder(StateFolder):
     left: Collection[bytes] = ()
 
     def equip(self, engine: DiskEngine, config: EventSourceConfig, left: Collection[bytes] = ()) -> None:
-        """Set the engine, and what its databases may take. ``left``: what keys begin with that are not loaded: the
-        store reads them where they are."""
+        """Set the engine, and what its databases may take. ``left``: prefixes of the keys that are not loaded,
+        because the store reads them in the database."""
         self.engine, self.left = engine, left
         self.memory_bytes, self.partitions = config.state.memory_bytes // 2, config.num_partitions
 

@@ -154,8 +154,9 @@ class TakeOvers:
             await self._replicas.changed.wait(STALLED_SECONDS)
 
     # In this order. A member that was frozen may make these requests while another one works in its place: what is
-    # looked up later has only gone further, and does not look lost. Two things do (`_looks_lost`): compaction takes an
-    # offset record for a newer one, and the loop, or an input by its retention, is deleted up to a newer position.
+    # looked up later has only gone further, and does not look lost. Two things look lost all the same (`_looks_lost`):
+    # an offset record that compaction has taken for a newer one, and records of the loop, or of an input with a
+    # retention, that are deleted up to a newer position.
 
     async def _group_offsets(self, numbers: list[int], topic: str) -> dict[int, int | None]:
         client, named = self._member.takeover_client, (topic,) if topic else ()
