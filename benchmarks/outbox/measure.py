@@ -38,7 +38,7 @@ from streams.runtime.ownership.tenure import remove_dead_member
 
 OURS, BY_HAND = "kes outbox", "by hand"
 BARE, NO_ROW = "INSERT of the same row", "no row"
-BY_ARRAYS, UNORDERED = "by Outbox.stash", "by Outbox.stash, without the lock of keys"
+BY_ARRAYS, UNORDERED = "kes_stash_rows", "kes_stash_rows, unordered"
 KEYS, VALUE_BYTES = 10_000, 300
 STASHED_AT_ONCE = 1_000
 PATIENCE_SECONDS, SESSION_SECONDS = 600.0, 6.0
