@@ -33,17 +33,17 @@ class Judged(NamedTuple):
 def judged(records: Iterable[tuple[bytes, float]]) -> Judged:
     """Judge records by key and number, which grows with the rows of a key."""
     last: dict[bytes, float] = {}
-    rows = doubled = inverted = 0
-    for key, number in records:
-        before = last.get(key, -1.0)
-        if number > before:
-            last[key] = number
-            rows += 1
-        elif number == before:
+    seen: set[tuple[bytes, float]] = set()
+    doubled = inverted = 0
+    for record in records:
+        key, number = record
+        if record in seen:  # also behind a later one: a batch that was sent again
             doubled += 1
-        else:
-            inverted += 1
-    return Judged(rows, doubled, inverted)
+            continue
+        seen.add(record)
+        inverted += number < last.get(key, number)
+        last[key] = max(number, last.get(key, number))
+    return Judged(len(seen), doubled, inverted)
 
 
 def parts(message: Message) -> tuple[bytes, float]:

@@ -45,7 +45,7 @@ Name = Annotated[str, typer.Option(help="The name of the outbox in Kafka: its to
 Database = Annotated[str, typer.Option(help=f"postgresql://user@host/name. Default: {DATABASE_VARIABLE}.")]
 TableName = Annotated[str, typer.Option("--table", help="The table of the outbox.")]
 Shards = Annotated[int, typer.Option(min=1, max=256, help="How many relays can share the work; fixed from then on.")]
-RowNumber = Annotated[int, typer.Argument(metavar="ID", help="The id of the row, as `list` shows it.")]
+RowNumber = Annotated[int, typer.Argument(metavar="ID", max=2**63 - 1, help="The id of the row, as `list` shows it.")]
 Tag = Annotated[int | None, typer.Option(help="Of the row, where several have the same id, after a failover.")]
 SettingsFile = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML with the settings of a relay.")]
 

@@ -30,9 +30,11 @@ from streams.outbox.schema import (
     OWNER_LOCKS,
     PARKED_COLUMNS,
     checked_table,
+    functions_sql,
     parked_index,
     parked_index_sql,
     schema_sql,
+    stash_function,
     upgrade_sql,
 )
 from streams.records import DEFAULT_MESSAGE_LIMIT, Headers, Output, shown_key
@@ -386,6 +388,11 @@ class PostgresSession:
             if self._one("SELECT to_regclass(%s) IS NULL", index := parked_index(self._table))[0]:
                 self._connection.execute(parked_index_sql(self._table).encode())
                 made = made or f"index {index}"
+            functions, name = functions_sql(self._table), stash_function(self._table)
+            text = "SELECT coalesce((SELECT prosrc FROM pg_proc WHERE oid = to_regproc(%s)), 'missing')"
+            if self._one(text, name)[0] not in functions:
+                self._connection.execute(functions.encode())
+                made = made or f"functions {name} and {name}_rows"
         if (about := self.about()).shards != shards:
             raise other_shards(self._table, about.shards, shards)
         return made

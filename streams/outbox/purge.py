@@ -25,6 +25,8 @@ from streams.runtime.claim import Claim
 
 AfterRestore = Literal["no", "send", "drop"]
 _CHOICES: Final = get_args(AfterRestore)
+_MOST_AT_ONCE: Final = 16
+"""Claims that are taken at a time: each has threads and connections of its own."""
 
 
 class PurgedShard(NamedTuple):
@@ -40,8 +42,8 @@ class PurgedShard(NamedTuple):
 def purge(config: RelayConfig, after_restore: AfterRestore = "no") -> list[PurgedShard]:
     """Delete rows that are in Kafka already, and send none. Blocks.
 
-    All shards are claimed at once, and compared with the tables before a row of any is deleted: where one is refused,
-    nothing is changed. ``after_restore``, with relays and writers stopped: ``"send"`` has the rows that are left sent,
+    All shards are claimed, and compared with the tables, before a row of any is deleted: where one is refused, nothing
+    is changed. ``after_restore``, with relays and writers stopped: ``"send"`` has the rows that are left sent,
     of which some may be in Kafka already; ``"drop"`` first deletes what the database had at the time of the ring's last
     batch, up to its highest id (only after the database was set back: rows of transactions that were late are lost with
     it). Raises ``OffsetError`` (something was set back), ``OutboxError``, ``TopicError``, ``BrokerUnavailable``,
@@ -87,7 +89,8 @@ class _ShardStand(NamedTuple):
 
 @contextmanager
 def _claimed(config: RelayConfig, about: OutboxAbout, after_restore: AfterRestore) -> Iterator[list[_ClaimedShard]]:
-    """Claim all shards at once, each on a thread: a claim waits for brokers most of its time."""
+    """Claim all shards, each on a thread: a claim waits for brokers most of its time. They are kept where rings may be
+    filled; else each is closed once its ring is read, since all that follows may be repeated at any time."""
     settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-outbox")
     claims: dict[int, Claim] = {}
 
@@ -98,13 +101,18 @@ def _claimed(config: RelayConfig, about: OutboxAbout, after_restore: AfterRestor
         is_other = about.topic_id not in ("", topic_id)
         if is_other and after_restore == "no":
             raise other_topic(one.where, topic_id, about.topic_id)
-        return _ClaimedShard(one, positions, topic_id, positions.read(one.take()), is_other)
+        found = _ClaimedShard(one, positions, topic_id, positions.read(one.take()), is_other)
+        if after_restore == "no":
+            one.close()
+        return found
 
-    with ThreadPoolExecutor(about.shards, "kes-purge") as threads:
+    with ThreadPoolExecutor(min(about.shards, _MOST_AT_ONCE), "kes-purge") as threads:
         pending = [threads.submit(claim, shard) for shard in range(about.shards)]
         try:
             yield [one.result() for one in pending]
         finally:
+            for one in pending:
+                one.cancel()  # those that have not begun
             wait(pending)  # also after the refusal of one: a claim is closed when its thread has left it
             list(threads.map(lambda one: one.close(), claims.values()))
 

@@ -66,8 +66,12 @@ def upgrade_sql(version: int, table: str = DEFAULT_TABLE) -> str:
     """Return the statements that make this version of an older one, to be run in one transaction: tables step by step,
     then the functions. Raises ``ConfigError``."""
     steps = "".join(UPGRADES[number] for number in range(version, VERSION))
-    functions = _FUNCTIONS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
-    return _filled(f"{steps}{functions}\nUPDATE {{table}}_about SET version = {VERSION};\n", table)
+    return _filled(f"{steps}{functions_sql(table)}\nUPDATE {{table}}_about SET version = {VERSION};\n", table)
+
+
+def functions_sql(table: str) -> str:
+    """Return the statements that make the functions, or replace them. Those of all releases do the same."""
+    return _filled(_FUNCTIONS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"), table)
 
 
 def parked_index(table: str) -> str:
@@ -164,11 +168,24 @@ DECLARE
   own_shard smallint;
   seen smallint[] := '{}';
   first integer := 1;
+  hash bytea;
 BEGIN
+  IF cardinality(topics) = 1 AND cardinality(names) = header_counts[1] THEN  -- in half the time of what follows
+    IF ordered THEN
+      hash := sha256(keys[1]);
+      PERFORM pg_advisory_xact_lock(place, (get_byte(hash, 1) * 256 + get_byte(hash, 2)) % {buckets});  -- NULL: none
+    END IF;
+    INSERT INTO {table} (topic, key, value, partition, header_names, header_values)
+    VALUES (topics[1], keys[1], contents[1], partitions[1], names, contents_of_headers) RETURNING shard INTO own_shard;
+    IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard) THEN
+      PERFORM pg_notify('{table}', own_shard::text);
+    END IF;
+    RETURN;
+  END IF;
   IF ordered THEN
     FOR bucket IN
-      SELECT DISTINCT (get_byte(hash, 1) * 256 + get_byte(hash, 2)) % {buckets} AS number
-      FROM (SELECT sha256(key) AS hash FROM unnest(keys) AS key WHERE key IS NOT NULL) AS hashed
+      SELECT DISTINCT (get_byte(of_key, 1) * 256 + get_byte(of_key, 2)) % {buckets} AS number
+      FROM (SELECT sha256(key) AS of_key FROM unnest(keys) AS key WHERE key IS NOT NULL) AS hashed
       ORDER BY number
     LOOP
       PERFORM pg_advisory_xact_lock(place, bucket);
@@ -190,9 +207,20 @@ BEGIN
   END LOOP;
 END $body$;
 
-CREATE FUNCTION {stash}(topic text, type text, key text, value jsonb) RETURNS void LANGUAGE sql AS $body$
-  SELECT {stash}_rows(
-    ARRAY[topic], ARRAY[convert_to(key, 'UTF8')], ARRAY[convert_to(value::text, 'UTF8')], ARRAY[NULL]::integer[],
-    ARRAY[1], ARRAY['{type}'], ARRAY[convert_to(type, 'UTF8')], true)
-$body$;
+-- The same without arrays, which cost more than all the rest.
+CREATE FUNCTION {stash}(topic text, type text, key text, value jsonb) RETURNS void LANGUAGE plpgsql AS $body$
+DECLARE
+  place CONSTANT integer := '{table}'::regclass::oid::integer;
+  own_key CONSTANT bytea := convert_to(key, 'UTF8');
+  hash CONSTANT bytea := sha256(own_key);
+  own_shard smallint;
+BEGIN
+  PERFORM pg_advisory_xact_lock(place, (get_byte(hash, 1) * 256 + get_byte(hash, 2)) % {buckets});  -- NULL: none
+  INSERT INTO {table} (topic, key, value, header_names, header_values)
+  VALUES (topic, own_key, convert_to(value::text, 'UTF8'), ARRAY['{type}'], ARRAY[convert_to(type, 'UTF8')])
+  RETURNING shard INTO own_shard;
+  IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard) THEN
+    PERFORM pg_notify('{table}', own_shard::text);
+  END IF;
+END $body$;
 """

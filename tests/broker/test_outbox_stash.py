@@ -16,6 +16,7 @@ from streams.errors import EncodeError, OutboxError
 from streams.outbox import database as database_module
 from streams.outbox import postgres, schema
 from streams.outbox.postgres import PostgresSession
+from streams.records import TYPE_HEADER
 from tests.broker.battery_kit import wait_until
 from tests.broker.outbox_kit import Counted, PostgresServer
 
@@ -252,6 +253,34 @@ def test_an_index_that_older_tables_lack_is_made(database: str) -> None:
         session.about()  # it works without, but slower
         assert session.apply(4) == "index kes_outbox_parked_keys"
         assert session.apply(4) == ""
+
+
+def test_functions_of_an_older_release_are_replaced_and_lock_the_same_keys(database: str) -> None:
+    with PostgresSession(database, "kes_outbox") as session:
+        with psycopg.connect(database) as db:
+            db.execute("DROP FUNCTION kes_stash(text, text, text, jsonb)")
+            db.execute(OLDER_FUNCTION)
+        assert session.apply(4) == "functions kes_stash and kes_stash_rows"
+        assert session.apply(4) == ""
+    with psycopg.connect(database) as first, psycopg.connect(database) as second:
+        first.execute("""SELECT kes_stash('t', 'Noted', 'a', '{"n": 1}'), kes_stash('t', 'Noted', NULL, '{"n": 2}')""")
+        second.execute("SET lock_timeout = '200ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            Outbox().stash_many(second, [Record("t", b"", b"a")])
+        second.rollback()
+        Outbox().stash_many(second, [Record("t", b"", b"b"), Record("t", b"")])
+        rows = first.execute("SELECT key, value, header_names, header_values FROM kes_outbox ORDER BY id").fetchall()
+        headers = ([TYPE_HEADER], [b"Noted"])
+        assert rows == [(b"a", b'{"n": 1}', *headers), (None, b'{"n": 2}', *headers)]
+
+
+OLDER_FUNCTION = """
+    CREATE FUNCTION kes_stash(topic text, type text, key text, value jsonb) RETURNS void LANGUAGE sql AS $body$
+      SELECT kes_stash_rows(
+        ARRAY[topic], ARRAY[convert_to(key, 'UTF8')], ARRAY[convert_to(value::text, 'UTF8')], ARRAY[NULL]::integer[],
+        ARRAY[1], ARRAY['__grt__'], ARRAY[convert_to(type, 'UTF8')], true)
+    $body$
+"""
 
 
 PARKED = """

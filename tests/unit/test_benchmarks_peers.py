@@ -136,7 +136,8 @@ def test_a_peer_of_the_outbox_that_cannot_be_had_says_why(tmp_path: Path, monkey
         ([(b"a", 0), (b"b", 1), (b"a", 2)], "", ""),
         ([(b"a", 0), (b"a", 0), (b"b", 1), (b"a", 2)], "", "1 rows are there twice"),
         ([(b"a", 0), (b"b", 1)], "2 of 3 rows are there", "2 of 3 rows are there"),
-        ([(b"a", 2), (b"a", 0), (b"b", 1), (b"c", 3)], "1 rows are behind", "1 rows are behind"),
+        ([(b"a", 0), (b"a", 2), (b"a", 0), (b"a", 2), (b"b", 1)], "", "2 rows are there twice"),
+        ([(b"a", 2), (b"a", 0), (b"b", 1)], "1 rows are behind", "1 rows are behind"),
     ],
 )
 def test_the_judge_of_the_outbox_knows_what_is_lost_doubled_or_out_of_order(

@@ -64,6 +64,7 @@ def test_a_parked_row_is_dropped_by_id_and_tag(kes: Kes, database: str) -> None:
     assert (shown["id"], shown["tag"], shown["key"]) == (row["id"], row["tag"], "k")
     drop = ["outbox", "parked", "drop", str(row["id"]), "--yes", "--database", database, "--tag"]
     assert "no row 1 is parked" in kes(*drop, str(row["tag"] ^ 1), code=1).words
+    assert str(2**63 - 1) in kes("outbox", "parked", "show", str(2**63), "--database", database, code=2).words
     kes(*drop, str(row["tag"]))
     assert kes("outbox", "parked", "list", "--database", database, "--json").data == []
 

@@ -31,6 +31,8 @@ class RestoredOutbox:
         self.all_ask = threading.Barrier(len(serials), timeout=10)
         self.calls: list[tuple[object, ...]] = []
         self.claimed: list[int] = []
+        self.open_at_once: list[int] = []
+        self.is_open: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -64,12 +66,15 @@ class RingClaim:
     def __init__(self, outbox: RestoredOutbox, shard: int) -> None:
         self._outbox, self.partition, self.where = outbox, shard, f"orders.outbox[{shard}]"
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._outbox.is_open.discard(self.partition)
 
     def identity(self) -> tuple[str, int]:
         return "id", len(self._outbox.serials)
 
     def take(self) -> Watermarks:
+        self._outbox.is_open.add(self.partition)
+        self._outbox.open_at_once.append(len(self._outbox.is_open))
         self._outbox.all_ask.wait()
         return Watermarks(0, 1_000, 1_000)
 
@@ -174,3 +179,15 @@ def test_each_shard_is_claimed_once_and_all_of_them_before_a_row_is_dropped(monk
     assert [shard.dropped for shard in purge(CONFIG, "drop")] == [2, 2]
     assert sorted(outbox.claimed) == [0, 1]
     assert claimed_at_drop == [2, 2]
+
+
+@pytest.mark.parametrize(("decision", "most"), [("no", 16), ("send", 32)])
+def test_claims_are_kept_open_only_where_rings_may_be_filled(
+    monkeypatch: pytest.MonkeyPatch, decision: AfterRestore, most: int
+) -> None:
+    """Each has threads and files, of which a process has a limited number, and there may be 256 shards."""
+    outbox = restored(monkeypatch, [range(1, 3)] * 32, [2] * 32)
+    outbox.all_ask = threading.Barrier(16, timeout=10)
+    assert len(purge(CONFIG, decision)) == 32
+    assert max(outbox.open_at_once) <= most
+    assert outbox.is_open == set()
