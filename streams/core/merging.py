@@ -67,7 +67,7 @@ def next_input(inputs: Sequence[InputHead], now: float, patience_seconds: float)
     unread: list[int] = []
     awaited: dict[int, float] = {}
     table = loop = None  # the first one of the kind that has a record here
-    for place, (kind, next_ms, missing_since) in enumerate(inputs):  # one pass: it is asked for each run of records
+    for place, (kind, next_ms, missing_since) in enumerate(inputs):  # one pass: each run of records takes one
         if next_ms is not None:
             heads.append((next_ms, place))
             if kind is _LOOP and loop is None:

@@ -130,6 +130,7 @@ def killed_under_load(bench: Shop, folder: Path, seed: int, *, kills: int, recor
     bench.judge()
 
 
+@pytest.mark.nightly  # in the gate: test_battery_merged
 def test_two_inputs_and_a_kill(bench: Shop, tmp_path: Path, seed: int) -> None:
     killed_under_load(bench, tmp_path, seed, kills=1, records=400)
 

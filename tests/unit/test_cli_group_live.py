@@ -71,7 +71,7 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     replicas: Any = SimpleNamespace(statistics=lambda: [copy(number, "ready", 0) for number in numbers])
     handover: Any = SimpleNamespace(statistics=lambda: moving)
     member: Any = SimpleNamespace(
-        config=SimpleNamespace(changelog="log", offsets_topic="topic", queries=QueryConfig()),
+        config=SimpleNamespace(changelog="log", offsets_topic="topic", queries=QueryConfig(), visits=False),
         thread=lambda _: None,
         membership=SimpleNamespace(snapshot=Snapshot(0, 5, id_of("a"), b"")),
         workers={},
