@@ -32,6 +32,14 @@ def of_system(found: Iterable[T], system: str) -> list[T]:
     return [one for one in found if getattr(one, "system", "") == system]
 
 
+def by_what(found: Iterable[T]) -> dict[str, list[T]]:
+    """Group the runs by what they measure, in the order of its first run."""
+    groups: dict[str, list[T]] = {}
+    for one in found:
+        groups.setdefault(getattr(one, "what", ""), []).append(one)
+    return groups
+
+
 def names(found: Iterable[Any]) -> list[str]:
     """List the systems, in the order of their first run."""
     return list(dict.fromkeys(one.system for one in found))

@@ -20,7 +20,7 @@ from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.stalls.measure import at_moves, play
 from benchmarks.steady import SteadyResult, steady
 from benchmarks.systems import Failed, Module, System, system_running
-from benchmarks.tables import loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
+from benchmarks.tables import by_what, loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
 from benchmarks.workload import KEYS, Job
 from streams.runtime.changelog import JOIN_PREFIX
 
@@ -197,8 +197,7 @@ partitions that moved, and the worst."""
         rest = [one for one in found if one.what != DRAIN]
         others = table(f"Beside the drains: {of_rounds(rest)}; {loads(rest)}", ["what", "of"],
                        ["figure", "p99, or the worst", "unit", "right"])  # fmt: skip
-        for what in dict.fromkeys(one.what for one in rest):
-            of_it = [one for one in rest if one.what == what]
+        for what, of_it in by_what(rest).items():
             for system in names(of_it):
                 mine = of_system(of_it, system)
                 kept = right(mine)
@@ -222,11 +221,10 @@ partitions that moved, and the worst."""
         latencies = [one for one in found if one.what.startswith(LATENCY)]
         if slower := ratios(latencies, HOP, ONE, lambda one: one.value):
             aims.append(at_most("a hop through the loop, p50, to an output's", 1.5, [one - 1 for one in slower]))
-        for what in dict.fromkeys(one.what for one in found if one.what.startswith(SILENCE)):
-            if moved := right(one for one in found if one.what == what):
-                worst = max(one.p99 for one in moved)
-                aims.append(Aim(f"{what}, joined table", f"at most {MOST_MS:g} ms", f"worst {worst:,.0f} ms",
-                                worst <= MOST_MS))  # fmt: skip
+        for what, moved in by_what(right(one for one in found if one.what.startswith(SILENCE))).items():
+            worst = max(one.p99 for one in moved)
+            aims.append(Aim(f"{what}, joined table", f"at most {MOST_MS:g} ms", f"worst {worst:,.0f} ms",
+                            worst <= MOST_MS))  # fmt: skip
         return aims
 
 

@@ -19,7 +19,7 @@ from benchmarks.bench import Bench
 from benchmarks.journal.work import Figures, JournalJob, journal_of
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.systems import Child, Failed, running
-from benchmarks.tables import loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
+from benchmarks.tables import by_what, loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
 from streams.errors import StreamsError
 
 OURS, BY_HAND, UNFENCED = "Journal", "by hand", "one by one, acks=1"
@@ -119,8 +119,7 @@ member. What was appended is counted in the log."""
         columns = ["per second", "of by hand", "processor time, us each", "p50, ms", "p99, ms", "right"]
         shown = table(f"A journal: {of_rounds(found)}; {loads(found)}", ["what", "system"], columns)
         moves = table("A leader is replaced", ["how", "system"], ["seconds", "right"])
-        for what in dict.fromkeys(one.what for one in found):
-            of_it = [one for one in found if one.what == what]
+        for what, of_it in by_what(found).items():
             for system in names(of_it):
                 mine = of_system(of_it, system)
                 kept = right(mine)
@@ -142,7 +141,7 @@ member. What was appended is counted in the log."""
 
     def aims(self, found: Sequence[JournalResult]) -> list[Aim]:
         """Those of the design."""
-        ours = {what: right(one for one in found if (one.what, one.system) == (what, OURS)) for what in _whats(found)}
+        ours = by_what(right(of_system(found, OURS)))
         aims: list[Aim] = []
         if alone := ours.get("append, 1 callers, 100 B"):
             aims.append(at_most("journal: one appender, p50", 15, [one.p50 for one in alone], "ms"))
@@ -160,10 +159,6 @@ member. What was appended is counted in the log."""
                 most = MOST_SECONDS[what]
                 aims.append(at_most(f"journal: {what}, until the successor", most, [one.seconds for one in taken], "s"))
         return aims
-
-
-def _whats(found: Sequence[JournalResult]) -> list[str]:
-    return list(dict.fromkeys(one.what for one in found))
 
 
 def _run(job: JournalJob) -> Figures:

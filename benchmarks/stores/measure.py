@@ -13,7 +13,7 @@ from rich.table import Table
 from benchmarks.bench import Bench
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.stores.work import ROWS
-from benchmarks.tables import names, of_rounds, of_system, ratios, right, spread, table
+from benchmarks.tables import by_what, names, of_rounds, of_system, ratios, right, spread, table
 
 HOT, COLD = "get and put, 10,000 keys", "get and put, many keys, a tenth cached"
 LOAD, RESTORE = "load of a kept table", "restore from a changelog"
@@ -63,8 +63,7 @@ states."""
 
     def tables(self, found: Sequence[StoreFigure]) -> list[Table]:
         shown = table(f"Stores, {of_rounds(found)}", ("what", "of"), ("figure", "unit"))
-        for what in dict.fromkeys(one.what for one in found):
-            of_it = [one for one in right(found) if one.what == what]
+        for what, of_it in by_what(right(found)).items():
             for system in names(of_it):
                 values = [one.value for one in of_system(of_it, system)]
                 shown.add_row(what, system, spread(values, ",.1f"), of_it[0].unit)
@@ -72,7 +71,7 @@ states."""
 
     def aims(self, found: Sequence[StoreFigure]) -> list[Aim]:
         """Each against its anchor in the same round."""
-        rows = {what: [one for one in found if one.what == what] for what in {one.what for one in found}}
+        rows = by_what(found)
         aims: list[Aim] = []
         for what, least in ((HOT, 0.8), (COLD, 0.45)):
             shares = ratios(rows.get(what, ()), "memory", "RocksDB", lambda one: one.value)
