@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, overload
 
 from streams.config import EventSourceConfig
-from streams.config_groups import check_topic
 from streams.core.router import Route, Router, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
@@ -256,11 +255,7 @@ class Handlers(VisitDeclarations[StoreT], LookupDeclarations):
         partition begins in an input that was not one before is decided by ``auto_offset_reset``. Raises
         ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
         """
-        if self._router.is_frozen:
-            raise RegistrationError(f"source.input({topic!r}) comes too late: declare it before the source is started")
-        check_topic("the topic of source.input", topic)
-        if topic in source_topics.purposes(self.config):
-            raise RegistrationError(f"the topic {topic!r} is the event source's own: it cannot be a further input")
+        source_topics.check_declarable(self._router, self.config, "input", topic, "it cannot be a further input")
         if topic in self._inputs:
             raise RegistrationError(f"the input {topic!r} is declared twice")
         if self.config.source_is_elsewhere:
@@ -318,13 +313,9 @@ class Handlers(VisitDeclarations[StoreT], LookupDeclarations):
         second declaration.
         """
         config = self.config
-        if self._router.is_frozen:
-            raise RegistrationError(f"source.output({topic!r}) comes too late: declare it before the source is started")
-        check_topic("the topic of source.output", topic)
+        source_topics.check_declarable(self._router, config, "output", topic, "it needs no declaration as output")
         if topic in self._outputs:
             raise RegistrationError(f"the output {topic!r} is declared twice")
-        if topic in source_topics.purposes(config):
-            raise RegistrationError(f"the topic {topic!r} is the event source's own: it needs no declaration as output")
         what = f"of source.output({topic!r})"
         for name, value in (("num_partitions", num_partitions), ("replication_factor", replication_factor)):
             if value is not None and (not is_whole(value) or value < 1):

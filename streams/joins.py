@@ -8,7 +8,6 @@ from typing import Generic, TypeVar, get_args
 
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig
-from streams.config_groups import check_topic
 from streams.core.router import Route, Router, check_callable
 from streams.errors import ConfigError, RegistrationError
 from streams.outcomes import ExecutionState, Retry
@@ -63,13 +62,9 @@ class JoinDeclarations(Generic[StoreT]):
         deletes the row. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
         """
         what = f"source.join({topic!r})"
-        if self._router.is_frozen:
-            raise RegistrationError(f"{what} comes too late: declare it before the source is started")
-        check_topic("the topic of source.join", topic)
+        source_topics.check_declarable(self._router, self.config, "join", topic, "it cannot be a joined table")
         if topic in self._inputs:
             raise RegistrationError(f"the topic {topic!r} is declared twice: it is one input, or one joined table")
-        if topic in source_topics.purposes(self.config):
-            raise RegistrationError(f"the topic {topic!r} is the event source's own: it cannot be a joined table")
         if self.config.source_is_elsewhere:
             raise ConfigError(
                 f"{what}: the source's topic is on another cluster (source_bootstrap_servers); joined tables are where "

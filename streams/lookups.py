@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from streams.config import EventSourceConfig
-from streams.config_groups import check_topic
 from streams.core.router import Router
 from streams.errors import ConfigError, RegistrationError
 from streams.global_change_log import checked_on_error
@@ -86,13 +85,9 @@ class LookupDeclarations:
         refused. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
         """
         what = f"source.lookup({topic!r})"
-        if self._router.is_frozen:
-            raise RegistrationError(f"{what} comes too late: declare it before the source is started")
-        check_topic("the topic of source.lookup", topic)
+        source_topics.check_declarable(self._router, self.config, "lookup", topic, "it cannot be a lookup")
         if topic in self._lookups:
             raise RegistrationError(f"the lookup {topic!r} is declared twice")
-        if topic in source_topics.purposes(self.config):
-            raise RegistrationError(f"the topic {topic!r} is the event source's own: it cannot be a lookup")
         given: object = timeout_seconds  # whatever it is
         if not is_number(given) or not given > 0:
             raise ConfigError(f"timeout_seconds of {what} is {given!r}; it must be a number of seconds, more than 0")

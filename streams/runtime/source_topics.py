@@ -12,7 +12,9 @@ import anyio
 import msgspec
 
 from streams.config import EventSourceConfig
-from streams.errors import BrokerUnavailable, TopicError
+from streams.config_groups import check_topic
+from streams.core.router import Router
+from streams.errors import BrokerUnavailable, RegistrationError, TopicError
 from streams.runtime.ports import Connections, Topics
 from streams.topics import InputSpec, TopicSpec, missing
 
@@ -42,6 +44,15 @@ def purposes(config: EventSourceConfig) -> dict[str, str]:
     found = {config.topic: SOURCE, config.changelog: "changelog", config.dead_letters: "dead letters"}
     found |= {name: LOOP if name == config.loop_topic else VISITS for name in config.own_inputs}
     return found | ({config.offsets_topic: "offsets"} if config.source_is_elsewhere else {})
+
+
+def check_declarable(router: Router, config: EventSourceConfig, method: str, topic: str, cannot: str) -> None:
+    """Check that this method of the source can declare a topic now. Raises ``ConfigError``, ``RegistrationError``."""
+    if router.is_frozen:
+        raise RegistrationError(f"source.{method}({topic!r}) comes too late: declare it before the source is started")
+    check_topic(f"the topic of source.{method}", topic)
+    if topic in purposes(config):
+        raise RegistrationError(f"the topic {topic!r} is the event source's own: {cannot}")
 
 
 def specs(config: EventSourceConfig) -> list[TopicSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -112,7 +113,8 @@ def test_what_a_loop_cannot_be_is_refused() -> None:
         with pytest.raises(ConfigError, match=r"loop"):
             config(**settings)
     source = build()
-    for declare in (source.input, source.output):
+    join, lookup = (partial(declare, key=str, value=str) for declare in (source.join, source.lookup))
+    for declare in (source.input, source.output, join, lookup):
         with pytest.raises(RegistrationError, match="the event source's own"):
             declare(LOOP)
 
