@@ -39,6 +39,8 @@ TIMER_FORMAT = 1
 InputPosition: TypeAlias = tuple[int, str]
 """The next offset to read in an input, and the id of its topic."""
 
+T = TypeVar("T")
+
 
 class TopicIds(NamedTuple):
     """The topics that a partition's state belongs to, by their ids. Empty: not known."""
@@ -85,30 +87,25 @@ class OffsetRecord(msgspec.Struct, frozen=True):
 
     def position_in(self, topic: str, partition: int) -> InputPosition | None:
         """Return offset and topic id of a further input; ``None``: it was never one. Raises ``OffsetError``."""
-        if self.inputs is msgspec.UNSET:
-            return None
-        try:
-            by_topic = msgspec.json.decode(self.inputs, type=dict[str, msgspec.Raw])
-            found = msgspec.json.decode(by_topic.get(topic, b"{}"), type=dict[str, InputPosition])
-        except msgspec.DecodeError as error:
-            raise OffsetError(
-                f"the offset record of partition {partition} has a position of {topic} that cannot be read ({error}): "
-                "a newer version of this package wrote it, or something else did"
-            ) from error
-        return found.get(str(partition))
+        what = f"of partition {partition} has a position of {topic}"
+        found = self._decoded(topic, dict[str, InputPosition], what)
+        return None if found is None else found.get(str(partition))
 
     def position_of_lookup(self, topic: str) -> LookupPosition | None:
         """Return how far handlers have looked into a lookup; ``None``: it was never one. Raises ``OffsetError``."""
+        return self._decoded(f"{LOOKUP_PREFIX}{topic}", LookupPosition, f"has a position of the lookup {topic}")
+
+    def _decoded(self, name: str, kind: type[T], what: str) -> T | None:
+        """Return what ``inputs`` has under a name. Raises ``OffsetError``."""
         if self.inputs is msgspec.UNSET:
             return None
         try:
-            by_topic = msgspec.json.decode(self.inputs, type=dict[str, msgspec.Raw])
-            found = by_topic.get(f"{LOOKUP_PREFIX}{topic}")
-            return None if found is None else msgspec.json.decode(found, type=LookupPosition)
+            found = msgspec.json.decode(self.inputs, type=dict[str, msgspec.Raw]).get(name)
+            return None if found is None else msgspec.json.decode(found, type=kind)
         except msgspec.DecodeError as error:
             raise OffsetError(
-                f"the offset record has a position of the lookup {topic} that cannot be read ({error}): a newer "
-                "version of this package wrote it, or something else did"
+                f"the offset record {what} that cannot be read ({error}): a newer version of this package wrote it, or "
+                "something else did"
             ) from error
 
     def has_all(self, further: Sequence[str], partition: int) -> bool:
@@ -158,9 +155,6 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     value: bytes
     key: bytes | None
     trace: Carrier = ()
-
-
-T = TypeVar("T")
 
 
 def decode_offset(record: IncomingRecord) -> OffsetRecord:
