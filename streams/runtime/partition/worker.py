@@ -183,9 +183,11 @@ class PartitionWorker(Partition):
         )
 
     @property
-    def _visits(self) -> bool:
+    def _may_visit(self) -> bool:
         """Check that keys may be visited: requests come first, so that a run that stops the source can be cancelled."""
-        return self.inputs is not None and self._fires_timers and self.inputs.has_taken(self.engine.config.visits_topic)
+        if not self.timers.visits or self.inputs is None or not self._fires_timers:
+            return False
+        return self.inputs.has_taken(self.engine.config.visits_topic)
 
     def visits(self) -> tuple[VisitStatistics, ...]:
         """Return how far the runs of visits are."""
@@ -325,7 +327,7 @@ class PartitionWorker(Partition):
         if requested is not None:
             await self._interjection(requested)
         fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
-        visited = not self.is_closing and self._visits and await self._visiting.step()
+        visited = not self.is_closing and self._may_visit and await self._visiting.step()
         if due is None and requested is None and not fired and not visited:
             return False
         await self._breathe()
