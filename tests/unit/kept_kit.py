@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -99,16 +100,34 @@ class Cut(BaseException):
     """The machine stops here."""
 
 
-def stop_at(number: int) -> Callable[[str], None]:
+def cut(step: str) -> NoReturn:
+    raise Cut(step)
+
+
+def kill(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_at(number: int, stop: Callable[[str], None] = cut) -> Callable[[str], None]:
     """Stop at the step with this number."""
     left = [number]
 
     def at(step: str) -> None:
         left[0] -= 1
         if left[0] < 0:
-            raise Cut(step)
+            stop(step)
 
     return at
+
+
+def kill_at_each(numbers: Iterable[int], run: Callable[[int, Callable[[str], None]], None]) -> None:
+    """Fork a process for each of these steps, which runs and is killed there. For a process of its own."""
+    for number in numbers:
+        process = os.fork()
+        if not process:
+            run(number, stop_at(number, kill))
+            os._exit(0)  # it was not killed
+        assert os.waitpid(process, 0)[1] == signal.SIGKILL, number
 
 
 def steps_of(parent: Path) -> list[str]:

@@ -165,23 +165,15 @@ def contents_of(folder: StateFolder) -> tuple[int, State]:
 
 
 KILLED = """
-import os, signal, sys
+import sys
 from pathlib import Path
 from streams.runtime.keeping import folder
+from tests.unit.kept_kit import kill_at_each
 from tests.unit.test_crash_suite import Life
 
 folder.LEAST_REWRITE = 600
 root, engine, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-for number in map(int, sys.argv[4:]):
-    process = os.fork()
-    if not process:
-        left = [number]
-        def at(step):
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        Life(root / str(number), engine, seed).run(at)
-    assert os.waitpid(process, 0)[1] == signal.SIGKILL, number
+kill_at_each(map(int, sys.argv[4:]), lambda number, at: Life(root / str(number), engine, seed).run(at))
 """
 
 

@@ -146,21 +146,13 @@ def test_stopped_at_any_step_it_opens_at_a_checkpoint(tmp_path: Path, seed: int)
 
 
 KILLED = """
-import os, signal, sys
+import sys
 from pathlib import Path
 from streams.runtime.keeping import folder
-from tests.unit.kept_kit import Script
+from tests.unit.kept_kit import Script, kill_at_each
+
 folder.LEAST_REWRITE = 600
-for number in map(int, sys.argv[2:]):
-    process = os.fork()
-    if not process:
-        left = [number]
-        def at(step):
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        Script(Path(sys.argv[1], str(number))).run(at)
-    assert os.waitpid(process, 0)[1] == signal.SIGKILL, number
+kill_at_each(map(int, sys.argv[2:]), lambda number, at: Script(Path(sys.argv[1], str(number))).run(at))
 """
 
 
