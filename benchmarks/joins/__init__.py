@@ -1,1 +1,1 @@
-"""Several inputs, joined tables and the loop: what they cost, and beside other toolkits."""
+"""The cost of several inputs, joined tables and the loop, compared with other toolkits."""

@@ -1,4 +1,4 @@
-"""What queries by HTTP and viewers of the monitor cost the member they are put to, and how quick answers are."""
+"""The load that HTTP queries and viewers of the monitor put on a member, and the latency of its answers."""
 
 from __future__ import annotations
 
