@@ -201,10 +201,12 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """All stores of a member at one moment. ``moves``: how many are under way."""
+    """All stores of a member at one moment. ``moves``: how many are under way. ``unwritten``: changes that are committed,
+    and in none of its folders yet."""
 
     member: str
     moves: int
+    unwritten: int
     stores: list[Held]
 
 
@@ -235,8 +237,10 @@ def write_dump(source: EventSource[Any], path: Path) -> None:
                 left = copy.behind if copy.caught_up else max(copy.behind, 1)
                 stores.append(Held(partition, states.get(partition, "new"), left, 0, list(copy.store.dump())))
     moves = 0 if engine is None else len(engine.handover.statistics())
+    keeper = None if engine is None else engine.keeper
+    unwritten = 0 if keeper is None else sum(folder.gathered_changes for folder in keeper.statistics())
     draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(Dump(source.config.instance_id, moves, stores)))
+    draft.write_bytes(msgspec.json.encode(Dump(source.config.instance_id, moves, unwritten, stores)))
     draft.replace(path)
 
 
