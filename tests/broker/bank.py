@@ -201,8 +201,8 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """All stores of a member at one moment. ``moves``: how many are under way. ``unwritten``: changes that are committed,
-    and in none of its folders yet."""
+    """All stores of a member at one moment. ``moves``: how many are under way. ``unwritten``: changes that are
+    committed, and in none of its folders yet."""
 
     member: str
     moves: int
