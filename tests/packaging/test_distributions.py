@@ -107,7 +107,7 @@ def test_the_distributions_hold_what_they_should(built: Path) -> None:
     (wheel,), (archive,) = built.glob("*.whl"), built.glob("*.tar.gz")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"streams/py.typed", "streams/broker/jars.json"} <= {*names}
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"streams"}
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"streams", "pyspark_grt"}
     assert wheel.name.endswith("py3-none-any.whl")
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
     with tarfile.open(archive) as opened:
