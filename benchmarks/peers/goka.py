@@ -1,4 +1,4 @@
-"""goka, at least once, with its own defaults. It does the work of the measure ``joins`` only.
+"""goka, at least once, with its own defaults. It does the work of the measures ``joins`` and ``views`` only.
 
 Option ``storage``: ``memory`` (the default) or ``leveldb``, for the rows.
 """
@@ -11,7 +11,7 @@ from benchmarks.peers.go_programs import GoProgram
 
 
 class Goka(GoProgram):
-    """A processor with an input, a joined table and an output."""
+    """A processor with an input, a joined table and an output; or a view."""
 
     name = "goka"
     options = ("storage",)

@@ -45,14 +45,14 @@ def go_program(name: str, modules: Mapping[str, str], say: Callable[[str], None]
     if go is None:
         raise Unavailable("there is no go on PATH: install the Go of its go.mod, or newer")
     version = output_of([go, "env", "GOVERSION"], 20, source).strip()
-    sources = [source / part for part in ("main.go", "go.mod", "go.sum")]
+    sources = [source / "go.mod", source / "go.sum", *sorted(source.glob("*.go"))]
 
     def compiled(folder: Path) -> None:
         say(f"fetching and compiling {name} (a minute or two)")
         output_of([go, "build", "-mod=readonly", "-o", str(folder / name), "."], _GO_SECONDS, source)
 
     program = built(name, sources, version, compiled) / name
-    return program, {**required(sources[1].read_text(), modules), "go": version[2:]}
+    return program, {**required(sources[0].read_text(), modules), "go": version[2:]}
 
 
 def required(text: str, modules: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import msgspec
@@ -15,30 +17,25 @@ from rich.table import Table
 from benchmarks.bench import Bench
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.reader import percentiles
-from benchmarks.systems import Failed
-from benchmarks.tables import loads, of_rounds, right, spread, table, verdict
+from benchmarks.systems import Failed, Module, System, system_running
+from benchmarks.tables import loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
+from benchmarks.views.work import GETS, PATIENCE_SECONDS, SENT, Price, ViewJob, Watched, key_of, names_of
 from streams import BlockingView, EventProducer, Record, View
 from streams.errors import StreamsError
 
 LEAST_RATE = 200_000
 MOST_MS, MOST_GET_US, MOST_SNAPSHOT_MS = 20.0, 2.0, 1.0
 """At most: the 99th percentile from acknowledgement to change, one ``get``, the opening of one snapshot."""
-PATIENCE_SECONDS = 120.0
-GETS, SNAPSHOTS = 200_000, 50
+SNAPSHOTS = 50
+SEND_SECONDS = 0.002
 TOPIC = "view-prices"
-
-
-class Price(msgspec.Struct):
-    """The value of a key."""
-
-    cents: int
-    currency: str = "EUR"
-    note: str = "the price of something"
+HERE, POLLED, GOKA = "View", "view", "goka"
 
 
 class ViewResult(msgspec.Struct, frozen=True):
     """One view from its start to its end: ``rate`` of catching up (records/s), ``get_us``, ``snapshot_ms`` (the worst
-    of many), and the times from the acknowledgement of a record until ``changes()`` has it."""
+    of many), and the times from the acknowledgement of a record until ``changes()`` has it. Of a ``system`` in a
+    process of its own: until ``get`` returns it, and no snapshot."""
 
     round: int
     fault: str = ""
@@ -48,10 +45,11 @@ class ViewResult(msgspec.Struct, frozen=True):
     p50: float = 0.0
     p99: float = 0.0
     load_average: float = 0.0
+    system: str = HERE
 
 
 class Views(Measure[ViewResult]):
-    """A view in a process without anything else."""
+    """Views in processes without anything else, beside goka's."""
 
     name, title, place = "views", "A view of a topic", 48
     result = ViewResult
@@ -59,9 +57,17 @@ class Views(Measure[ViewResult]):
 A `View` with ordered text keys and msgspec values, of ten partitions with one record for each key. *Catching up*: from
 entering it until `ready()`, connections included. *Get*: random keys, each decoded. *Snapshot*: the longest of 50
 openings. Then records are sent one after another by `EventProducer`, on another thread, and the time is taken from each
-acknowledgement until `changes()` has it; producer and view share one interpreter."""
+acknowledgement until `changes()` has it; producer and view share one interpreter. `view` and `goka` (its `View`, with
+rows in memory, read committed, and the hash of Kafka's clients) are each in a process of their own. Every 0.5 ms it
+gets the key that is sent: the time is taken until `get` returns the record, by the clock of the machine. Right is a
+view that never went back, and whose rows at the end are those of the topic, by number and sum."""
 
-    sizes: ClassVar = {"keys": (100_000, 300_000, 1_000_000), "sends": (300, 1_000, 2_000), "rounds": (1, 3, 5)}
+    sizes: ClassVar = {
+        "systems": ([GOKA], [GOKA], [GOKA]),
+        "keys": (100_000, 300_000, 1_000_000),
+        "sends": (300, 1_000, 2_000),
+        "rounds": (1, 3, 5),
+    }
 
     def run(self, bench: Bench) -> Iterator[ViewResult]:
         """Run one view after another over the same topic."""
@@ -76,11 +82,20 @@ acknowledgement until `changes()` has it; producer and view share one interprete
                 yield _one(cluster.bootstrap_servers, turn, sizes.keys, sizes.sends)
             except (Failed, StreamsError) as error:
                 yield ViewResult(turn, f"failed: {error}")
+        first = sizes.rounds * sizes.sends
+
+        def polled(system: System, turn: int) -> ViewResult:
+            nonlocal first
+            first += sizes.sends
+            return _polled(cluster.bootstrap_servers, system, turn, sizes.keys, range(first, first + sizes.sends))
+
+        systems = [System.parse(POLLED), *bench.able(sizes.systems)]
+        yield from bench.in_turn(f"{self.name}, polled", sizes.rounds, polled, ViewResult, systems)
         cluster.delete(TOPIC)
 
     def in_short(self, found: ViewResult) -> str:
         figures = f"{found.rate:,.0f} records/s, get {found.get_us:.2f} us, p99 {found.p99:.1f} ms"
-        return f"{self.name} {found.round}: {found.fault or figures}"
+        return f"{self.name} {found.round}, {found.system}: {found.fault or figures}"
 
     def tables(self, found: Sequence[ViewResult]) -> list[Table]:
         shown = table(
@@ -88,28 +103,35 @@ acknowledgement until `changes()` has it; producer and view share one interprete
             ["system"],
             ["caught up, records/s", "get, us", "snapshot, ms", "behind p50, ms", "p99, ms", "right"],
         )
-        kept = right(found)
-        shown.add_row(
-            "View",
-            spread((one.rate for one in kept), ",.0f"),
-            spread((one.get_us for one in kept), ".2f"),
-            spread((one.snapshot_ms for one in kept), ".3f"),
-            spread((one.p50 for one in kept), ".1f"),
-            spread((one.p99 for one in kept), ".1f"),
-            verdict(found),
-        )
+        for system in names(found):
+            mine = of_system(found, system)
+            kept = right(mine)
+            shown.add_row(
+                system,
+                spread((one.rate for one in kept), ",.0f"),
+                spread((one.get_us for one in kept), ".2f"),
+                spread((one.snapshot_ms for one in kept if one.snapshot_ms), ".3f"),
+                spread((one.p50 for one in kept), ".1f"),
+                spread((one.p99 for one in kept), ".1f"),
+                verdict(mine),
+            )
         return [shown]
 
     def aims(self, found: Sequence[ViewResult]) -> list[Aim]:
-        kept = right(found)
-        if not kept:
-            return []
-        return [
-            at_least("view: catching up, of 200,000 records/s", 1.0, [one.rate / LEAST_RATE for one in kept]),
-            at_most("view: from acknowledgement to change, p99", MOST_MS, [one.p99 for one in kept], "ms"),
-            at_most("view: get", MOST_GET_US, [one.get_us for one in kept], "us"),
-            at_most("view: opening a snapshot", MOST_SNAPSHOT_MS, [one.snapshot_ms for one in kept], "ms"),
-        ]
+        aims: list[Aim] = []
+        if kept := right(of_system(found, HERE)):
+            aims += [
+                at_least("view: catching up, of 200,000 records/s", 1.0, [one.rate / LEAST_RATE for one in kept]),
+                at_most("view: from acknowledgement to change, p99", MOST_MS, [one.p99 for one in kept], "ms"),
+                at_most("view: get", MOST_GET_US, [one.get_us for one in kept], "us"),
+                at_most("view: opening a snapshot", MOST_SNAPSHOT_MS, [one.snapshot_ms for one in kept], "ms"),
+            ]
+        if polled := right(of_system(found, POLLED)):
+            aims.append(at_most("view: from acknowledgement to `get`, p99", MOST_MS, [one.p99 for one in polled], "ms"))
+        for peer in (system for system in names(found) if system.partition(":")[0] == GOKA):
+            if compared := ratios(found, POLLED, peer, lambda one: one.p99):
+                aims.append(at_most(f"view: from acknowledgement to `get`, p99, to `{peer}`", 1.0, compared))
+        return aims
 
 
 def _write(bootstrap_servers: str, keys: int) -> None:
@@ -125,7 +147,7 @@ def _write(bootstrap_servers: str, keys: int) -> None:
     for number in range(keys):
         if number % 5_000 == 0:
             producer.poll(0)
-        producer.produce(TOPIC, msgspec.json.encode(Price(number)), f"key-{number:07}")
+        producer.produce(TOPIC, msgspec.json.encode(Price(number)), key_of(number))
     if producer.flush(PATIENCE_SECONDS):
         raise Failed(f"{TOPIC} could not be written")
 
@@ -135,12 +157,13 @@ def _one(bootstrap_servers: str, turn: int, keys: int, sends: int) -> ViewResult
     with View(TOPIC, key=str, value=Price, ordered=True, bootstrap_servers=bootstrap_servers) as view:
         view.ready(PATIENCE_SECONDS)
         rate = keys / (time.perf_counter() - began)
-        names = [f"key-{number * 7919 % keys:07}" for number in range(GETS)]
+        wanted = names_of(keys)
         began = time.perf_counter()
-        for name in names:
+        for name in wanted:
             view.get(name)
         get_us = (time.perf_counter() - began) / GETS * 1e6
-        behind, fault = _behind(bootstrap_servers, view, sends)
+        first = (turn - 1) * sends
+        behind, fault = _behind(bootstrap_servers, view, range(first, first + sends))
         if len(view) != keys + 1:
             fault = f"{len(view):,} keys, not {keys + 1:,}"
         p50, p99, _ = percentiles(behind)
@@ -156,29 +179,75 @@ def _snapshot_ms(view: BlockingView[str, Price]) -> float:
     return max(times)
 
 
-def _behind(bootstrap_servers: str, view: BlockingView[str, Price], sends: int) -> tuple[list[float], str]:
+def _behind(bootstrap_servers: str, view: BlockingView[str, Price], numbers: range) -> tuple[list[float], str]:
     """Return milliseconds from each acknowledgement to its change, and what is wrong."""
-    acknowledged: dict[int, float] = {}
-    seen: dict[int, float] = {}
+    acknowledged: dict[int, int] = {}
+    seen: dict[int, int] = {}
     changes = view.changes()
-
-    def send() -> None:
-        with EventProducer(bootstrap_servers) as producer:
-            for number in range(sends):
-                producer.send(Record(TOPIC, msgspec.json.encode(Price(-1 - number)), "sent"))
-                acknowledged[number] = time.perf_counter()
-                time.sleep(0.002)
-
-    sending = threading.Thread(target=send)
+    sending = threading.Thread(target=_send, args=(bootstrap_servers, numbers, acknowledged))
     sending.start()
     for change in changes:
         if change.new is not None:
-            seen[-1 - change.new.cents] = time.perf_counter()
-            if -1 - change.new.cents == sends - 1:
+            seen[-1 - change.new.cents] = time.time_ns()
+            if -1 - change.new.cents == numbers[-1]:
                 break
     sending.join()
-    times = [max(0.0, seen[number] - acknowledged[number]) * 1e3 for number in seen]
-    return times, "" if len(times) > sends / 2 else f"{sends - len(times)} of {sends} changes were merged"
+    times = [max(0.0, (seen[number] - acknowledged[number]) / 1e6) for number in seen]
+    merged = len(numbers) - len(times)
+    return times, "" if merged < len(numbers) / 2 else f"{merged} of {len(numbers)} changes were merged"
 
 
+def _send(bootstrap_servers: str, numbers: range, acknowledged: dict[int, int]) -> None:
+    """Send one record after the other; note when each is acknowledged, in nanoseconds since the epoch."""
+    with EventProducer(bootstrap_servers) as producer:
+        for number in numbers:
+            producer.send(Record(TOPIC, msgspec.json.encode(Price(-1 - number)), SENT.encode()))
+            acknowledged[number] = time.time_ns()
+            time.sleep(SEND_SECONDS)
+
+
+def _polled(bootstrap_servers: str, system: System, turn: int, keys: int, numbers: range) -> ViewResult:
+    """Send to a view in another process. Raises ``Failed``."""
+    acknowledged: dict[int, int] = {}
+    with TemporaryDirectory(prefix="bench-") as folder:
+        ready = Path(folder) / "ready"
+        job = ViewJob(bootstrap_servers=bootstrap_servers, group="", source="", output="", changelog="", table=TOPIC,
+                      keys=keys, first=numbers[0], last=numbers[-1], ready=str(ready))  # fmt: skip
+        with system_running(system, job) as child:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not ready.exists():
+                child.check()
+                if time.monotonic() > deadline:
+                    raise Failed(f"{system.label} has not caught up after {PATIENCE_SECONDS:g} s")
+                time.sleep(0.01)
+            _send(bootstrap_servers, numbers, acknowledged)
+            found = msgspec.json.decode(child.result(PATIENCE_SECONDS), type=Watched)
+    p50, p99, _ = percentiles(times_of(found.seen, acknowledged))
+    fault = fault_of(found, keys, numbers)
+    return ViewResult(turn, fault, found.rate, found.get_us, 0.0, p50, p99, os.getloadavg()[0], system.label)
+
+
+def times_of(seen: Sequence[tuple[int, int]], acknowledged: Mapping[int, int]) -> list[float]:
+    """Return milliseconds from each acknowledgement to the first look that found that record or a later one."""
+    times, waiting = [], iter(sorted(acknowledged))
+    number = next(waiting, None)
+    for newest, at in seen:
+        while number is not None and number <= newest:
+            times.append(max(0.0, (at - acknowledged[number]) / 1e6))
+            number = next(waiting, None)
+    return times
+
+
+def fault_of(found: Watched, keys: int, numbers: range) -> str:
+    """Judge a view; empty if it was right."""
+    looks = [number for number, _ in found.seen]
+    if looks != sorted(set(looks)) or looks[-1:] != [numbers[-1]]:
+        return "it went back, or did not come to the last record"
+    rows, cents = keys + 1, sum(range(keys)) - 1 - numbers[-1]
+    if (found.rows, found.cents) != (rows, cents):
+        return f"{found.rows:,} rows with {found.cents:,} cents, not {rows:,} with {cents:,}"
+    return ""
+
+
+KINDS = (Module(POLLED, "benchmarks.views.work"),)
 MEASURES = (Views(),)

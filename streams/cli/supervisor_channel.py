@@ -44,8 +44,8 @@ class Removed(msgspec.Struct, frozen=True, tag="removed"):
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """Worker to supervisor: its metrics are at this port of the loopback address, and its facts for the monitor, if it
-    serves them, are given to whom has ``secret``."""
+    """Worker to supervisor: its metrics, and its facts for the monitor, are at this port of the loopback address, for
+    requests with ``secret``."""
 
     port: int
     secret: str = ""

@@ -134,23 +134,23 @@ class _Supervised:
 
     def serve_metrics(self, with_facts: bool) -> None:
         """Serve the source's metrics to the supervisor, on a free port of the loopback address; and facts for its
-        pages, with a secret that goes over the channel only."""
+        pages. Every request needs a secret that goes over the channel only: other users of the machine, and pages of
+        other sites by a name server, reach that port, too."""
         from streams.event_source import EventSource
         from streams.observability import PrometheusMetrics, RelayMetrics
         from streams.outbox.relay import Relay
 
-        address, secret = "127.0.0.1:0", ""
+        address, secret = "127.0.0.1:0", secrets.token_urlsafe(32)
         if isinstance(self.source, EventSource) and with_facts:
             from streams.web.facts import SourceFacts
             from streams.web.workers import facts_probe
 
-            secret = secrets.token_urlsafe(32)
-            further = {"/facts": facts_probe(SourceFacts(self.source), secret)}
-            port = PrometheusMetrics(self.source).serve(address, further).port
+            further = {"/facts": facts_probe(SourceFacts(self.source))}
+            port = PrometheusMetrics(self.source).serve(address, further, secret).port
         elif isinstance(self.source, EventSource):
-            port = PrometheusMetrics(self.source).serve(address).port
+            port = PrometheusMetrics(self.source).serve(address, secret=secret).port
         elif isinstance(self.source, Relay) and not with_facts:
-            port = RelayMetrics(self.source).serve(address).port
+            port = RelayMetrics(self.source).serve(address, secret).port
         else:
             option = "--http" if with_facts else "--metrics"
             raise ConfigError(f"{option} needs an EventSource; the source is {type(self.source).__name__}")

@@ -78,7 +78,7 @@ class WorkerMetrics:
                 pass
 
     def places(self) -> dict[str, tuple[int | None, str, int]]:
-        """Return the port of each worker that serves, the secret for its facts, and its number of starts, by name."""
+        """Return the port of each worker that serves, its secret, and its number of starts, by name."""
         return {name: (place.port, place.secret, place.starts) for name, place in self._places.items()}
 
     def collect(self) -> Iterator[Metric]:
@@ -129,16 +129,16 @@ class WorkerMetrics:
 
     def _ask(self, path: str, seconds: float) -> dict[str, _Answer | None]:
         """Ask all workers at the same time; ``None``: no answer."""
-        asked = {name: self._threads.submit(_get, place.port, path, seconds) for name, place in self._places.items()}
+        asked = {name: self._threads.submit(_get, place, path, seconds) for name, place in self._places.items()}
         return {name: answer.result() for name, answer in asked.items()}
 
 
-def _get(port: int | None, path: str, seconds: float) -> _Answer | None:
-    if port is None:
+def _get(place: _Place, path: str, seconds: float) -> _Answer | None:
+    if place.port is None:
         return None
-    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=seconds)) as connection:
+    with contextlib.closing(HTTPConnection("127.0.0.1", place.port, timeout=seconds)) as connection:
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers={"Authorization": f"Bearer {place.secret}"})
             answer = connection.getresponse()
             return _Answer(answer.status, answer.read().decode())
         except (OSError, HTTPException, ValueError):

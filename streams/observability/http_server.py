@@ -6,6 +6,7 @@ further ones are turned away.
 
 from __future__ import annotations
 
+import hmac
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -39,10 +40,12 @@ def metrics_application(registry: Collector) -> Application:
 
 
 class HttpServer:
-    """Serves ``/metrics`` and probes at an address until ``close``, or the end of its ``with``."""
+    """Serves ``/metrics`` and probes at an address until ``close``, or the end of its ``with``. With a ``secret`` it
+    answers only requests that have it (``Authorization: Bearer SECRET``)."""
 
-    def __init__(self, address: str, metrics: Application, probes: Mapping[str, Probe]) -> None:
+    def __init__(self, address: str, metrics: Application, probes: Mapping[str, Probe], secret: str = "") -> None:
         host, port = parse_address(address)
+        self._expected = f"Bearer {secret}".encode() if secret else b""
         self._metrics = metrics
         self._probes = probes
         try:
@@ -69,10 +72,13 @@ class HttpServer:
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path == "/metrics":
+        is_let_in = not self._expected or hmac.compare_digest(_given(environ), self._expected)
+        if is_let_in and path == "/metrics":
             return self._metrics(environ, start)
         probe = self._probes.get(path)
-        if probe is None:
+        if not is_let_in:
+            status, text = "401 Unauthorized", "this is for the supervisor"
+        elif probe is None:
             status, text = "404 Not Found", f"there are /metrics, {', '.join(self._probes)}"
         elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             status, text = "405 Method Not Allowed", "use GET or HEAD"
@@ -85,6 +91,10 @@ class HttpServer:
         body = f"{text}\n".encode()
         start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+
+def _given(environ: dict[str, Any]) -> bytes:
+    return str(environ.get("HTTP_AUTHORIZATION", "")).encode(errors="replace")
 
 
 def parse_address(address: str) -> tuple[str, int]:

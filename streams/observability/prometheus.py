@@ -31,15 +31,15 @@ class PrometheusMetrics:
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def serve(self, address: str, further: Mapping[str, Probe] | None = None) -> HttpServer:
+    def serve(self, address: str, further: Mapping[str, Probe] | None = None, secret: str = "") -> HttpServer:
         """Serve ``/metrics``, ``/live`` and ``/ready`` at ``host:port`` (or ``port``: all addresses of the machine; 0:
         a free one) on threads of its own, until the server that is returned is closed. ``further``: more probes.
+        ``secret``: only requests with ``Authorization: Bearer SECRET`` are answered.
 
         Raises ``ConfigError`` when the address is none, or taken.
         """
-        return HttpServer(
-            address, metrics_application(self.registry), {"/live": self.live, "/ready": self.ready, **(further or {})}
-        )
+        probes = {"/live": self.live, "/ready": self.ready, **(further or {})}
+        return HttpServer(address, metrics_application(self.registry), probes, secret)
 
     def live(self, query: dict[str, str]) -> Verdict:
         """Check that the event loops go on, as far as it matters: see ``SourceHealth``."""

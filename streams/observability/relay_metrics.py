@@ -73,9 +73,10 @@ class RelayMetrics:
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def serve(self, address: str) -> HttpServer:
+    def serve(self, address: str, secret: str = "") -> HttpServer:
         """Serve ``/metrics``, ``/live`` and ``/ready``, as ``PrometheusMetrics.serve``. Raises ``ConfigError``."""
-        return HttpServer(address, metrics_application(self.registry), {"/live": self.live, "/ready": self.ready})
+        probes = {"/live": self.live, "/ready": self.ready}
+        return HttpServer(address, metrics_application(self.registry), probes, secret)
 
     def live(self, query: dict[str, str]) -> Verdict:
         """Check that the relay has not failed, and is not stopped."""

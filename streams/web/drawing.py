@@ -24,7 +24,7 @@ def topology_svg(topology: Topology) -> Markup:
     handlers = [f"{each.event}: {each.kind}" for each in topology.handlers]
     if len(handlers) > _MOST_HANDLERS:
         handlers = [*handlers[: _MOST_HANDLERS - 1], f"and {len(handlers) - _MOST_HANDLERS + 1} more"]
-    middle = 2 * _HEIGHT + 16 * len(handlers)
+    middle = 62 + 16 * len(handlers)
     height = max(middle, _stack(left), _stack(right)) + 2 * _GAP
     x_middle, x_right = _WIDTH + 90, _WIDTH + 90 + _MIDDLE + 90
     top = (height - middle) / 2
@@ -55,10 +55,10 @@ def topology_svg(topology: Topology) -> Markup:
             y += _HEIGHT + _GAP
     about = f"{topology.group_id} reads {_listed(left)}; it keeps and sends {_listed(right)}"
     return Markup(
-        '<svg class="topology" role="img" viewBox="0 0 {} {}" xmlns="http://www.w3.org/2000/svg"><title>{}</title>'
+        '<svg class="topology" role="img" viewBox="-1 0 {} {}" xmlns="http://www.w3.org/2000/svg"><title>{}</title>'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z"/></marker></defs>{}</svg>'
-    ).format(x_right + _WIDTH, round(height), harmless(about), Markup("").join(parts))
+    ).format(x_right + _WIDTH + 2, round(height), harmless(about), Markup("").join(parts))
 
 
 def rates_svg(rates: Sequence[float], seconds: int = 120) -> Markup:

@@ -45,6 +45,7 @@ _LIVE: Final = ("overview", "source", "views", "actions")
 _ASKING: Final = ("views", "state")
 """Pages on which a key is looked up."""
 _KEEP_ALIVE_TICKS: Final = 10
+_NEAR_SECONDS: Final = 12 * 3600
 REPLAY: Final = "replay-dead-letters"
 """The built-in action that sends dead letters again."""
 
@@ -65,7 +66,12 @@ class Pages:
             finalize=_shown,
         )
         self._templates.filters.update(
-            number=_number, clock=_clock, duration=duration, one_line=one_line, seconds=_seconds
+            number=_number,
+            clock=_clock,
+            moment=_moment,
+            duration=duration,
+            one_line=one_line,
+            seconds=_seconds,
         )
         self._static = {
             name: ((_HERE / "static" / name).read_bytes(), kind)
@@ -184,6 +190,8 @@ class Pages:
                 totals=rows.totals(snapshot, lines, members),
                 rebalances=rows.last_rebalances(snapshot),
                 rates=rates_svg(snapshot.rates),
+                most_rate=max(snapshot.rates, default=None),
+                work=rows.work_lines(snapshot),
                 views=snapshot.views,
                 others=[place for place in range(0, len(lines), rows.MOST_ROWS) if place != first],
                 most=rows.MOST_ROWS,
@@ -351,3 +359,9 @@ def _clock(milliseconds: int | None) -> str:
         return "" if milliseconds is None else f"{datetime.fromtimestamp(milliseconds / 1000):%Y-%m-%d %H:%M:%S}"
     except (OverflowError, ValueError, OSError):
         return "?"
+
+
+def _moment(milliseconds: int) -> str:
+    """The time of day alone, if it is near."""
+    text = _clock(milliseconds)
+    return text.rpartition(" ")[2] if abs(milliseconds / 1000 - time.time()) < _NEAR_SECONDS else text

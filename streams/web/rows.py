@@ -29,8 +29,8 @@ class InputPlace(msgspec.Struct, frozen=True):
 
 
 class PartitionLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition. ``topic``: empty for an event source, whose inputs share their partitions. ``state`` and
-    ``queued`` come from its owner, if that answers."""
+    """One partition. ``topic``: empty for an event source, whose inputs share their partitions. ``state``, ``queued``
+    and its timers come from its owner, if that answers."""
 
     topic: str
     partition: int
@@ -38,6 +38,8 @@ class PartitionLine(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""
     waits_for: str = ""
     queued: int | None = None
+    timers: int | None = None
+    next_timer_ms: int | None = None
     inputs: tuple[InputPlace, ...] = ()
     copies: str = ""
     move: str = ""
@@ -62,6 +64,16 @@ class MemberLine(msgspec.Struct, frozen=True, kw_only=True):
     commits: CommitTimes = CommitTimes()
     answers: bool | None = None
     says: str = ""
+
+
+class WorkLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of one member that runs ahead of its turn (``StageStatistics``)."""
+
+    member: str
+    name: str
+    running: int
+    waiting: int
+    keys: int
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +194,8 @@ def _line(
         state=partition.state,
         waits_for=waits_for(partition, statistics),
         queued=partition.queued_records,
+        timers=partition.timers,
+        next_timer_ms=partition.next_timer_ms,
         inputs=tuple(inputs),
         copies=shown,
         move=move,
@@ -209,6 +223,16 @@ def waits_for(partition: PartitionStatistics, statistics: SourceStatistics) -> s
     if partition.lag:
         return "records of the broker"
     return "new records"
+
+
+def work_lines(snapshot: GroupSnapshot) -> list[WorkLine]:
+    """Work that runs ahead of its turn, of every member that answers."""
+    return [
+        WorkLine(member=facts.name, name=each.name, running=each.running, waiting=each.waiting, keys=each.keys)
+        for facts in snapshot.members
+        if facts.statistics
+        for each in facts.statistics.stages
+    ]
 
 
 def totals(snapshot: GroupSnapshot, lines: list[PartitionLine], members: list[MemberLine]) -> Totals:
@@ -244,6 +268,7 @@ def plain_snapshot(snapshot: GroupSnapshot, is_source: bool) -> dict[str, Any]:
         "totals": msgspec.to_builtins(totals(snapshot, lines, members)),
         "members": msgspec.to_builtins(members),
         "partitions": msgspec.to_builtins(lines),
+        "work": msgspec.to_builtins(work_lines(snapshot)),
         "rebalances": msgspec.to_builtins(last_rebalances(snapshot)),
         "notes": [snapshot.problem] if snapshot.problem else list(snapshot.picture.notes if snapshot.picture else ()),
     }

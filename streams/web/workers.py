@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -45,7 +44,8 @@ async def _one(session: aiohttp.ClientSession, name: str, place: WorkerPlace) ->
         return MemberFacts(name=name, starts=place.starts, problem="it is being started, or gone")
     try:
         address = f"http://127.0.0.1:{place.port}/facts"
-        async with session.get(address, params={"secret": place.secret}, allow_redirects=False) as answer:
+        right = {"Authorization": f"Bearer {place.secret}"}
+        async with session.get(address, headers=right, allow_redirects=False) as answer:
             if answer.status != 200:
                 return MemberFacts(name=name, starts=place.starts, problem=f"it answers with status {answer.status}")
             data = await answer.content.read(_MOST_BYTES)
@@ -58,12 +58,10 @@ async def _one(session: aiohttp.ClientSession, name: str, place: WorkerPlace) ->
         return MemberFacts(name=name, starts=place.starts, problem="its answer cannot be read")
 
 
-def facts_probe(facts: SourceFacts, secret: str) -> Callable[[dict[str, str]], Verdict]:
-    """Return what a worker serves at ``/facts``, to those that have its secret."""
+def facts_probe(facts: SourceFacts) -> Callable[[dict[str, str]], Verdict]:
+    """Return what a worker serves at ``/facts``."""
 
     def answer(query: dict[str, str]) -> Verdict:
-        if not hmac.compare_digest(query.get("secret", "").encode(errors="replace"), secret.encode()):
-            return Verdict(False, "this is for the supervisor")
         return Verdict(True, msgspec.json.encode(facts.look()).decode())
 
     return answer

@@ -23,6 +23,7 @@ OPTIONS = [
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
 SECONDS = 30.0
+expect.set_options(timeout=SECONDS * 1000)
 
 
 class Watched:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.browser_kit import Watched, chromium, expect
 from tests.broker.engine_kit import Lab, Running
-from tests.broker.kes_kit import KesRun
+from tests.broker.kes_kit import ROOT, KesRun
 from tests.unit.private_kit import private
 from tests.unit.waiting import until
 from tests.unit.web_kit import ask
@@ -36,7 +35,6 @@ PARTITIONS = 4
 PAGES = ["overview", "source", "views", "state", "dead letters", "actions", "settings"]
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e&\"'</script>"
 SHOWN = "<img src=x onerror=alert(1)>\\x1b[31m\\u202e&\"'</script>"
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 
 
 class Rebuild(msgspec.Struct, frozen=True):
@@ -114,7 +112,7 @@ async def test_a_source_in_the_browser(lab: Lab) -> None:
         run = page.locator("#run-rebuild-index-1")
         await expect(run.locator(".state")).to_have_text("running")
         await expect(run).to_contain_text("by name")
-        await expect(run).to_contain_text(re.compile(r"[1-9]\d* of 1000"))
+        await expect(run).to_contain_text(re.compile(r"[1-9]\d* of 1,000"))
         await page.get_by_role("button", name="Cancel rebuild-index").click()
         await expect(run.locator(".state")).to_have_text("cancelled")
         await page.get_by_role("button", name="Sign out").click()
@@ -244,7 +242,7 @@ async def test_the_keyboard_is_enough(lab: Lab) -> None:
         await expect(run).to_have_text("running")
         # The focus stays where it is while the live part changes.
         await page.get_by_role("button", name="Cancel rebuild-index").focus()
-        await expect(page.locator("#run-rebuild-index-1")).to_contain_text(re.compile(r"[1-9]\d* of 1000"))
+        await expect(page.locator("#run-rebuild-index-1")).to_contain_text(re.compile(r"[1-9]\d* of 1,000"))
         await expect(page.locator(":focus")).to_have_text("Cancel rebuild-index")
         await page.keyboard.press("Enter")
         await expect(run).to_have_text("cancelled")
@@ -282,7 +280,7 @@ async def test_the_whole_group_is_on_each_page_and_a_silent_member_is_shown(
     )
     token = "a-token-of-the-test-itself"
     tokens = private(tmp_path / "token", token)
-    path = os.pathsep.join((str(PICTURES.parents[1]), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     servers = {"KES_BOOTSTRAP_SERVERS": kafka_broker.bootstrap_servers, "PYTHONPATH": path}
     options = ["--http", "127.0.0.1:0", "--http-tokens", str(tokens)]
     running = KesRun("shop:source", 2, tmp_path / "log", tmp_path, servers, options)
@@ -325,35 +323,3 @@ async def test_the_whole_group_is_on_each_page_and_a_silent_member_is_shown(
         assert token not in (tmp_path / "log").read_text()
     finally:
         running.close()
-
-
-@pytest.mark.nightly
-async def test_pictures_of_the_pages(lab: Lab, tmp_path: Path) -> None:
-    """With ``MONITOR_PICTURES=1`` they are those of the guide."""
-    folder = PICTURES if os.environ.get("MONITOR_PICTURES") else tmp_path
-    lab.group, lab.topic, lab.output = "shop-totals", "orders", "totals"
-    await lab.create()
-    source = watched_source(lab, {"is": True}, instance_id="shop-0")
-    source.output(lab.output, num_partitions=PARTITIONS)
-    view = View.of(source)
-    monitor = with_action(Monitor(source, views=[view], address="127.0.0.1:0"))
-    async with monitor, Running(source), view, signed_in(monitor) as watched:
-        rounds, end = 0, time.monotonic() + 10.0
-        while time.monotonic() < end:  # so that the line of rates has a form
-            names = [f"key {number}" for number in range(20 + 60 * (rounds % 5))]
-            await lab.add(*names, partition=rounds % PARTITIONS)
-            rounds += 1
-            await asyncio.sleep(0.4)
-        await lab.add("apples", deed="such fruit", partition=2)
-        await watched.page.goto(f"{monitor.address}actions")
-        await watched.page.get_by_label("index").fill("by name")
-        await watched.page.get_by_role("button", name="Start rebuild-index").click()
-        for name in ("overview", "source", "dead letters", "actions"):
-            path = "" if name == "overview" else name.replace(" ", "-")
-            await watched.page.goto(f"{monitor.address}{path}")
-            if name in PAGES[:2]:
-                await expect(watched.page.locator("#connection")).to_have_text("live")
-            picture = folder / f"monitor-{name.replace(' ', '-')}.png"
-            await watched.page.screenshot(path=str(picture), full_page=True)
-            assert picture.stat().st_size > 10_000
-        watched.check(monitor.port)

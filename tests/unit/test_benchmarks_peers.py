@@ -23,6 +23,8 @@ from benchmarks.peers.goka import Goka
 from benchmarks.peers.kafka_streams import COORDINATES, javac
 from benchmarks.peers.programs import SOURCES, checked, required
 from benchmarks.systems import KINDS, System, Unavailable
+from benchmarks.views.measure import fault_of, times_of
+from benchmarks.views.work import Watched
 from streams.broker.jars import pinned
 from streams.sak.java import Java
 
@@ -147,6 +149,22 @@ def test_the_judge_of_the_outbox_knows_what_is_lost_doubled_or_out_of_order(
     assert found.fault(3, once=False).startswith(fault)
     assert found.fault(3).startswith(fault_once)
     assert bool(found.fault(3, once=False)) == bool(fault)
+
+
+def test_a_view_that_is_polled_is_judged_before_its_times_count() -> None:
+    """Three keys with 0, 1 and 2 cents, and the one that is sent: its records 4 to 7 are worth -5 to -8."""
+    seen = [(4, 1_000_000), (6, 5_000_000), (7, 6_000_000)]
+    right = Watched(1.0, 1.0, seen, 4, 3 - 8)
+    assert fault_of(right, 3, range(4, 8)) == ""
+    assert times_of(seen, {4: 2_000_000, 5: 3_000_000, 6: 4_500_000, 7: 5_900_000}) == [0.0, 2.0, 0.5, 0.1]
+    for wrong, fault in (
+        (Watched(1.0, 1.0, seen[:2], 4, 3 - 8), "it went back, or did not come"),
+        (Watched(1.0, 1.0, [seen[1], seen[0], seen[2]], 4, 3 - 8), "it went back"),
+        (Watched(1.0, 1.0, [], 4, 3 - 8), "it went back, or did not come"),
+        (Watched(1.0, 1.0, seen, 3, 3 - 8), "3 rows with -5 cents, not 4 with -5"),
+        (Watched(1.0, 1.0, seen, 4, 4 - 8), "4 rows with -4 cents"),
+    ):
+        assert fault_of(wrong, 3, range(4, 8)).startswith(fault)
 
 
 def test_how_far_the_ancestor_is_comes_from_its_commit_log() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from streams.observability import PrometheusMetrics
 from tests.unit.cli_kit import kes_with
 from tests.unit.cli_run_kit import ROOT, Kes, kes
 from tests.unit.private_kit import private
@@ -76,10 +77,20 @@ def test_the_pages_of_a_supervisor_show_each_worker_and_outlive_it(
 
 
 def test_what_a_worker_serves_is_for_its_supervisor() -> None:
-    probe = facts_probe(SourceFacts(source_of()), "the secret")
-    for query in ({}, {"secret": ""}, {"secret": "the secre"}, {"secret": "\ud800"}):
-        assert probe(query) == (False, "this is for the supervisor")
-    assert json.loads(probe({"secret": "the secret"}).text)["statistics"]["state"] == "created"
+    """Another user of the machine reaches its port, and so does a page whose name leads to the loopback address."""
+    source = source_of()
+    further = {"/facts": facts_probe(SourceFacts(source))}
+    with PrometheusMetrics(source).serve("127.0.0.1:0", further, "the secret") as server:
+        for path in ("/metrics", "/live", "/ready", "/facts", "/facts?secret=the%20secret", "/nowhere"):
+            for given in (
+                {},
+                *({"Authorization": text} for text in ("", "the secret", "Bearer the secre", "Bearer \xff")),
+            ):
+                reply = ask(server.port, path, None, **given)
+                assert (reply.status, reply.text) == (401, "this is for the supervisor\n"), (path, given)
+        assert ask(server.port, "/live", "the secret", Host="evil.example").status == 200
+        facts = json.loads(ask(server.port, "/facts", "the secret").text)
+        assert facts["statistics"]["state"] == "created"
 
 
 @pytest.mark.parametrize("command", [("run", "waits:source"), ("web", "waits:source"), ("web", "--group", "g")])

@@ -38,6 +38,8 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
     "tests/spark/test_transaction_trouble.py": "a store that is slow",
     "tests/broker/test_web.py": "an action that takes its time",
+    "tests/broker/pictured_shop.py": "a handler and an action that take their time",
+    "tests/broker/test_web_pictures.py": "a load with a rate",
     "tests/unit/test_web_actions.py": "an action that would take an hour",
 }
 

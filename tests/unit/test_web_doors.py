@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import os
 import re
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -337,6 +339,34 @@ def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_named(tmp_path:
         monitor = Monitor(source_of(), address="127.0.0.1:0", certificate=str(path))
         with pytest.raises(ConfigError, match="cannot be used"):
             monitor.start()
+
+
+def test_by_tls_the_cookie_is_for_tls_alone_and_plain_text_gets_nothing(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    certificate = str(tmp_path / "cert.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    path = private(tmp_path / "token", ACT)
+    with served(source_of(), str(path), certificate=certificate, key=certificate) as monitor:
+        assert monitor.address == f"https://127.0.0.1:{monitor.port}/"
+
+        def login(origin: str) -> tuple[int, str]:
+            head = {"Origin": f"{origin}://127.0.0.1:{monitor.port}"}
+            with contextlib.closing(
+                http.client.HTTPSConnection("127.0.0.1", monitor.port, timeout=30, context=context)
+            ) as connection:
+                connection.request("POST", "/login", f"token={ACT}", head)
+                answer = connection.getresponse()
+                return answer.status, answer.getheader("set-cookie", "")
+
+        assert login("http")[0] == 403
+        status, cookie = login("https")
+        assert (status, cookie.startswith("__Host-kes-monitor-"), "; Secure" in cookie) == (303, True, True)
+        with raw(monitor.port) as connection:
+            connection.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{monitor.port}\r\n\r\n".encode())
+            assert b"HTTP" not in until_closed(connection)
 
 
 def test_behind_a_proxy_it_is_reached_by_its_name(tmp_path: Path) -> None:

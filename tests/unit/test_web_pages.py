@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from streams.statistics import (
     RebalanceStatistics,
     SourceState,
     SourceStatistics,
+    StageStatistics,
 )
 from streams.stores.simple import SimpleStore
 from streams.topology import Topology, TopologyHandler, TopologyTopic
@@ -188,6 +191,21 @@ def test_rebalances_are_shown_with_their_causes(monitor: Monitor, members: Scrip
     members.facts = (member("a", rebalances=(RebalanceStatistics(7, 1_000, "joined: b"),)),)
     with monitor:
         assert "generation 7: joined: b" in ask(monitor.port, "/source", LOOK).text
+
+
+def test_timers_and_async_work_that_wait_are_shown(monitor: Monitor, members: Scripted) -> None:
+    soon, later = time.time() + 60, 4_000_000_000
+    due = (partition(0, timers=74, next_timer_ms=int(soon * 1000)), partition(1, timers=1, next_timer_ms=later * 1000))
+    members.facts = (member("a", *due, partition(2), stages=(StageStatistics("Reserved", 4, 15, 19),)),)
+    with monitor:
+        page = ask(monitor.port, "/source", LOOK).text
+        assert f">74<br><small>next {datetime.fromtimestamp(soon):%H:%M:%S}</small>" in page
+        assert f">1<br><small>next {datetime.fromtimestamp(later):%Y-%m-%d %H:%M:%S}</small>" in page
+        cells = "".join(f'<td class="n">{number}</td>' for number in (4, 15, 19))
+        assert f'<th scope="row">a</th><td>Reserved</td>{cells}' in page
+        facts = json.loads(ask(monitor.port, "/api/v1/group", LOOK).text)
+        assert facts["work"] == [{"member": "a", "name": "Reserved", "running": 4, "waiting": 15, "keys": 19}]
+        assert [each["timers"] for each in facts["partitions"]] == [74, 1, 0]
 
 
 class _Reading(HTMLParser):

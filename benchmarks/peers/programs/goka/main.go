@@ -1,5 +1,6 @@
-// Orders joined with the rows of their customers by goka, at least once, with its own defaults; rows in memory. The
-// first argument is the job as JSON. Ends on SIGTERM, and at once when its standard input ends.
+// Orders joined with the rows of their customers by goka, at least once, or a view of a table (view.go), with its own
+// defaults; rows in memory. The first argument is the job as JSON. Ends on SIGTERM, and at once when its standard input
+// ends.
 package main
 
 import (
@@ -25,6 +26,10 @@ type job struct {
 	Source           string            `json:"source"`
 	Output           string            `json:"output"`
 	Table            string            `json:"table"`
+	Keys             int               `json:"keys"` // of a view
+	First            int64             `json:"first"`
+	Last             int64             `json:"last"`
+	Ready            string            `json:"ready"`
 	Options          map[string]string `json:"options"`
 }
 
@@ -88,18 +93,20 @@ func main() {
 		panic(err)
 	}
 	if given.Table == "" {
-		log.Fatal("this program does joins only")
+		log.Fatal("this program does joins and views only")
 	}
 	go endWithParent()
 	config := goka.DefaultConfig()
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest // a backlog, where goka's default begins behind it
 	config.Consumer.IsolationLevel = sarama.ReadCommitted // the backlog is one transaction
 	goka.ReplaceGlobalConfig(config)
-	options := []goka.ProcessorOption{}
-	if given.Options["storage"] != "leveldb" {
-		options = append(options, goka.WithStorageBuilder(storage.MemoryBuilder()))
-	} else {
-		options = append(options, goka.WithStorageBuilder(storage.DefaultBuilder(os.Getenv("BENCH_SCRATCH"))))
+	builder := storage.MemoryBuilder()
+	if given.Options["storage"] == "leveldb" {
+		builder = storage.DefaultBuilder(os.Getenv("BENCH_SCRATCH"))
+	}
+	if given.Ready != "" {
+		watch(given, builder)
+		return
 	}
 	group := goka.DefineGroup(
 		goka.Group(given.Group),
@@ -107,7 +114,7 @@ func main() {
 		goka.Join(goka.Table(given.Table), codec[customer]{}),
 		goka.Output(goka.Stream(given.Output), codec[invoiced]{}),
 	)
-	processor, err := goka.NewProcessor(strings.Split(given.BootstrapServers, ","), group, options...)
+	processor, err := goka.NewProcessor(strings.Split(given.BootstrapServers, ","), group, goka.WithStorageBuilder(builder))
 	if err != nil {
 		panic(err)
 	}
