@@ -19,6 +19,7 @@ import msgspec
 from benchmarks import handwritten
 from benchmarks.engine import by_batch, by_concurrency, by_scheduler, source_of
 from benchmarks.instructions.scripted import (
+    TOPICS,
     Feed,
     NoWatch,
     ScriptedConnections,
@@ -46,20 +47,22 @@ class Meter(Protocol):
     def end(self) -> None: ...
 
 
-def by_engine(made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int, trace: Trace = ()) -> None:
+def by_engine(
+    made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int, trace: Trace = (), inputs: int = 1
+) -> None:
     """Drive ``events`` events through the event source. Raises ``RuntimeError`` if it stops."""
     loop = VirtualTimeLoop(LIMIT_SECONDS)
     try:
-        loop.run_main(_drive_engine(loop, made(JOB), meter, warm, events, trace))
+        feed = Feed(messages(warm + events, trace, inputs))
+        loop.run_main(_drive_engine(loop, made(JOB), meter, feed, warm, events))
     finally:
         loop.close()
 
 
 async def _drive_engine(
-    loop: VirtualTimeLoop, source: EventSource[Any], meter: Meter, warm: int, events: int, trace: Trace
+    loop: VirtualTimeLoop, source: EventSource[Any], meter: Meter, feed: Feed, warm: int, events: int
 ) -> None:
     fibers = Fibers(loop)
-    feed = Feed(messages(warm + events, trace))
     consumer = type("Consumer", (_Measured,), {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause)})
     environment = Environment(rng=lambda: random.Random(1), wall_seconds=lambda: 1.7e9 + loop.time(), watchdog=NoWatch)
     with (
@@ -140,6 +143,13 @@ def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) 
 JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
 
 
+def two_inputs(job: Job) -> EventSource[Any]:
+    """Build an event source with a second input."""
+    source = source_of(job)
+    source.input(TOPICS[1])
+    return source
+
+
 def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSource[Any]:
     """Build an event source whose metrics are exported."""
     from streams.observability import PrometheusMetrics
@@ -162,6 +172,7 @@ def with_traces(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSourc
 
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
+    "two-inputs": partial(by_engine, two_inputs, inputs=2),
     "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
@@ -172,6 +183,6 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "scheduler-traced": partial(by_engine, partial(with_traces, by_scheduler), trace=SAMPLED),
     "hand-written": by_hand,
 }
-"""Plain handler, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the scheduler with their metrics
+"""Plain handler, the same with two inputs, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the scheduler with their metrics
 exported, the first with traces of which no event is part, both with every event sampled, and the loop written by
 hand."""

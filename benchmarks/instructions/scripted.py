@@ -18,9 +18,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
-from confluent_kafka import Message
+from confluent_kafka import Message, TopicPartition
 
 from benchmarks.workload import Deposited
+from streams.clients.consumer import LogConsumer
 from streams.clients.group_wire import group_metadata
 from streams.clients.producing import messages as wire
 from streams.clients.producing.broker_connection import BrokerConnection
@@ -44,46 +45,62 @@ FLUSH_SECONDS, COMMIT_SECONDS, CALL_SECONDS = 0.002, 0.008, 0.001
 _SEED = 20_130_101
 
 
-def messages(count: int, trace: Sequence[tuple[str, bytes]] = ()) -> list[Message]:
-    """Deposits as a consumer gets them: 150 bytes each, a type header (and those of a trace), runs of each partition in
-    turn."""
+TOPICS = ("in", "second")
+"""Of the source itself, and of a further input."""
+TOGETHER = 5
+"""Records of one partition within a millisecond of event time, over all its inputs."""
+
+
+def messages(count: int, trace: Sequence[tuple[str, bytes]] = (), inputs: int = 1) -> dict[str, list[Message]]:
+    """Deposits as consumers get them, by topic: 150 bytes each, a type header (and those of a trace), runs of each
+    partition in turn. With several inputs every topic has its share of each partition's events, in turn."""
     rng = random.Random(_SEED)
     note = "n" * 70
-    offsets = [0] * PARTITIONS
-    found = []
+    events = [0] * PARTITIONS
+    found: dict[str, list[Message]] = {topic: [] for topic in TOPICS[:inputs]}
     for number in range(count):
         partition = number // RUN % PARTITIONS
+        offset, place = divmod(events[partition], inputs)
+        at_ms = 1_700_000_000_000 + (events[partition] // TOGETHER if inputs > 1 else 0)
         account = f"account-{rng.randrange(KEYS) * PARTITIONS + partition:05d}"
         event = Deposited(account, rng.randrange(1_000, 10_000), 1_700_000_000.125, note)
-        found.append(
+        found[TOPICS[place]].append(
             Message(
-                topic="in",
+                topic=TOPICS[place],
                 partition=partition,
-                offset=offsets[partition],
+                offset=offset,
                 key=account.encode(),
                 value=msgspec.json.encode(event),
                 headers=[("__grt__", b"Deposited"), *trace],
-                timestamp=(1, 1_700_000_000_000),
+                timestamp=(1, at_ms),
             )
         )
-        offsets[partition] += 1
+        events[partition] += 1
     return found
 
 
 class Feed:
-    """The messages of the consumer: nothing beyond ``allowed`` messages yet."""
+    """The messages of the consumers, by topic: of all topics nothing beyond ``allowed`` messages yet."""
 
-    def __init__(self, found: list[Message]) -> None:
+    def __init__(self, found: dict[str, list[Message]]) -> None:
         self.allowed = 0
         self.window = False
-        self._messages = iter(found)
-        self._given = 0
+        self._messages = {topic: iter(messages) for topic, messages in found.items()}
+        self._given = dict.fromkeys(found, 0)
+        self._ends: dict[tuple[str, int], int] = {}
 
-    def take(self, limit: int) -> list[Message]:
+    def take(self, topic: str, limit: int) -> list[Message]:
         """The next ones, without waiting."""
-        taken = list(islice(self._messages, min(limit, self.allowed - self._given)))
-        self._given += len(taken)
+        allowed = self.allowed // len(self._given)
+        taken = list(islice(self._messages[topic], min(limit, allowed - self._given[topic])))
+        self._given[topic] += len(taken)
+        self._ends.update(((topic, message.partition()), message.offset() + 1) for message in taken)
         return taken
+
+    def end(self, topic: str, partition: int) -> int:
+        """The end of a partition as it is known: behind what was given, unless more is allowed."""
+        more = self._given[topic] < self.allowed // len(self._given)
+        return self._ends.get((topic, partition), 0) + more
 
 
 class ScriptedConsumer:
@@ -91,21 +108,28 @@ class ScriptedConsumer:
 
     feed: Feed
     pause: Callable[[float], None]
+    topic = TOPICS[0]
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def poll(self, timeout: float) -> Message | None:
-        taken = self.feed.take(1)
+        taken = self.feed.take(self.topic, 1)
         self.pause(0 if taken else timeout)
         return taken[0] if taken else None
 
     def consume(self, limit: int, _timeout: float) -> list[Message]:
-        taken = self.feed.take(limit)
+        taken = self.feed.take(self.topic, limit)
         self.pause(len(taken) * US_PER_EVENT / 1e6)
         return taken
 
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        self.topic = partitions[0].topic
+
+    def get_watermark_offsets(self, where: TopicPartition, cached: bool) -> tuple[int, int]:
+        return 0, self.feed.end(where.topic, where.partition)
+
     subscribe: Any = "".format
-    incremental_assign = incremental_unassign = list_topics = consumer_group_metadata = close = subscribe
+    incremental_unassign = list_topics = consumer_group_metadata = close = subscribe
 
 
 class ScriptedProducer:
@@ -172,8 +196,13 @@ def _produced(body: list[bytes]) -> bytes:
 
 
 def _offsets_committed(body: list[bytes]) -> bytes:
-    topic, count, *partitions = body[6:-2]
-    return bytes(4) + b"\2" + topic + count + b"".join(part[:4] + bytes(3) for part in partitions) + bytes(2)
+    topics, *left = body[5:-1]
+    answer = [bytes(4), topics]
+    while left:
+        end = 1 + left[1][0]  # behind the partitions
+        answer += [*left[:2], *(part[:4] + bytes(3) for part in left[2:end]), b"\0"]
+        left = left[end + 1 :]
+    return b"".join(answer) + b"\0"
 
 
 _ANSWERS: dict[int, tuple[float, Callable[[list[bytes]], bytes]]] = {
@@ -239,14 +268,14 @@ class Group(Nothing):
         everything = frozenset(range(PARTITIONS))
         deliver(Assigned(0, 1, everything, everything, Assignment(own=everything, members=("me",))))
 
-    def stable_offsets(self, partitions: Collection[int], deadline: float) -> dict[int, int | None]:
+    def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
         return dict.fromkeys(partitions)
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         return dict.fromkeys(partitions, (0, 0))
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
-        return TopicIdentity("id", PARTITIONS)
+        return TopicIdentity(f"id-{topic}", PARTITIONS)
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         return {}
@@ -281,10 +310,10 @@ class ScriptedConnections(KafkaConnections):
     def worker(self, name: str) -> Any:
         return Inline(name)
 
-    def input(self) -> Poller:
+    def _poller(self, connect: Callable[[], LogConsumer]) -> Poller:
         config = self._config
         poller = FiberPoller(
-            self.consumer, max_poll_records=config.max_poll_records, room=1 << 40, room_bytes=1 << 40
+            connect, max_poll_records=config.max_poll_records, room=1 << 40, room_bytes=1 << 40
         )  # never without room: it would wait for it, for real
         poller.fibers = self._fibers
         return poller
