@@ -13,15 +13,17 @@ Rules of this file
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from streams.core.admission import size_of_changes, size_of_outputs
-from streams.core.origin import is_event
-from streams.core.position import Position, behind
+from streams.core.origin import Origin, in_input, is_event
+from streams.core.position import Position, behind, offsets_of, position_of
+from streams.core.runs import Run
 from streams.records import Change, Output
 
 
@@ -57,7 +59,8 @@ Waiter = Callable[[BaseException | None], None]
 
 class Admitted(msgspec.Struct, gc=False):
     """Completed events of one partition as they were admitted, by reference. A value that a later one of the same key
-    replaces is kept by this, too; ``size`` (keys, values and headers, in bytes) counts it."""
+    replaces is kept by this, too; ``size`` (keys, values and headers, in bytes) counts it. ``runs``: if the events are
+    of several inputs."""
 
     partition: int
     offset: Position
@@ -65,6 +68,7 @@ class Admitted(msgspec.Struct, gc=False):
     changes: list[Change]
     events: int
     size: int
+    runs: Sequence[Run] = ()
 
     def by_event(self) -> list[Admitted]:
         """Split this into one entry for each event that has effects; events without effects are counted with the last.
@@ -72,17 +76,34 @@ class Admitted(msgspec.Struct, gc=False):
         origins = sorted({effect.origin for effects in (self.outputs, self.changes) for effect in effects})
         if not 1 < len(origins) <= self.events or not (is_event(origins[0]) and is_event(origins[-1])):
             return [self]
+        positions = self._positions(origins)
         outputs: dict[int, list[Output]] = {origin: [] for origin in origins}
         changes: dict[int, list[Change]] = {origin: [] for origin in origins}
         for output in self.outputs:
             outputs[output.origin].append(output)
         for change in self.changes:
             changes[change.origin].append(change)
-        apart, last = Transaction(0, 0, 0.0), origins.pop()
-        for origin in origins:
-            apart.admit(self.partition, behind(self.offset, origin), outputs[origin], changes[origin])
-        apart.admit(self.partition, self.offset, outputs[last], changes[last], self.events - len(origins))
+        apart, (last, _) = Transaction(0, 0, 0.0), positions.pop()
+        for origin, position in positions:
+            apart.admit(self.partition, position, outputs[origin], changes[origin])
+        apart.admit(self.partition, self.offset, outputs[last], changes[last], self.events - len(positions))
         return apart.admitted
+
+    def _positions(self, origins: list[Origin]) -> list[tuple[Origin, Position]]:
+        """Return these events in the order in which they were handled, each with the position behind it."""
+        if not self.runs:
+            return [(origin, behind(self.offset, origin)) for origin in origins]
+        offsets = [*offsets_of(self.offset)]
+        for place, _, first, _ in reversed(self.runs):
+            offsets[place] = first  # nothing was handled before the first of its runs
+        found: list[tuple[Origin, Position]] = []
+        for place, _, first, end in self.runs:
+            for origin in origins[
+                bisect_left(origins, in_input(place, first)) : bisect_left(origins, in_input(place, end))
+            ]:
+                found.append((origin, behind(position_of(offsets), origin)))
+            offsets[place] = end
+        return found
 
 
 class Cut:
@@ -155,10 +176,17 @@ class Transaction:
         return self.events if self.events > self.records else self.records
 
     def admit(
-        self, partition: int, offset: Position, outputs: list[Output], changes: list[Change], events: int = 1
+        self,
+        partition: int,
+        offset: Position,
+        outputs: list[Output],
+        changes: list[Change],
+        events: int = 1,
+        runs: Sequence[Run] = (),
     ) -> None:
         """Take in completed events of one partition: so many, in their order. ``offset`` is the position after them;
-        outputs and changes know their origins. The lists are kept, and must not change any more."""
+        outputs and changes know their origins; ``runs``: if the events are of several inputs. The lists are kept, and
+        must not change any more."""
         cut = self.cuts.get(partition)
         if cut is None:
             cut = self.cuts[partition] = Cut()
@@ -174,7 +202,7 @@ class Transaction:
             size += size_of_outputs(outputs)
         self.events += events
         self.bytes += size
-        self.admitted.append(Admitted(partition, offset, outputs, changes, events, size))
+        self.admitted.append(Admitted(partition, offset, outputs, changes, events, size, runs))
 
     def seal(self, now: float) -> None:
         """Admit nothing any more."""
@@ -216,7 +244,7 @@ class Transaction:
             for one in entry.by_event() if entry.size > most_bytes else (entry,):
                 if parts[-1].admitted and parts[-1].bytes + one.size > most_bytes:
                     parts.append(self._part())
-                parts[-1].admit(one.partition, one.offset, one.outputs, one.changes, one.events)
+                parts[-1].admit(one.partition, one.offset, one.outputs, one.changes, one.events, one.runs)
         if len(parts) == 1:
             return [self]
         for partition, cut in self.cuts.items():

@@ -23,7 +23,9 @@ from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import Origin
 from streams.core.partition import PartitionState
 from streams.core.policy import Failure
+from streams.core.position import Position
 from streams.core.router import Route, Router
+from streams.core.runs import Run
 from streams.core.schedule import Schedule
 from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
@@ -292,11 +294,12 @@ class _SettledAtOnce:
     def admit(
         self,
         partition: int,
-        offset: int,
+        offset: Position,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
         events: int = 1,
+        runs: Sequence[Run] = (),
     ) -> None:
         self._replay.admit(outputs, changes)
         if waiter is not None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from streams.config import EventSourceConfig
+from streams.core.position import Position
 from streams.core.router import Route, Router
+from streams.core.runs import Run
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction, Waiter
 from streams.metrics import Measurement
@@ -31,11 +33,12 @@ class Admission(Protocol):
     def admit(
         self,
         partition: int,
-        offset: int,
+        offset: Position,
         outputs: list[Output],
         changes: list[Change],
         waiter: Waiter | None = None,
         events: int = 1,
+        runs: Sequence[Run] = (),
     ) -> None: ...
 
     def last_with(self, partition: int) -> Transaction | None: ...

@@ -6,16 +6,22 @@ it, and goes through ``Execution``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from streams.core.runs import Run
 from streams.records import IncomingRecord
 from streams.runtime.partition import plain_slice
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
 
 SLICE: Final = 128
 """Events handled between two looks at the loop, at most: the switch costs nothing then."""
+
+LEAST_MERGED: Final = 8
+"""Records that are merged for a slice, at least: those behind one that is not plain are merged in vain."""
 
 LONGEST_SLICE_SECONDS: Final = 0.005
 """Slices of slow handlers get shorter until they take about so long: all other tasks, commits included, wait
@@ -23,12 +29,14 @@ meanwhile."""
 
 
 class HotPath:
-    """The hot path of one partition. On its task. ``size``: events in the next one, at most."""
+    """The hot path of one partition. On its task. ``size``: events in the next one, at most; ``merged_size``: of
+    several inputs."""
 
     def __init__(self, partition: Partition, host: Host) -> None:
         self._partition = partition
         self._host = host
         self.size = SLICE // 8
+        self.merged_size = self.size
 
     def run(self, records: list[IncomingRecord], start: int) -> tuple[int, BaseException | None]:
         """Handle and admit some of these records. Returns the position of the first that was not handled; and if that
@@ -44,6 +52,17 @@ class HotPath:
             position, error = plain_slice.run(self._partition, self._host, records, behind, stop)
         self._adapt(now() - began)
         return position, error
+
+    def run_merged(
+        self, records: list[IncomingRecord], runs: Sequence[Run], inputs: MergedInputs
+    ) -> tuple[int, BaseException | None]:
+        """Handle and admit records of several inputs, up to the first one that is not plain. Returns as ``run``."""
+        now = self._host.now
+        began = now()
+        found = plain_slice.run(self._partition, self._host, records, 0, len(records), inputs, runs)
+        self._adapt(now() - began)
+        self.merged_size = min(self.size, max(LEAST_MERGED, 2 * found[0]))
+        return found
 
     def _run_kind(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
         """Handle some records by a handler of another kind that needs no await. Returns ``start`` if there is none."""

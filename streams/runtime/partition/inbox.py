@@ -75,17 +75,25 @@ class Inbox:
         """Take the next batch. Its records stay counted until ``handled``."""
         return self._batches.popleft()
 
+    @property
+    def next_batch(self) -> tuple[list[IncomingRecord], int]:
+        """Return the next batch, which there must be, and how many of its records are taken."""
+        return self._batches[0], self._taken
+
     def take_run(self, until_ms: int | None) -> list[IncomingRecord]:
         """Take the first records of the next batch, as far as they go by ``merging.run_length``. As ``take``; with one
-        inbox either this or that is called."""
-        batch, start = self._batches[0], self._taken
-        stop = start + run_length(batch, start, len(batch), until_ms)
-        if stop < len(batch):
-            self._taken = stop  # what is left of it is not copied for each run
-        else:
+        inbox either this and ``skip``, or that is called."""
+        batch, start = self.next_batch
+        records = run_length(batch, start, len(batch), until_ms)
+        self.skip(records)
+        return batch[start : start + records]
+
+    def skip(self, records: int) -> None:
+        """Take so many records of the next batch, which were read there."""
+        self._taken += records  # what is left of it is not copied for each run
+        if self._taken == len(self._batches[0]):
             self._batches.popleft()
             self._taken = 0
-        return batch[start:stop]
 
     def wake(self) -> None:
         """Have the partition look again: something is known now that was not."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from streams.core import runs as runs_of_several
 from streams.core.merging import InputHead, InputKind, Wait, next_input
+from streams.core.position import Position
+from streams.core.runs import Run
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.changelog import InputPosition
 from streams.runtime.partition.inbox import Inbox
@@ -128,6 +131,39 @@ class MergedInputs:
         records = one.inbox.take_run(answer.until_ms)
         one.note(now)
         return records
+
+    def where(self, place: int) -> TopicPartition:
+        """Return the partition of this input."""
+        return self.all[place].where
+
+    def next_runs(self, now: float, most: int) -> tuple[list[IncomingRecord], list[Run]]:
+        """Return the records that come next, ``most`` of them at most, and their runs, if they are of several inputs:
+        what ``take`` would give run by run, for a slice in which nothing new is known. Nothing is taken by it."""
+        answer = next_input([one.head for one in self.all], now, self._patience)
+        if isinstance(answer, Wait) or answer.until_ms is None:
+            return [], []
+        here = [one for one in self.all if one.inbox]
+        batches, starts = zip(*(one.inbox.next_batch for one in here), strict=True)
+        return runs_of_several.merge([one.place for one in here], [*batches], [*starts], most)
+
+    def advance(self, records: list[IncomingRecord], runs: Sequence[Run], stop: int) -> tuple[Position, list[Run]]:
+        """Note that these records are admitted up to ``stop``. Returns the position, and their runs."""
+        offsets = [one.position for one in self.all]
+        done = runs_of_several.advance(records, runs, stop, offsets)
+        for one, offset in zip(self.all, offsets, strict=True):
+            one.position = offset
+        return tuple(offsets), done
+
+    def take_runs(self, runs: Sequence[Run], stop: int, now: float) -> None:
+        """Take what ``next_runs`` gave, up to ``stop``, which is handled. The input of the last record has its turn."""
+        counts = [0] * len(self.all)
+        last = runs_of_several.count(runs, stop, counts)
+        for one, records in zip(self.all, counts, strict=True):
+            if records:
+                one.inbox.skip(records)
+                one.inbox.handled(records)
+                one.note(now)
+        self._turn_to(self.all[last])
 
     def tables_read(self, now: float) -> list[Change]:
         """Return the changes that keep which tables are read by now, when everything that was taken is handled; such a

@@ -16,29 +16,40 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Sequence
 from typing import Any, Final
 
+from streams.core.origin import in_input
 from streams.core.policy import Answered
 from streams.core.router import type_and_version
+from streams.core.runs import Run
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord, Output
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import RestartNeeded, cancelled_inside, change_too_large
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
 from streams.sak import leaves
 from streams.tracing import carried
 
-CLASSES: Final = (Change, EventContext, IncomingRecord)
+CLASSES: Final = (Change, EventContext, IncomingRecord, Output)
 """Whose fields are read by their places in memory when this is compiled. Contexts are only made that way: a handler may
 have done anything to its own, so that is read like any object."""
 
 
 def run(
-    partition: Partition, host: Host, records: list[IncomingRecord], start: int, stop: int
+    partition: Partition,
+    host: Host,
+    records: list[IncomingRecord],
+    start: int,
+    stop: int,
+    inputs: MergedInputs | None = None,
+    runs: Sequence[Run] = (),
 ) -> tuple[int, BaseException | None]:
     """Handle and admit records from ``start`` up to ``stop``. Returns the position of the first that was not handled;
-    and if that one ended the slice because its handler failed, why."""
+    and if that one ended the slice because its handler failed, why. With ``inputs`` the records are theirs, from the
+    first of ``runs`` on; else they are of the input that has its turn."""
     store, journalled, timers = partition.store, partition.is_journalled, partition.timers
     before_event = partition.before_event
     routes, limit, where = host.router.routes, host.message_limit, partition.reading
@@ -49,6 +60,8 @@ def run(
     outputs: list[Output] = []
     journal: list[Change] = []
     sent = written = 0  # so many of them are of events that are complete
+    number = place = first_sent = first_written = 0  # of the run
+    next_run = stop if inputs is None else start
     position = start
     failure: BaseException | None = None
     if partition.failures.events:
@@ -57,6 +70,10 @@ def run(
         store.begin(journal)
     try:
         while position < stop:
+            if position == next_run and inputs is not None:
+                _name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                place, next_run, _, _ = runs[number]
+                where, number, first_sent, first_written = inputs.where(place), number + 1, sent, written
             record = records[position]
             if record.headers is not headers:  # else it is like the one before
                 headers = record.headers
@@ -113,9 +130,30 @@ def run(
                 store.undo(journal[written:])
         if position > start:
             del outputs[sent:], journal[written:]
-            partition.watermark = records[position - 1].offset + 1
-            host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
+            if inputs is None:
+                partition.watermark = records[position - 1].offset + 1
+                host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
+            else:
+                _name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                reached, done = inputs.advance(records, runs, position)
+                host.pool.admit(partition.partition, reached, outputs, journal, None, position - start, done)
     return position, failure
+
+
+def _name_input(
+    place: int, outputs: list[Output], sent: int, stop_sent: int, journal: list[Change], written: int, stop_written: int
+) -> None:
+    """Name the input in the origins of these effects, which are the bare offsets of its events."""
+    if place:
+        shift = in_input(place, 0)
+        while sent < stop_sent:
+            output = outputs[sent]
+            output.origin += shift
+            sent += 1
+        while written < stop_written:
+            change = journal[written]
+            change.origin += shift
+            written += 1
 
 
 leaves.use(globals())

@@ -205,6 +205,8 @@ class PartitionWorker(Partition):
                 interjected = await self._between()
                 if self._buffer.is_ready:
                     await self._turn()
+                elif self.inputs is not None and await self._run_merged(self.inputs):
+                    pass  # and look at what is between two events
                 elif records := self._next_records():
                     await self.handle(records)
                 elif not interjected:
@@ -262,17 +264,39 @@ class PartitionWorker(Partition):
         """Handle some of these records, one at least. Returns the position of the next."""
         position, failure = self.hot_path.run(records, start)
         if failure is not None or position == start:
-            if self.engine.router.tracer is None:
-                await self._execution.one(records[position], failure)
-            else:
-                with self._execution.traced(records[position]):
-                    await self._execution.one(records[position], failure)
+            await self._one(records[position], failure)
             return position + 1
         if self.inputs is None:
             await asyncio.sleep(0)
         else:  # runs of one input, in front of the next of another one, are short
             await self._breathe(position - start)
         return position
+
+    async def _run_merged(self, inputs: MergedInputs) -> bool:
+        """Handle the next events of several inputs in one slice, as far as their handlers are plain. ``False``: none;
+        what comes next is for ``handle``."""
+        if self._buffer or self._issuer.is_blocked or self.engine.pool.is_full:
+            return False
+        records, runs = inputs.next_runs(self.engine.now(), self.hot_path.merged_size)
+        if not records:
+            return False
+        position, failure = self.hot_path.run_merged(records, runs, inputs)
+        steps = position + (failure is not None)
+        if not steps:
+            return False
+        inputs.take_runs(runs, steps, self.engine.now())
+        if failure is not None:
+            await self._one(records[position], failure)
+        await self._breathe(steps)
+        return True
+
+    async def _one(self, record: IncomingRecord, failure: BaseException | None) -> None:
+        """Handle an event that is not plain, or whose first attempt has failed."""
+        if self.engine.router.tracer is None:
+            await self._execution.one(record, failure)
+        else:
+            with self._execution.traced(record):
+                await self._execution.one(record, failure)
 
     async def _breathe(self, steps: int = 1) -> None:
         """Let other tasks run after steps that may not have awaited anything."""

@@ -26,6 +26,7 @@ from streams.config import EventSourceConfig
 from streams.core import batching
 from streams.core.origin import in_input
 from streams.core.position import Position, offsets_of
+from streams.core.runs import Run
 from streams.core.transaction import Transaction, TransactionState, Waiter
 from streams.errors import TransactionFailed
 from streams.group import Snapshot
@@ -97,13 +98,14 @@ class TransactionPool:
         changes: list[Change],
         waiter: Waiter | None = None,
         events: int = 1,
+        runs: Sequence[Run] = (),
     ) -> None:
         """Take in completed events of one partition: so many, in their order. ``offset`` is the position after them;
-        outputs and changes know their origins."""
+        outputs and changes know their origins; ``runs``: if the events are of several inputs."""
         txn = self._open
         if txn is None:
             txn = self._begin_filling()
-        txn.admit(partition, offset, outputs, changes, events)
+        txn.admit(partition, offset, outputs, changes, events, runs)
         if len(txn.outputs) >= self._encode_at:  # many at a time: a call for each event costs more than its record
             self._encoded_of(txn).fill(txn.outputs)
             self._encode_at = len(txn.outputs) + ENCODED_TOGETHER
@@ -422,8 +424,13 @@ class MergingPool(TransactionPool):
         changes: list[Change],
         waiter: Waiter | None = None,
         events: int = 1,
+        runs: Sequence[Run] = (),
     ) -> None:
-        """See ``TransactionPool.admit``; ``offset`` is in the input that has its turn."""
+        """See ``TransactionPool.admit``; without ``runs`` the events, and ``offset``, are of the input that has its
+        turn."""
+        if runs:
+            super().admit(partition, offset, outputs, changes, waiter, events, runs)
+            return
         assert self._moved_to is not None
         place, position = self._moved_to(partition, offsets_of(offset)[0])
         if place:

@@ -1,0 +1,98 @@
+"""Merge the queued records of several inputs, run by run. A leaf (``sak/leaves.py``).
+
+A run is some records of one input in a row. ``core/merging.py`` decides which input comes next; what it would answer
+run after run, while nothing new is known of any input, is found here at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from streams.records import IncomingRecord
+from streams.sak import leaves
+
+Run: TypeAlias = tuple[int, int, int, int]
+"""The place of its input; its end among the records; its first offset, and the one behind its last."""
+
+CLASSES: Final = (IncomingRecord,)
+"""Whose fields are read by their places in memory when this is compiled."""
+
+
+def merge(
+    places: list[int], batches: list[list[IncomingRecord]], starts: list[int], most: int
+) -> tuple[list[IncomingRecord], list[Run]]:
+    """Return the next records of these inputs, ``most`` of them at most, and their runs: as ``merging.next_input``
+    takes them, the oldest first, ties by place. ``places`` ascend; ``batches``: the first records that each input has
+    queued, from ``starts`` on. The last one of a batch ends it: what is behind is not known here."""
+    heads, at = [], list(starts)
+    for number, start in enumerate(starts):
+        record = batches[number][start]
+        heads.append(record.timestamp_ms)
+    records: list[IncomingRecord] = []
+    runs: list[Run] = []
+    count = len(heads)
+    taken = 0
+    while taken < most:
+        oldest = 0
+        for number in range(1, count):
+            if heads[number] < heads[oldest]:
+                oldest = number
+        until_ms = 1 << 62
+        for number in range(count):
+            if number != oldest:
+                limit = heads[number] - (number < oldest)
+                if limit < until_ms:
+                    until_ms = limit
+        batch = batches[oldest]
+        size = len(batch)
+        first = at[oldest]
+        position, stop = first + 1, min(size, first + most - taken)
+        while position < stop:
+            record = batch[position]
+            if record.timestamp_ms > until_ms:
+                break
+            position += 1
+        records += batch[first:position]
+        taken += position - first
+        record = batch[first]
+        last = batch[position - 1]
+        runs.append((places[oldest], taken, record.offset, last.offset + 1))
+        if position == size:
+            break
+        at[oldest] = position
+        record = batch[position]
+        heads[oldest] = record.timestamp_ms
+    return records, runs
+
+
+def advance(records: list[IncomingRecord], runs: Sequence[Run], stop: int, offsets: list[int]) -> list[Run]:
+    """Return the runs of the records up to ``stop``, and set the offsets behind them, by the places of the inputs."""
+    done: list[Run] = []
+    start = 0
+    for place, end, first, behind in runs:
+        if start == stop:
+            break
+        if end > stop:
+            last = records[stop - 1]
+            end, behind = stop, last.offset + 1
+        done.append((place, end, first, behind))
+        offsets[place] = behind
+        start = end
+    return done
+
+
+def count(runs: Sequence[Run], stop: int, counts: list[int]) -> int:
+    """Add the records up to ``stop`` to the counts, by the places of their inputs. Returns the place of the last one's
+    input."""
+    start = last = 0
+    for place, end, _, _ in runs:
+        if start == stop:
+            break
+        end = min(end, stop)
+        counts[place] += end - start
+        start, last = end, place
+    return last
+
+
+leaves.use(globals())
