@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.core.merging import InputHead, InputKind, Take, Wait, next_input, run_length
+from streams.core.runs import merge
 from streams.records import IncomingRecord
 
 LOOP, TABLE, EVENTS = InputKind.LOOP, InputKind.UNREAD_TABLE, InputKind.EVENTS
@@ -197,3 +198,25 @@ def test_what_is_all_here_comes_by_time_and_then_by_declaration(times: list[list
         order += [(queue.popleft(), answer.place) for _ in range(run)]
     assert len(order) == sum(map(len, times))
     assert all(one <= other for one, other in pairwise(order))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=2, max_size=4), st.integers(1, 20), st.data()
+)
+def test_merged_runs_are_those_that_would_be_taken_one_by_one(times: list[list[int]], most: int, data: Any) -> None:
+    """Up to the end of what one input has here; times need not ascend."""
+    batches = [records(found) for found in times]
+    starts = [data.draw(st.integers(0, len(batch) - 1)) for batch in batches]
+    places = [2 * number for number in range(len(batches))]
+    merged, runs = merge(places, batches, starts, most)
+    at, number = list(starts), 0
+    while number < most and all(start < len(batch) for start, batch in zip(at, batches, strict=True)):
+        answer = next_input([here(batch[start].timestamp_ms) for start, batch in zip(at, batches, strict=True)], 0, 0)
+        assert isinstance(answer, Take)
+        batch, start = batches[answer.place], at[answer.place]
+        stop = start + min(run_length(batch, start, len(batch), answer.until_ms), most - number)
+        place, end, first, behind = runs.pop(0)
+        assert merged[number:end] == batch[start:stop]
+        assert (place, first, behind) == (2 * answer.place, start, stop)
+        at[answer.place], number = stop, end
+    assert (len(merged), runs) == (number, [])

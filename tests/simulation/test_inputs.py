@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from streams import EventContext, EventSource, EventSourceConfig, Retry, Table
-from streams.events import event_type
+from streams.core.position import offsets_of
+from streams.events import event_type, to_record
 from streams.outcomes import ErrorResponse
 from streams.records import TYPE_HEADER, IncomingRecord, Record
 from streams.runtime.ownership.takeover import TakeOvers
@@ -117,7 +118,20 @@ def scenario(driver: TestDriver[Any]) -> None:
         topic = rng.choice((ORDERS, PAYMENTS))
         kind = kinds[rng.randrange(len(kinds))]
         driver.send(kind(number), topic=topic, partition=rng.randrange(PARTITIONS), wait=rng.random() < 0.15)
+        if number == 12:
+            rush(driver)
     driver.settle(200.0)
+
+
+def rush(driver: TestDriver[Any]) -> None:
+    """Send events for slices over both inputs: all at once, from times that alternate."""
+    rng = driver._world.rng
+    at_ms = driver._world.broker.wall_ms()
+    kinds = [KINDS[f"In.{name}"] for name in ("Plain", "Plain", "Plain", "Flaky", "Huge", "Late", "Slow")]
+    for number in range(24):
+        topic, partition = rng.choice((ORDERS, PAYMENTS)), rng.randrange(PARTITIONS)
+        record = to_record(topic, kinds[rng.randrange(len(kinds))](number), partition=partition)
+        driver.send_record(msgspec.structs.replace(record, timestamp_ms=at_ms + number), wait=False)
 
 
 def judge(driver: TestDriver[Any]) -> None:
@@ -209,6 +223,18 @@ def inputs_committed_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MergedInputs, "moved_to", moved_to)
 
 
+def runs_committed_apart(patch: pytest.MonkeyPatch) -> None:
+    """The same, for the inputs of one slice."""
+    taken = MergedInputs.advance
+
+    def advance(self: MergedInputs, *of: Any) -> Any:
+        before = self.position
+        position, done = taken(self, *of)
+        return (offsets_of(position)[0], *before[1:]), done
+
+    patch.setattr(MergedInputs, "advance", advance)
+
+
 SAFEGUARDS = {
     function.__name__: function
     for function in (
@@ -216,6 +242,7 @@ SAFEGUARDS = {
         started_at_the_groups_offsets,
         turned_to_another_input_while_work_runs_ahead,
         inputs_committed_apart,
+        runs_committed_apart,
     )
 }
 
@@ -225,7 +252,9 @@ SAFEGUARDS = {
 def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         SAFEGUARDS[name](patch)
-        with pytest.raises(Exception, match=r"seed \d+ goes wrong|not done after|counts|pop from an empty") as missed:
+        with pytest.raises(
+            Exception, match=r"seed \d+ goes wrong|not done after|counts|pop from an empty|no offset of"
+        ) as missed:
             run(40)
     seed = missed.value.seed if isinstance(missed.value, SearchFailed) else 0  # else it went wrong without any fault
     run([seed])
