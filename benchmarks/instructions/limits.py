@@ -18,7 +18,15 @@ import msgspec
 from benchmarks.instructions.child import ROOT, count
 from benchmarks.instructions.stages import STAGES, total
 
-GUARDED: Final = ("engine", "batch", "scheduler", "scheduler-metrics", "concurrency", "compiled-engine")
+GUARDED: Final = (
+    "engine",
+    "batch",
+    "scheduler",
+    "scheduler-metrics",
+    "concurrency",
+    "compiled-engine",
+    "compiled-two-inputs",
+)
 EVENTS: Final = 500
 """That are counted, after as many that are not: what happens once per transaction weighs more than in a long run."""
 MORE: Final = 0.04
