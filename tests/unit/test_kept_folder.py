@@ -21,7 +21,7 @@ from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.entries import Damaged, decode, encode
-from streams.runtime.keeping.folder import Broken, StateFolder, prepare_root
+from streams.runtime.keeping.folder import Broken, StateFolder, prepare_root, read_mark
 from tests.unit.kept_kit import (
     DAY_MS,
     IDENTITY,
@@ -276,6 +276,34 @@ def test_one_process_per_folder_the_second_gets_another_one(tmp_path: Path) -> N
     first.close()
     assert reopened(tmp_path) == (9, {b"a": b"2"}), "the one that is farthest"
     assert not (tmp_path / "0").exists(), "the older one is removed once it is free"
+
+
+def test_a_folder_that_is_half_removed_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process opens the place of a folder whose file ``lock`` is gone already; then the remover is killed."""
+    for name, offset in (("0", 5), ("0.1", 9)):
+        folder = StateFolder.open(tmp_path / name)
+        assert folder is not None
+        folder.append([put(b"a", b"1")])
+        folder.commit(IDENTITY, offset, b"{}", now_ms())
+        folder.close()
+
+    class Killed(BaseException):
+        pass
+
+    def lock_first(path: Path, *, ignore_errors: bool) -> None:
+        (path / "lock").unlink()
+        other = StateFolder.open(tmp_path / "0")
+        assert other is not None
+        assert read_mark(other.path) is None
+        other.close()
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lock_first)
+        with pytest.raises(Killed):
+            StateFolder.find(tmp_path, 0)
+    assert reopened(tmp_path) == (9, {b"a": b"1"})
+    assert [path.name for path in tmp_path.iterdir()] == ["0.1"], "nothing of the removed one is left"
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])

@@ -39,6 +39,8 @@ LEAST_REWRITE: Final = 1 << 20
 """Bytes below which a data file is not written anew."""
 
 MARK, _NEW_MARK, _LOCK = "mark", "mark.new", "lock"
+_GONE: Final = ".gone"
+"""Ends the name of a folder that is being removed."""
 _NUMBERED: Final = re.compile(r"(\d+)(?:\.(\d+))?")
 
 
@@ -87,7 +89,11 @@ class StateFolder:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = [0]
         for entry in parent.iterdir():
-            named = partition_of_name(entry.name)
+            named = partition_of_name(entry.name.removesuffix(_GONE))
+            if entry.name.endswith(_GONE):
+                if named is not None and named[0] == partition:  # of a process that was killed meanwhile
+                    shutil.rmtree(entry, ignore_errors=True)
+                continue
             if named is not None and named[0] == partition:
                 numbers.append(named[1])
         found: list[StateFolder] = []
@@ -106,15 +112,23 @@ class StateFolder:
                 with contextlib.suppress(Damaged):
                     folder.mark = folder._read_mark()
             best = max(found, key=lambda folder: -1 if folder.mark is None else folder.mark.offset)
+            for folder in found:
+                if folder is not best:
+                    folder._remove()
         except BaseException:
             for folder in found:
                 folder.close()
             raise
-        for folder in found:
-            if folder is not best:
-                shutil.rmtree(folder.path, ignore_errors=True)
-                folder.close()
         return best
+
+    def _remove(self) -> None:
+        """Remove an older folder. It loses its name first: without its file ``lock``, which may be the first to go,
+        another process could lock the rest."""
+        gone = self.path.with_name(self.path.name + _GONE)
+        with contextlib.suppress(OSError):  # then it stays, until the partition is opened again
+            os.rename(self.path, gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        self.close()
 
     def check(self, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
         """Check the folder against the log and against its own checksum; ``False``: it is empty. Raises ``Damaged`` for
