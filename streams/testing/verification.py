@@ -305,6 +305,8 @@ class Trial:
             worker.again()
         if time.monotonic() > deadline:
             words = "; ".join(f"{worker.name}: {worker.last_words}" for worker in workers)
+            if "UNKNOWN_TOPIC" in words:
+                words += "; the trial's broker has the topics that source.output(...) declares, or --output names"
             raise TrialFailed(f"{stand}, and then nothing any more ({words}); logs: {self._folder}")
 
     def _broker(self) -> KafkaBroker:

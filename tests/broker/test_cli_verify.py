@@ -35,6 +35,7 @@ def make(**pool):
 
 
 source = make()
+source.output("stock")
 beside = make(batch_delay_seconds=0.5, target_batch_size=10_000)  # whenever it is killed, something is not committed
 side = None
 
