@@ -232,6 +232,7 @@ def test_no_broker_is_waited_for_and_said_once(kind: str, topic_prefix: str, cap
         assert any(said_once_and_closed_in_time(name) for name in "abc")
 
 
+@pytest.mark.parametrize("session_ms", [10_000])  # none is to expire: who is evicted hears of it after its successor
 def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk, seed: int) -> None:
     """Ownership as the members were told it, over a storm of joins and leaves. Of the first one's snapshot, generation,
     member and metadata belong together at every moment, seen from another thread; and no bytes are published that the
