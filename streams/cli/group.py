@@ -75,7 +75,7 @@ def show_group(
     ):
 
         def live(view: GroupView, seconds: float) -> tuple[Live, tuple[str, ...]]:
-            return live_status(board, view, seconds, time.time())
+            return live_status(board, view, seconds, time.time(), config.offsets_topic if config else "")
 
         look = GroupReader(questions, lags, live, group_id, timeout)
         if watch:

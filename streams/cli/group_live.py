@@ -36,15 +36,18 @@ Live = Mapping[str, LiveMember]
 """Member id -> its status."""
 
 
-def live_status(board: StatusBoard, view: GroupView, seconds: float, now: float) -> tuple[Live, tuple[str, ...]]:
-    """The members' status, and what could not be found out. ``now`` in seconds since the epoch."""
+def live_status(
+    board: StatusBoard, view: GroupView, seconds: float, now: float, topic: str = ""
+) -> tuple[Live, tuple[str, ...]]:
+    """The members' status, and what could not be found out. ``now`` in seconds since the epoch. ``topic``: that of the
+    group's offsets, if it is known (see ``StatusBoard.read``)."""
     ours = [member for member in view.members if member.report is not None]
     queried = ours or view.members[:FOREIGNERS]
     names = {member.instance for member in queried if _may_be_an_instance(member.instance)}
     if not names:
         return {}, ()
     try:
-        notes = board.read(sorted(names), seconds)
+        notes = board.read(sorted(names), seconds, topic)
     except (BrokerUnavailable, ConfigError) as error:
         return {}, (f"the members' status is not known: {error}",)
     found: dict[str, LiveMember] = {}

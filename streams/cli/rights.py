@@ -16,7 +16,7 @@ def of_input(topic: str) -> list[Right]:
 def of_source(config: EventSourceConfig, outputs: Iterable[str] = ()) -> list[Right]:
     """List what an event source needs besides; of ``outputs`` only declared ones are known, others to handlers only."""
     loop = (config.loop_topic,) if config.loop else ()
-    written = (config.changelog, config.dead_letters, *outputs, *config.own_inputs)
+    written = (config.changelog, config.dead_letters, *outputs, *loop)  # requests for visits come from others
     return [
         on_topic("Read", config.changelog),
         *(on_topic(operation, topic) for topic in written for operation in ("Write", "DescribeConfigs")),

@@ -88,10 +88,13 @@ def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRun
         closing(GroupQuestions(config.bootstrap_servers, security)) as questions,
         closing(StatusBoard(config.bootstrap_servers, "kes-cli", security, config.group_id)) as board,
     ):
-        live, problems = live_status(board, questions.look(config.group_id, timeout), timeout, time.time())
+        view = questions.look(config.group_id, timeout)
+        live, problems = live_status(board, view, timeout, time.time(), config.offsets_topic)
     if not live:
+        members = ", ".join(sorted(member.instance for member in view.members))
+        why = f"{members}: nothing is published by them (yet)" if members else "none is running"
         raise ConfigError(
-            f"no member of the group {config.group_id} tells its status: {'; '.join(problems) or 'none is running'}. "
+            f"no member of the group {config.group_id} tells its status: {'; '.join(problems) or why}. "
             "Runs go on where they are when members start"
         )
     return joined_runs(run for member in live.values() for run in member.status.visits if run.visit == name)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from streams.clients import group_wire, permissions
-from streams.clients.kafka_python import DeleteGroupsRequest
+from streams.clients.kafka_python import DeleteGroupsRequest, OffsetFetchRequest
 from streams.clients.kafka_python_client import (
     GROUP,
     KafkaPythonClient,
@@ -25,6 +25,7 @@ from streams.clients.kafka_python_client import (
 )
 from streams.clients.kafka_python_client import Place as Place
 
+_ASKED = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
 _CLOSE_SECONDS = 1.0
 LONGEST = 4000
 """Bytes of a note; a broker takes 4096 (``offset.metadata.max.bytes``)."""
@@ -69,8 +70,9 @@ class StatusBoard:
         needed = [permissions.on_group("Read", group), *(permissions.on_topic("Read", topic) for topic, _ in notes)]
         self._client.ask(f"writing the status of {instance}", deadline, attempt, needed=needed)
 
-    def read(self, instances: Collection[str], timeout_seconds: float) -> dict[str, dict[Place, Note]]:
-        """The notes by instance; nothing of those that never wrote any."""
+    def read(self, instances: Collection[str], timeout_seconds: float, topic: str = "") -> dict[str, dict[Place, Note]]:
+        """The notes by instance; nothing of those that never wrote any. ``topic``: one that has notes of each instance;
+        without the right to describe it ``ConfigError``, because a broker hides its notes then."""
         deadline = time.monotonic() + timeout_seconds
 
         async def one(instance: str) -> dict[Place, Note]:
@@ -78,6 +80,10 @@ class StatusBoard:
             node = await self._client.coordinator(GROUP, group, deadline)
             found = (await self._client.send(offsets_request(group), node, deadline)).groups[0]
             raise_for(found.error_code)
+            if topic and not found.topics:
+                named = offsets_request(group, [_ASKED(name=topic, partition_indexes=[0])])
+                answer = (await self._client.send(named, node, deadline)).groups[0]
+                list(entries_of(answer.topics))  # raises if it is hidden
             return {
                 (topic.name, entry.partition_index): Note(entry.committed_offset, entry.metadata or "")
                 for topic in found.topics
@@ -90,7 +96,10 @@ class StatusBoard:
             found = {}
             for instance in instances:
                 step = f"reading the status of {instance}"
-                needed = [permissions.on_group("Describe", status_group(self._group_id, instance))]
+                needed = [
+                    permissions.on_group("Describe", status_group(self._group_id, instance)),
+                    permissions.on_topic("Describe", topic),
+                ]
                 notes = await self._client.until(deadline, step, functools.partial(one, instance), needed)
                 if notes:
                     found[instance] = notes

@@ -291,7 +291,8 @@ class StateReader(Generic[K, V]):
         """Describe the group, and read the notes of its members. Blocks."""
         config = self.config
         view = self._questions.look(config.group_id, seconds)
-        notes = self._board.read([member.instance for member in view.members if member.instance], seconds)
+        instances = [member.instance for member in view.members if member.instance]
+        notes = self._board.read(instances, seconds, config.offsets_topic)
         texts = {
             instance: found[config.offsets_topic, 0].text
             for instance, found in notes.items()

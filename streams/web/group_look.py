@@ -64,7 +64,9 @@ class GroupLook:
             board = stack.enter_context(closing(StatusBoard(servers, "kes-web", security, self._group)))
             self._clients = stack.pop_all()
 
+        topic = self._config.offsets_topic if self._config else ""
+
         def live(view: GroupView, seconds: float) -> tuple[Live, tuple[str, ...]]:
-            return live_status(board, view, seconds, time.time())
+            return live_status(board, view, seconds, time.time(), topic)
 
         return GroupReader(questions, lags, live, self._group, LOOK_SECONDS)

@@ -74,14 +74,15 @@ def bank_group(membership: str, kafka_broker: BrokerAddress, topic_prefix: str, 
 @pytest.fixture
 def kes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any, str]]:
     """The command in this process, as ``kes(source, *words)`` with ``shop:source`` (behind the first two words) and
-    ``--json`` for this source: exit code, answer, messages."""
+    ``--json`` for this source (``None``: for no source): exit code, answer, messages."""
     monkeypatch.setattr(logging_setup, "configure_logging", lambda options: None)
 
-    def run(source: EventSource[Any], *words: str, behind: int = 2) -> tuple[int, Any, str]:
+    def run(source: EventSource[Any] | None, *words: str, behind: int = 2) -> tuple[int, Any, str]:
         module = ModuleType("shop")
         vars(module).update(source=source)
         monkeypatch.setitem(sys.modules, "shop", module)
-        code = main.main([*words[:behind], "shop:source", *words[behind:], "--json"])
+        named = ["shop:source"] if source is not None else []
+        code = main.main([*words[:behind], *named, *words[behind:], "--json"])
         out, err = capsys.readouterr()
         return code, json.loads(out) if out else None, err
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ from streams.clients.group_checks import GroupChecks
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.permissions import Right
 from streams.clients.status_board import StatusBoard
-from streams.topics import loop_name
+from streams.topics import loop_name, visits_name
 from tests.broker.client_kit import leave_hanging
 from tests.broker.engine_kit import Lab, Running, until
 from tests.broker.membership_kit import untyped as admin
 from tests.unit.waiting import wait_until
-from tests.vocabulary import Added, Ring, Total, Totals
+from tests.vocabulary import Added, Ring, Total, Totals, count
 
 USER = "alice"
 FOLDER = tempfile.TemporaryDirectory(prefix="rights-")
@@ -42,12 +42,18 @@ _OPERATIONS = {
 
 
 class Office:
-    """Names of one test, its user's settings, and the rights that he gets from the administrator."""
+    """Names of one test, its user's settings (as arguments, or in the environment), and the rights that he gets from
+    the administrator."""
 
     def __init__(self, broker: KafkaBroker, prefix: str, partitions: int = 1) -> None:
         self.broker = broker
         self.lab = Lab(broker.plain_bootstrap_servers, prefix, partitions)
-        self.user = {"bootstrap_servers": broker.bootstrap_servers, "client_settings": broker.client_settings(USER)}
+        self.settings = broker.client_settings(USER)
+        self.environment = {
+            "KES_BOOTSTRAP_SERVERS": broker.bootstrap_servers,
+            **{f"KES_CLIENT_SETTINGS_{name.upper().replace('.', '_')}": text for name, text in self.settings.items()},
+        }
+        self.user = {"bootstrap_servers": broker.bootstrap_servers, "client_settings": self.settings}
         self.prefix = prefix
         self._admin = admin.AdminClient({"bootstrap.servers": broker.plain_bootstrap_servers})
         lab = self.lab
@@ -58,6 +64,7 @@ class Office:
             "OUTPUT": lab.output,
             "GROUP": lab.group,
             "LOOP": loop_name(lab.group, lab.topic),
+            "VISITS": visits_name(lab.group, lab.topic),
             "INPUT": f"{prefix}more",
             "FILE": str(Path(FOLDER.name) / f"{prefix}state"),
             "ID": f"{prefix}id",
@@ -140,7 +147,7 @@ class Refused(Exception):
     """A command ended with this message."""
 
 
-async def run(kes: Kes, source: EventSource[Any], *words: str, behind: int = 2) -> Any:
+async def run(kes: Kes, source: EventSource[Any] | None, *words: str, behind: int = 2) -> Any:
     """Run a command of the user's; ``Refused``: what it said."""
     code, answer, messages = await asyncio.to_thread(kes, source, *words, behind=behind)
     if code:
@@ -212,6 +219,7 @@ def picky(source: EventSource[Totals], is_broken: bool = True) -> EventSource[To
     def work(ctx: EventContext[Totals], event: Added) -> None:
         if event.deed == "x" and is_broken:
             raise ValueError("no")
+        count(ctx, event)
 
     source.register_event_type(Added, work, on_error=DEAD_LETTER)
     return source
@@ -304,13 +312,20 @@ async def moves(office: Office, kes: Kes) -> None:
 
 @feature("notes of members for `kes group`", *SOURCE, "Read group GROUP.*", prepare=all_topics)
 async def notes(office: Office, kes: Kes) -> None:
-    board = StatusBoard(office.lab.bootstrap, "test", {}, office.lab.group)
-    source = picky(office.lab.source(**office.user))
-    try:
-        async with Running(source) as running:
-            await running.until(lambda: board.read([source.config.instance_id], 5.0), "its notes are there")
-    finally:
-        board.close()
+    async with Running(picky(office.lab.source(**office.user))) as running:
+        await until_noted(office, running)
+
+
+async def until_noted(office: Office, running: Running) -> None:
+    """Wait until a member has published notes as a member of the group."""
+    instance = running.source.config.instance_id
+    with closing(StatusBoard(office.lab.bootstrap, "test", {}, office.lab.group)) as board:
+
+        def is_noted() -> bool:
+            notes = board.read([instance], 5.0).get(instance, {})
+            return any(running.source.member_id in note.text for note in notes.values())
+
+        await running.until(is_noted, "its notes are there")
 
 
 @feature("`EventProducer`", OUTPUT, prepare=nothing)
@@ -336,92 +351,51 @@ async def global_change_log(office: Office, kes: Kes) -> None:
         await log.wait_caught_up(timeout_seconds=10)
 
 
+def _repaired(office: Office) -> EventSource[Totals]:
+    return picky(office.lab.source(**office.user), is_broken=False)
+
+
 def command(
     *words: str,
     rights: Sequence[str],
     also: Sequence[str] = (),
     prepare: Use = has_run,
     behind: int = 2,
+    name: str = "",
+    source: Callable[[Office], EventSource[Any]] = _repaired,
 ) -> None:
-    """A row for a command."""
+    """A row for a command. ``name``: what the table says, if not its words."""
 
     shown = " ".join(word for word in words if word.islower() and word[0] != "-")
 
-    @feature(f"`kes {shown}`", *rights, prepare=prepare, also=also)
+    @feature(name or f"`kes {shown}`", *rights, prepare=prepare, also=also)
     async def use(office: Office, kes: Kes) -> None:
         arguments = [office.names.get(word, word) for word in words]
-        await run(kes, picky(office.lab.source(**office.user), is_broken=False), *arguments, behind=behind)
+        await run(kes, source(office), *arguments, behind=behind)
+
+
+def commands(name: str, *lines: str, rights: Sequence[str], also: Sequence[str] = (), prepare: Use = has_run) -> None:
+    """A row for several commands that need the same rights. Each of them is refused without one."""
+
+    @feature(name, *rights, prepare=prepare, also=also)
+    async def use(office: Office, kes: Kes) -> None:
+        named = [[office.names.get(word, word) for word in line.split()] for line in lines]
+        await each(*(run(kes, _repaired(office), *words) for words in named))
+
+
+async def each(*uses: Awaitable[Any]) -> None:
+    """Await all, one after the other. Raises ``Refused`` if all are."""
+    refused = []
+    for use in uses:
+        try:
+            await use
+        except Refused as error:
+            refused.append(str(error))
+    if refused:
+        raise Refused(str(refused)) if len(refused) == len(uses) else AssertionError(f"only these: {refused}")
 
 
 POSITION = ("Read topic SOURCE", "Read topic CHANGELOG", "Read group GROUP")
-
-command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
-command("group", rights=["Describe group GROUP"], behind=1)
-command("state", "ls", rights=["Read topic CHANGELOG"])
-command("dlq", "list", rights=["Read topic DEAD_LETTERS"])
-command(
-    "dlq",
-    "drop",
-    "--all",
-    "--yes",
-    rights=["Read topic DEAD_LETTERS", "Write topic DEAD_LETTERS", "Write transactional-id DEAD_LETTERS.kes-dlq"],
-)
-command(
-    "dlq",
-    "replay",
-    "--all",
-    "--yes",
-    rights=[
-        "Read topic DEAD_LETTERS",
-        "Write topic DEAD_LETTERS",
-        "Write topic SOURCE",
-        "Write transactional-id DEAD_LETTERS.kes-dlq",
-    ],
-)
-
-command("tail", "-n", "1", rights=["Read topic SOURCE"], behind=1)
-SEEN = [
-    f"{deed} topic {name}"
-    for name in ("SOURCE", "CHANGELOG", "DEAD_LETTERS")
-    for deed in ("Describe", "DescribeConfigs")
-]
-command("topics", "plan", rights=SEEN)
-command("topics", "apply", rights=[*SEEN, "Create topic CHANGELOG", "Create topic DEAD_LETTERS"], prepare=nothing)
-command(
-    "skip",
-    "0@2",
-    "--yes",
-    rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-skip"],
-    prepare=has_more,
-    behind=1,
-)
-command("offsets", "accept", "--yes", rights=POSITION, prepare=is_ahead)
-HANGING = ("Read topic CHANGELOG", "Describe topic __transaction_state")
-command(
-    "txn",
-    "list",
-    "--topic",
-    "CHANGELOG",
-    rights=HANGING,
-    also=["Describe transactional-id *"],
-    prepare=hangs,
-)
-command(
-    "txn",
-    "abort",
-    "--topic",
-    "CHANGELOG",
-    "--partition",
-    "0",
-    "--start-offset",
-    "OFFSET",
-    "--min-age",
-    "0",
-    "--yes",
-    rights=[*HANGING, "ClusterAction cluster"],
-    also=["Describe transactional-id *"],
-    prepare=hangs,
-)
 
 
 def rows() -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sqlite3
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from streams import Election, Outbox, Record, Relay, RelayConfig
 from streams.outbox.relay import apply
-from tests.broker.permissions_kit import Kes, Office, feature
+from tests.broker.permissions_kit import Kes, Office, feature, nothing, run
 from tests.unit.waiting import PATIENCE, until
 
 FOLDER = tempfile.TemporaryDirectory(prefix="outbox-rights-")
@@ -59,6 +62,29 @@ async def relay(office: Office, kes: Kes) -> None:
     await send(office, config_of(office))
 
 
+@feature(
+    "`kes outbox apply`, with the name `ID`",
+    "Create topic ID.outbox",
+    "DescribeConfigs topic ID.outbox",
+    "Describe topic ID.outbox",
+    prepare=nothing,
+)
+async def applied(office: Office, kes: Kes) -> None:
+    await asyncio.to_thread(apply, config_of(office), 1)
+
+
+@feature(
+    "`kes outbox purge`, with the name `ID`",
+    "Read topic ID.outbox",
+    "Write transactional-id ID.outbox.*",
+    prepare=has_outbox,
+)
+async def purged(office: Office, kes: Kes) -> None:
+    file = Path(FOLDER.name) / f"{office.names['ID']}.db"
+    with patch.dict(os.environ, office.environment):
+        await run(kes, None, "outbox", "purge", "--name", office.names["ID"], "--database", f"sqlite:{file}", "--yes")
+
+
 async def has_election(office: Office, kes: Kes) -> None:
     """The topic, made by a first candidate of the administrator's."""
     async with Election(
@@ -77,3 +103,15 @@ async def has_election(office: Office, kes: Kes) -> None:
 async def election(office: Office, kes: Kes) -> None:
     async with Election(office.names["ID"], **office.user) as candidate, candidate.term() as term:  # type: ignore[arg-type]
         assert term.token > 0
+
+
+@feature(
+    "`Election` that makes its topic",
+    "Create topic ID.election",
+    "Write topic ID.election",
+    "Read group ID.election",
+    "Write transactional-id ID.election",
+    prepare=nothing,
+)
+async def first_election(office: Office, kes: Kes) -> None:
+    await election(office, kes)

@@ -14,7 +14,12 @@ import pytest
 
 from streams.broker import KafkaBroker
 from streams.cli.rights import of_input, of_source
-from tests.broker import permissions_further, permissions_outbox  # noqa: F401  add their rows
+from tests.broker import (  # noqa: F401  add their rows
+    permissions_commands,
+    permissions_further,
+    permissions_outbox,
+    permissions_reading,
+)
 from tests.broker.permissions_kit import FEATURES, SOURCE, USER, Heard, Kes, Office, all_topics, rows
 from tests.unit.waiting import PATIENCE, until
 
@@ -104,7 +109,8 @@ async def test_one_right_less_is_named_with_what_to_type(
     office.grant([right for right in (*feature.rights, *feature.also) if right != missing])
     right = office.right(missing)
     # Without any right on a topic or a group it is Describe that is missed first.
-    operations = (right.operation, "Describe") if right.operation in ("Read", "Write") else (right.operation,)
+    includes = right.operation in ("Read", "Write", "Alter", "Delete")
+    operations = (right.operation, "Describe") if includes else (right.operation,)
     pattern = f"--operation ({'|'.join(operations)}) --{right.kind} ?{re.escape(right.name)}"
     using = asyncio.ensure_future(feature.use(office, kes))
     said = ""

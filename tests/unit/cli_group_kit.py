@@ -119,7 +119,9 @@ class Cluster:
 
     def close(self) -> None: ...
 
-    def read(self, instances: Collection[str], timeout: float) -> dict[str, dict[tuple[str, int], Note]]:
+    def read(
+        self, instances: Collection[str], timeout: float, topic: str = ""
+    ) -> dict[str, dict[tuple[str, int], Note]]:
         return self.notes
 
     def look(self, name: str, timeout: float) -> GroupView:

@@ -1,0 +1,80 @@
+"""The rows of the table of least rights for commands about a source."""
+
+from __future__ import annotations
+
+from tests.broker.permissions_kit import POSITION, command, commands, hangs, has_more, is_ahead, nothing
+
+command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
+command("group", rights=["Describe group GROUP"], behind=1)
+commands(
+    "`kes state ls`, `get`, `scan`, `export`, `diff`",
+    "state ls",
+    "state get a",
+    "state scan",
+    "state export FILE",
+    "state diff changelog changelog",
+    rights=["Read topic CHANGELOG"],
+)
+commands("`kes dlq list`, `show`", "dlq list", "dlq show 0@0", rights=["Read topic DEAD_LETTERS"])
+command(
+    "dlq",
+    "drop",
+    "--all",
+    "--yes",
+    rights=["Read topic DEAD_LETTERS", "Write topic DEAD_LETTERS", "Write transactional-id DEAD_LETTERS.kes-dlq"],
+)
+command(
+    "dlq",
+    "replay",
+    "--all",
+    "--yes",
+    rights=[
+        "Read topic DEAD_LETTERS",
+        "Write topic DEAD_LETTERS",
+        "Write topic SOURCE",
+        "Write transactional-id DEAD_LETTERS.kes-dlq",
+    ],
+)
+
+command("tail", "-n", "1", rights=["Read topic SOURCE"], behind=1)
+SEEN = [
+    f"{deed} topic {name}"
+    for name in ("SOURCE", "CHANGELOG", "DEAD_LETTERS")
+    for deed in ("Describe", "DescribeConfigs")
+]
+command("topics", "plan", rights=SEEN)
+command("topics", "apply", rights=[*SEEN, "Create topic CHANGELOG", "Create topic DEAD_LETTERS"], prepare=nothing)
+command(
+    "skip",
+    "0@2",
+    "--yes",
+    rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-skip"],
+    prepare=has_more,
+    behind=1,
+)
+command("offsets", "accept", "--yes", rights=POSITION, prepare=is_ahead)
+HANGING = ("Read topic CHANGELOG", "Describe topic __transaction_state")
+commands(
+    "`kes txn list`, `hanging`",
+    "txn list --topic CHANGELOG",
+    "txn hanging --topic CHANGELOG",
+    rights=HANGING,
+    also=["Describe transactional-id *"],
+    prepare=hangs,
+)
+command(
+    "txn",
+    "abort",
+    "--topic",
+    "CHANGELOG",
+    "--partition",
+    "0",
+    "--start-offset",
+    "OFFSET",
+    "--min-age",
+    "0",
+    "--yes",
+    rights=[*HANGING, "ClusterAction cluster"],
+    also=["Describe transactional-id *"],
+    prepare=hangs,
+)
