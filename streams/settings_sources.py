@@ -91,8 +91,11 @@ class SettingsSources:
         return None
 
     def client_settings(self, table: str) -> dict[str, Found]:
-        """Find librdkafka's settings of one of the two clients, by their names."""
+        """Find librdkafka's settings of one of the two clients, by their names. Raises ``ConfigError``."""
         found = {key: in_file(self.path, value, (table, key)) for key, value in self.tables.get(table, {}).items()}
+        for one in found.values():
+            if not isinstance(one.value, str | int | float):
+                raise ConfigError(f"{one.origin} must be text, a number, true or false, or {{ file = ... }}")
         begin = variable((table, ""))
         for name, text in self._environment.items():
             if name.startswith(begin):
@@ -111,10 +114,9 @@ class SettingsSources:
                 raise ConfigError(f"{self.path}: {unknown_setting(key, known)}")
             within = known[key]
             if isinstance(value, dict) and within is not None:
-                names = list(within)
                 for name in value:
-                    if name not in names:
-                        raise ConfigError(f"{self.path}: [{key}]: {unknown_setting(name, names)}")
+                    if name not in within:
+                        raise ConfigError(f"{self.path}: [{key}]: {unknown_setting(name, dict.fromkeys(within))}")
             elif within is not None or (key in (*CLIENTS, COMMANDS) and not isinstance(value, dict)):
                 raise ConfigError(f"{self.path}: {key} must be a table: [{key}]")
 
@@ -140,6 +142,17 @@ def without_credentials(setting: str, servers: str) -> str:
     return servers
 
 
+def checked_addresses(servers: str) -> str:
+    """Return the brokers' addresses. Raises ``ConfigError`` if they are not ``host:port``, several with commas."""
+    if not servers.strip(", "):
+        raise ConfigError("bootstrap_servers is empty; it must be like 'host:9092' or 'host1:9092,host2:9092'")
+    for address in without_credentials("bootstrap_servers", servers).split(","):
+        host, _, port = address.strip().rpartition(":")
+        if not (host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+            raise ConfigError(f"bootstrap_servers must be host:port, several with commas, not {address.strip()!r}")
+    return servers
+
+
 def bootstrap_servers(given: str = "", environment: Mapping[str, str] | None = None) -> str:
     """Return the brokers' addresses: those that are given, else those from outside. Raises ``ConfigError``: none."""
     if given:
@@ -149,7 +162,7 @@ def bootstrap_servers(given: str = "", environment: Mapping[str, str] | None = N
         raise ConfigError(
             f"no broker is named: set bootstrap_servers or the variable {variable(('bootstrap_servers',))}"
         )
-    return without_credentials(f"bootstrap_servers ({found.origin})", str(found.value))
+    return without_credentials(f"bootstrap_servers ({found.origin})", _converted(found, str))
 
 
 def joined_client_settings(given: Mapping[str, Any] | None, table: str = CLIENTS[0]) -> dict[str, Any]:
@@ -262,8 +275,10 @@ def outside_settings(cls: Any, sources: SettingsSources | None = None) -> dict[s
                     settings[name] = msgspec.structs.replace(defaults[name], **changes)
                 except ConfigError as error:
                     raise ConfigError(f"{error} ({', '.join(origins)})") from None
-        elif name not in RESOLVED_LATE and (one := sources.find((name,))) is not None:
-            settings[name] = _converted(one, kind)
+        elif (one := sources.find((name,))) is not None:
+            value = _converted(one, kind)
+            if name not in RESOLVED_LATE:
+                settings[name] = value
     return settings
 
 
@@ -300,7 +315,10 @@ def _content(file: str, origin: str) -> str:
         raise ConfigError(f"{origin} names the file {file}, which cannot be read: {error}") from None
 
 
-def unknown_setting(key: str, known: Iterable[str]) -> str:
-    """Return the message for a setting that does not exist; it names the nearest one that does."""
-    near = difflib.get_close_matches(key, known, 1)
-    return f"there is no setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+def unknown_setting(key: str, known: Mapping[str, Iterable[str] | None]) -> str:
+    """Return the message for a setting that does not exist; it names the nearest one that does, also within a group.
+    ``known``: as of ``SettingsSources.check``."""
+    places = {name: f"{name!r} in [{group}]" for group, names in known.items() for name in names or ()}
+    places |= {name: repr(name) for name in known}
+    near = difflib.get_close_matches(key, places, 1)
+    return f"there is no setting {key!r}" + (f"; did you mean {places[near[0]]}?" if near else "")

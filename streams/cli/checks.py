@@ -21,7 +21,7 @@ from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
 from streams.clients.group_view import GroupQuestions
-from streams.clients.kafka_python_client import KafkaPythonClient, check_addresses
+from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.open_transactions import OpenTransactions
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
@@ -32,6 +32,7 @@ from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.source_topics import SOURCE
 from streams.sak.murmur2 import partition_of
+from streams.settings_sources import checked_addresses
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -163,7 +164,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def addresses(servers: str) -> Iterator[Finding]:
     """The addresses that this machine is given: does something take connections there?"""
-    check_addresses(servers)
+    checked_addresses(servers)
     for address in servers.split(","):
         host, _, port = address.strip().rpartition(":")
         yield _reachable("addresses", host.strip("[]"), int(port), "the address of bootstrap_servers")

@@ -54,9 +54,10 @@ def named_source(text: str) -> EventSource[object]:
 def brokers(option: str, config: EventSourceConfig | None = None) -> str:
     """The addresses: the option's, else those of the source, else the environment's. ``ConfigError``: none."""
     try:
-        return settings_sources.bootstrap_servers(option or (config.bootstrap_servers if config else ""))
+        found = settings_sources.bootstrap_servers(option or (config.bootstrap_servers if config else ""))
     except ConfigError as error:
         raise ConfigError(str(error).replace("set bootstrap_servers", "use --bootstrap-servers HOST:PORT")) from None
+    return settings_sources.checked_addresses(found)
 
 
 def client_settings_of(config: EventSourceConfig | None) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -69,8 +70,8 @@ def config(
     outside = outside_settings(EventSourceConfig, sources)  # raises for what cannot be used
     found = named_source(source).config if source else None
     shown = [line for line in settings_of(found, sources, outside) if everything or line.origin != DEFAULT]
-    for name in unknown_variables(sources):
-        complain(f"{name} is no setting: it has no effect")
+    for name, meant in unknown_variables(sources).items():
+        complain(f"{name} is no setting: it has no effect" + (f"; did you mean {meant}?" if meant else ""))
     emit([line._asdict() for line in shown], json, lambda: _table(shown, sources))
 
 
@@ -89,18 +90,20 @@ def settings_of(
     return lines
 
 
-def unknown_variables(sources: SettingsSources) -> list[str]:
-    """Return the variables that look like settings, and are none."""
+def unknown_variables(sources: SettingsSources) -> dict[str, str]:
+    """Return the variables that look like settings, and are none, each with the one that may be meant."""
     known = {variable((name,)) for name in fields_of(EventSourceConfig)}
     for name, kind in fields_of(EventSourceConfig).items():
         known |= {variable((name, part)) for part in fields_of(kind)} if is_group(kind) else set()
+    settings = [*known]
     known |= {name + "_FILE" for name in known} | {FILE_VARIABLE} | {PREFIX + name for name in OTHER_VARIABLES}
     from streams.cli.main import COMMANDS as COMMAND_NAMES
 
     free = tuple(variable((name, "")) for name in (*CLIENTS, *COMMAND_NAMES))
-    return sorted(
+    unknown = [
         name for name in os.environ if name.startswith(PREFIX) and name not in known and not name.startswith(free)
-    )
+    ]
+    return {name: next(iter(difflib.get_close_matches(name, settings, 1)), "") for name in sorted(unknown)}
 
 
 def _line(

@@ -24,6 +24,7 @@ from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
 from streams.errors import ConfigError, StreamsError
 
 EXIT_PROBLEM = 1
+EXIT_USAGE = 2
 EXIT_FAULT = 70
 DISTRIBUTION = "kafka-event-source"
 
@@ -100,8 +101,22 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
 
     command = typer.main.get_command(application)
     _hide_variables(command)
-    defaults = SettingsSources().tables.get(TABLE, {})
-    command(args=list(argv), prog_name="kes", auto_envvar_prefix=PREFIX.rstrip("_"), default_map=defaults)
+    sources, defaults = SettingsSources(), {}
+    if TABLE in sources.tables:
+        from streams.cli.outside_options import checked_options
+
+        defaults = checked_options(sources, command)
+    try:
+        command(args=list(argv), prog_name="kes", auto_envvar_prefix=PREFIX.rstrip("_"), default_map=defaults)
+    except SystemExit as exit_:
+        if exit_.code == EXIT_USAGE:
+            from streams.cli.outside_options import places_of
+
+            if places := places_of(sources, _called(argv)):
+                from streams.cli.console import complain
+
+                complain(f"options of this command are also in {', '.join(places)}")
+        raise
 
 
 def _hide_variables(command: Any) -> None:
@@ -116,13 +131,18 @@ def build(argv: Sequence[str]) -> typer.Typer:
     """The application for this command line: all commands are listed, the called one is loaded."""
     root = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     root.callback()(_root)
-    called = next((word for word in (*argv, *_words_to_complete()) if not word.startswith("-")), None)
+    called = _called((*argv, *_words_to_complete()))
     for name, command in COMMANDS.items():
         if name == called:
             _add(root, name, command, _load(name, command))
         else:
             root.command(name, help=command.help, hidden=command.hidden)(_not_loaded)
     return root
+
+
+def _called(argv: Sequence[str]) -> str:
+    """Return the name of the command in a command line, if there is one."""
+    return next((word for word in argv if not word.startswith("-")), "")
 
 
 def _words_to_complete() -> list[str]:

@@ -31,6 +31,7 @@ from streams.clients.kafka_python import (
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.permissions import Right, denied
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
+from streams.settings_sources import checked_addresses
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class KafkaPythonClient:
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
             "receive_message_max_bytes": 100_000_000,  # lists of transactions of large clusters
         }
-        check_addresses(bootstrap_servers)
+        checked_addresses(bootstrap_servers)
         self.net: Any = _Loop(**settings)
         self.manager: Any = _Manager(self.net, **settings)
         self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
@@ -393,14 +394,6 @@ def offsets_request(group_id: str, topics: list[Any] | None = None, *, stable: b
     """Fetch committed offsets: of all topics, or of these. ``stable``: refused while a commit is pending."""
     query = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=topics)
     return OffsetFetchRequest(groups=[query], require_stable=stable, min_version=8, max_version=8)
-
-
-def check_addresses(bootstrap_servers: str) -> None:
-    """Raise ``ConfigError`` for addresses that are not ``host:port``, several with commas."""
-    for address in bootstrap_servers.split(","):
-        host, colon, port = address.strip().rpartition(":")
-        if not (host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-            raise ConfigError(f"bootstrap.servers must be host:port, several with commas, not {address.strip()!r}")
 
 
 def _quiet_kafka_python() -> None:

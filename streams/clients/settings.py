@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from streams.clients.connection import ConnectionLog
 from streams.clients.translate import error_of
 from streams.errors import ConfigError
-from streams.settings_sources import without_credentials
+from streams.settings_sources import checked_addresses
 
 C = TypeVar("C")
 
@@ -189,7 +189,4 @@ def is_secret(key: str) -> bool:
 
 
 def _addresses(text: str) -> str:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise ConfigError("bootstrap_servers is empty; it must be like 'host:9092' or 'host1:9092,host2:9092'")
-    return without_credentials("bootstrap_servers", ",".join(parts))
+    return checked_addresses(",".join(part.strip() for part in text.split(",") if part.strip()))

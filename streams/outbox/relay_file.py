@@ -48,7 +48,7 @@ def relay_config(path: str = "", environment: Mapping[str, str] | None = None, *
     names = [field.name for field in fields(RelayConfig)]
     for name in tables:
         if name not in names:
-            raise ConfigError(f"{path}: {unknown_setting(name, names)}")
+            raise ConfigError(f"{path}: {unknown_setting(name, dict.fromkeys(names))}")
     settings: dict[str, Any] = {}
     for name in names:
         outside = sources.variable((name,) if name == "bootstrap_servers" else (TABLE, name))

@@ -163,7 +163,7 @@ def test_notes_are_read_as_far_as_they_can_be(moving: GroupView) -> None:
     assert live[id_of("a")].age_seconds == pytest.approx(3.0)
 
     class Away:
-        def read(self, instances: Collection[str], timeout: float) -> None:
+        def read(self, instances: Collection[str], timeout: float, topic: str) -> None:
             raise BrokerUnavailable("no broker answers")
 
     away: Any = Away()

@@ -115,6 +115,12 @@ def test_settings_of_the_clients_are_joined(monkeypatch: pytest.MonkeyPatch, pla
         ("pool_sise = 3", r"kes\.toml: there is no setting 'pool_sise'"),
         ("replication_facto = 3", r"did you mean 'replication_factor'\?"),
         ("[pool]\npool_sise = 3", r"kes\.toml: \[pool\]: there is no setting 'pool_sise'; did you mean 'pool_size'\?"),
+        ("session_timeout_secondz = 3", r"did you mean 'session_timeout_seconds' in \[timeouts\]\?"),
+        ("bootstrap_servers = 17", r"kes\.toml: bootstrap_servers: Expected `str`, got `int`"),
+        (
+            "[client_settings]\n'sasl.password' = ['x']",
+            r"kes\.toml: client_settings\.sasl\.password must be text, a nu",
+        ),
         ("pool = 3", r"pool must be a table: \[pool\]"),
         ("client_settings = 3", r"client_settings must be a table"),
         ("replication_factor = 'x'", r"kes\.toml: replication_factor: Expected `int`, got `str`"),
@@ -154,7 +160,30 @@ def test_options_of_commands_come_from_variables_and_the_file(kes: Kes, monkeypa
     monkeypatch.syspath_prepend(".")
     assert "nothing listens at 127.0.0.1:1" in kes("lag", "shop:source", code=1).words
     monkeypatch.setenv("KES_LAG_TIMEOUT", "many")
-    assert "unable to parse string as a number" in kes("lag", "shop:source", code=2).words
+    said = kes("lag", "shop:source", code=2).words
+    assert "unable to parse string as a number" in said
+    assert "options of this command are also in KES_LAG_TIMEOUT, [commands.lag] in kes.toml" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("commands = 3", "kes.toml: [commands] must be a table, not int"),
+        ("[commands]\nlag = 3", "kes.toml: [commands.lag] must be a table, not int"),
+        ("[commands]\ntail = 3", "kes.toml: [commands.tail] must be a table, not int"),
+        ("[commands.lags]\ntimeout = 3", "kes.toml: [commands]: there is no setting 'lags'; did you mean 'lag'?"),
+        ("[commands.lag]\ntimeouts = 3", "[commands.lag]: there is no setting 'timeouts'; did you mean 'timeout'?"),
+    ],
+)
+def test_options_that_no_command_has_are_named(kes: Kes, text: str, said: str) -> None:
+    write(text)
+    assert said in kes("lag", "shop:source", code=1).words
+
+
+@pytest.mark.parametrize("servers", ["garbage", "127.0.0.1", "host:x", "host:99999", "a:1,,b:2", ":9092"])
+def test_addresses_without_a_port_are_refused(kes: Kes, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", servers)
+    assert "bootstrap_servers must be host:port, several with commas, not" in kes("tail", "t", code=1).words
 
 
 def test_kes_config_shows_where_each_comes_from(kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +197,7 @@ def test_kes_config_shows_where_each_comes_from(kes: Kes, monkeypatch: pytest.Mo
     monkeypatch.setenv("KES_POOL_POOL_SIZE", "6")
     monkeypatch.setenv("KES_POOL_POOL_SISE", "6")
     shown = kes("config", "market:source", "--json", "--all")
-    assert "KES_POOL_POOL_SISE is no setting" in shown.words
+    assert "KES_POOL_POOL_SISE is no setting: it has no effect; did you mean KES_POOL_POOL_SIZE?" in shown.words
     origins = {line["setting"]: (line["value"], line["origin"]) for line in shown.data}
     assert origins["replication_factor"] == (1, "code")
     assert origins["pool.pool_size"] == (6, "KES_POOL_POOL_SIZE")

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from streams.clients import kafka_python_settings
-from streams.clients.kafka_python_client import check_addresses
 from streams.clients.producing.compression import Compression, compression_of
 from streams.errors import ConfigError
 from streams.records import DEFAULT_MESSAGE_LIMIT
+from streams.settings_sources import checked_addresses
 
 OF_LIBRDKAFKA_S_PRODUCER: Final = {
     "linger.ms": "use PoolConfig.batch_delay_seconds",
@@ -47,7 +47,7 @@ class ProducerSettings(NamedTuple):
     @classmethod
     def of(cls, bootstrap_servers: str, client_id: str, client_settings: Mapping[str, object]) -> ProducerSettings:
         """Read the settings of an event source. Raises ``ConfigError``."""
-        check_addresses(bootstrap_servers)
+        checked_addresses(bootstrap_servers)
         for name, advice in OF_LIBRDKAFKA_S_PRODUCER.items():
             if name in client_settings:
                 raise ConfigError(f"the kafka setting {name!r} has no effect on transactions: {advice}")
