@@ -32,6 +32,7 @@ from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, OffsetError, TopicError, TransactionFailed
 from streams.event_source import EventSource
 from streams.records import Output
+from streams.runtime.partition.dead_letters import PREFIX
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay (send again), drop.")
 
@@ -266,7 +267,18 @@ def _open_ones(task: _Task, box: LetterBox, limit: int) -> ChosenLetters:
     by_place = bool(task.wanted.places)
     look = collect(box, task.wanted, _NO_LIMIT if by_place else limit, settled=by_place)
     _refuse_missing(task, look.letters)
+    _refuse_other_topic(task, look)
     return look._replace(letters=[letter for letter in look.letters if not letter.is_settled])
+
+
+def _refuse_other_topic(task: _Task, look: ChosenLetters) -> None:
+    """Raise ``TopicError`` for a topic of other records: the note that some are settled would stop its readers."""
+    is_known = task.source is not None or any(settled.ranges for settled in look.ranges.values())
+    if look.letters and not is_known and not any(letter.facts for letter in look.letters):
+        raise TopicError(
+            f"{task.topic} is no dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has any "
+            "other record that is chosen"
+        )
 
 
 def _refuse_problems(problems: list[str]) -> None:
@@ -276,7 +288,7 @@ def _refuse_problems(problems: list[str]) -> None:
         complain(harmless(problem))
     more = f" ({len(problems) - _MOST_NAMED} more)" if len(problems) > _MOST_NAMED else ""
     raise TopicError(
-        f"{len(problems)} letters cannot be sent again{more}, so nothing is: repair what is named, choose others, or "
+        f"{_letters(len(problems))} cannot be sent again{more}, so nothing is: repair what is named, choose others, or "
         "drop them; --force sends what the source cannot read"
     )
 

@@ -190,6 +190,18 @@ def test_it_shows_the_letters_and_asks(
     assert out.endswith("nothing to do: no chosen letter is open\n" if sent else "dropped: 1 letter\n")
 
 
+@pytest.mark.parametrize("words", [["--all"], ["0@0"]])
+def test_a_topic_of_other_records_gets_no_note(lab: Lab, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    asyncio.run(lab.create(lab.topic))
+    asyncio.run(lab.add("a"))
+    for command in ("drop", "replay"):
+        line = ["dlq", command, *words, "--yes", "--topic", lab.topic, "--bootstrap-servers", lab.bootstrap]
+        assert main.main(line) == 1
+        said = capsys.readouterr().err
+        assert f"{lab.topic} is no dead-letter topic: {lab.topic}[0]@0 has no header __kes_dlq_*" in said
+    assert len(lab._records(lab.topic, None)) == 1
+
+
 def test_a_topic_or_a_letter_that_is_not_there(lab: Lab, kes: Kes) -> None:
     source = picky(lab, {"is": False})
     assert f"topic {lab.dead_letter_topic} does not exist" in kes(source, "dlq", "list")[2]
