@@ -276,8 +276,8 @@ def _refuse_other_topic(task: _Task, look: ChosenLetters) -> None:
     is_known = task.source is not None or any(settled.ranges for settled in look.ranges.values())
     if look.letters and not is_known and not any(letter.facts for letter in look.letters):
         raise TopicError(
-            f"{task.topic} is no dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has any "
-            "other record that is chosen"
+            f"{task.topic} is no dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has "
+            "any other record that is chosen"
         )
 
 

@@ -51,6 +51,7 @@ REQUEST_TIMEOUT_MS = 10_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
 _LOG_UNREACHABLE_AFTER = 2.0  # seconds
 _HANDSHAKE_MS = 5000
+_REFUSED_LOGINS = kafka_errors.SaslAuthenticationFailedError, kafka_errors.UnsupportedSaslMechanismError
 
 
 class _Socket(KafkaNetSocket):
@@ -69,10 +70,29 @@ class _Socket(KafkaNetSocket):
             raise
 
 
+def with_last_words(transport: Any) -> Any:
+    """Have a transport of kafka-python hand over what came right before the end of the connection, which it throws
+    away: the answer that a login is refused is always there."""
+    receive = transport._sock_recv
+
+    def received() -> tuple[bytes, BaseException | None]:
+        data, error = receive()
+        return data, None if data else error  # the next call meets the end again
+
+    transport._sock_recv = received
+    return transport
+
+
 class _Manager(KafkaConnectionManager):
     """Remembers why a connection could not be made; kafka-python only logs it."""
 
     last_failure: BaseException | None = None
+    refused_login: BaseException | None = None
+
+    async def _connect(self, node: Any, conn: Any, *args: Any, **options: Any) -> None:
+        await super()._connect(node, conn, *args, **options)
+        failure = conn.init_future.exception if conn.init_future.failed() else None
+        self.refused_login = failure if isinstance(failure, _REFUSED_LOGINS) else None
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         build = self._build_tls if self.ssl_enabled else super()._build_transport
@@ -82,7 +102,7 @@ class _Manager(KafkaConnectionManager):
             self.last_failure = error
             raise
         self.last_failure = None
-        return transport
+        return with_last_words(transport)
 
     async def _build_tls(self, node: Any, timeout_at: float | None) -> Any:
         """Open a TLS connection as kafka-python does, but with a time limit; a failed handshake closes its socket."""
@@ -257,7 +277,7 @@ class KafkaPythonClient:
         bootstrap = self.manager.bootstrap_async(None)
         while not bootstrap.succeeded():
             if time.monotonic() >= deadline:
-                raise BrokerUnavailable(f"no broker answers at {self.addresses} ({self.manager.last_failure})")
+                raise BrokerUnavailable(self._no_answer())
             # Looked at, not awaited: each wait with a timeout would leave a callback behind, for days if need be.
             await self.net.sleep(0.01 if time.monotonic() - start < 1 else 0.1)
             self._raise_hopeless()
@@ -267,14 +287,18 @@ class KafkaPythonClient:
                 bootstrap = self.manager.bootstrap_async(None)
             if not (logged or quiet) and time.monotonic() - start > _LOG_UNREACHABLE_AFTER:
                 logged = True
-                log.warning("no broker answers at %s (%s); trying on", self.addresses, self.manager.last_failure)
+                log.warning("%s; trying on", self._no_answer())
         if logged:
             log.info("broker at %s answers", self.addresses)
 
+    def _no_answer(self) -> str:
+        why = f" ({self.manager.last_failure})" if self.manager.last_failure else ""
+        return f"no broker answers at {self.addresses}{why}; check the address, security.protocol and that it runs"
+
     def _raise_hopeless(self) -> None:
         """Raise for wrong credentials and certificates that do not fit: trying again does not cure them."""
-        for error in self.manager._auth_failures.values():
-            raise self.translated(error, "connecting") from error
+        if (refused := self.manager.refused_login) is not None:
+            raise self.translated(refused, "connecting") from refused
         cause: BaseException | None = self.manager.last_failure
         while cause is not None:
             if isinstance(cause, ssl.SSLCertVerificationError):
@@ -332,7 +356,7 @@ class KafkaPythonClient:
     def translated(self, error: BaseException, step: str, needed: Sequence[Right] = ()) -> StreamsError:
         """Translate a kafka-python error into ours. Messages name the step and the addresses, never credentials."""
         where = f"{step} at {self.addresses}"
-        if isinstance(error, kafka_errors.SaslAuthenticationFailedError | kafka_errors.UnsupportedSaslMechanismError):
+        if isinstance(error, _REFUSED_LOGINS):
             return ConfigError(
                 f"{where}: the broker refuses the credentials; check sasl.mechanism, sasl.username, sasl.password"
             )

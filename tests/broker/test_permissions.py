@@ -76,6 +76,21 @@ async def test_the_doctor_names_what_is_missing(strict: KafkaBroker, kes: Kes) -
         assert right.command in found, (missing, found)
 
 
+@pytest.mark.parametrize("words", [["group"], pytest.param(["tail"], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("wrong", [{"sasl.password": "wrong"}, {"sasl.mechanism": "SCRAM-SHA-512"}])
+async def test_a_login_that_is_refused_is_named_at_once(
+    strict: KafkaBroker, kes: Kes, words: list[str], wrong: dict[str, str]
+) -> None:
+    """By both clients: the one of members, and librdkafka."""
+    office = Office(strict, "login-")
+    source = office.source(client_settings={**office.settings, **wrong})
+    code, _, said = await asyncio.to_thread(kes, source, *words, behind=len(words))
+    assert code == 1
+    assert "refuses the credentials" in said
+    assert "sasl.mechanism" in said
+    assert "wrong" not in said
+
+
 def marked(*case: str, gate: bool) -> Any:
     return pytest.param(*case, id="-".join(case), marks=[] if gate else [pytest.mark.nightly])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streams.clients.kafka_python_client import KafkaPythonClient, _quiet_kafka_python
+from streams.clients.kafka_python_client import KafkaPythonClient, _quiet_kafka_python, with_last_words
 from streams.clients.kafka_python_settings import security_only, translate
 from streams.errors import ConfigError
 
@@ -97,9 +98,22 @@ def test_the_client_shows_no_secret() -> None:
     client.close(1.0)
 
 
+def test_the_answer_before_the_end_of_a_connection_is_read() -> None:
+    """A broker that refuses a login answers, and closes the connection at once."""
+    here, there = socket.socketpair()
+    there.sendall(b"refused")
+    there.close()
+    transport = with_last_words(import_module("kafka.net.transport").KafkaTCPTransport(None, here))
+    data, error = transport._sock_recv()
+    assert (data, error) == (b"refused", None)
+    data, error = transport._sock_recv()
+    assert (data, str(error)) == (b"", "KafkaConnectionError: socket disconnected")
+    here.close()
+
+
 @pytest.mark.parametrize("servers", ["host:port", "host:99999999", "host", "", "a:1,,b:2", ":9092"])
 def test_addresses_that_are_none_are_refused(servers: str) -> None:
-    with pytest.raises(ConfigError, match="bootstrap_servers (must be host:port|is empty)"):
+    with pytest.raises(ConfigError, match=r"bootstrap_servers (must be host:port|is empty)"):
         KafkaPythonClient(servers, "me", {}).close(1.0)
 
 
