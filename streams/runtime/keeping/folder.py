@@ -214,6 +214,7 @@ class StateFolder:
         self._sync_data()
         mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
         self._replace_mark(mark)
+        self._close_data()  # all of it is flushed; a process with many partitions keeps only their locks open
         self.remove_strays()
 
     def rewrite_if_due(self, *, pause: bool = True) -> bool:
@@ -252,6 +253,7 @@ class StateFolder:
         finally:
             if old[0] is not None and old[0] != self._data:
                 os.close(old[0])
+        self._close_data()
         self.remove_strays()
         return True
 
