@@ -72,7 +72,7 @@ async def test_a_transaction_that_is_aborted_again_and_again_while_checkpoints_r
 HOT, COLD, ROUNDS = 1_000, 1_000, 300
 
 
-def test_a_key_that_is_written_for_ever_beside_many_that_are_written_once(tmp_path: Path) -> None:
+def test_a_key_that_is_written_all_the_time_beside_many_that_are_written_once(tmp_path: Path) -> None:
     """The file is rewritten, and never much larger than what counts."""
     folder, most = StateFolder.find(tmp_path, 0), 0.0
     for number in range(ROUNDS):
