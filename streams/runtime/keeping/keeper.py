@@ -29,9 +29,9 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import KEPT_PREFIXES, OFFSET_KEY
 from streams.runtime.keeping.entries import Damaged, HalfLoaded, NotKept, Point
 from streams.runtime.keeping.figures import LoadRate, figures_of, room_at, room_for
-from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, set_aside
+from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root
 from streams.runtime.keeping.intake import Intake, KeeperHost
-from streams.runtime.keeping.shelf import LOOK_SECONDS, TOMBSTONES_MS, ShelfWatch, is_shortage, tombstones_ms_of
+from streams.runtime.keeping.shelf import LOOK_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
 from streams.runtime.keeping.snapshotting import Snapshotting
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
@@ -271,7 +271,7 @@ class StateKeeper:
         self._room = threading.Condition()
         self.parent = prepare_root(config.state.folder, config.group_id, config.topic)
         self.shelf = ShelfWatch(self.parent, config.changelog, wall_ms)
-        self.shelf.look(None, TOMBSTONES_MS)  # for the first report to the group
+        self.shelf.look()  # for the first report to the group
         self._thread = thread()
         self._identity, self._topics = identity, topics
         self.wall_ms = wall_ms
@@ -297,7 +297,7 @@ class StateKeeper:
             self._bound()
             if self.now() - looked_at >= LOOK_SECONDS:
                 looked_at = self.now()
-                await self._thread.call(self.shelf.look, *(self._log_known or (None, TOMBSTONES_MS)))
+                await self._thread.call(self.shelf.look, *(self._log_known or ()))
             self._hold()
             wall_ms = self.wall_ms()
             for kept in self.open_ones:

@@ -27,8 +27,9 @@ from streams.records import Change
 from streams.runtime.changelog import KEPT_PREFIXES
 from streams.runtime.keeping.entries import HEAD, Damaged, HalfLoaded, NotKept, Point, decode_pieces, encode
 from streams.runtime.keeping.figures import room_for
-from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark, set_aside
+from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.shelf import set_aside
 from streams.runtime.keeping.snapshotting import WantedFolder
 
 _log = logging.getLogger(__name__)
