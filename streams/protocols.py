@@ -109,7 +109,8 @@ class DiskDatabase(Protocol):
     ``get`` and ``scan`` are called on the thread that uses the store, one call at a time; ``scan`` on a thread that
     makes a snapshot, too, and the other methods on one thread that writes, at the same time. Keys and values are any
     bytes, empty ones too; keys are ordered by their bytes. What is not as it was written raises ``DiskDamaged``, and is
-    never a wrong value, an absent key, or a page that ends early. Reads after ``close`` raise ``StoreError``.
+    never a wrong value, an absent key, or a page that ends early. A read that lacks open files or memory raises
+    ``OSError``: the database is opened again. Reads after ``close`` raise ``StoreError``.
     """
 
     def get(self, key: bytes, /) -> bytes | None:
@@ -174,9 +175,9 @@ class DiskStore(JournalledStore, Protocol):
         """The kind of its database."""
         ...
 
-    def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
-        """Read from this database from now on; once, before anything else. ``damaged`` is called with the reason when
-        reading fails, on the reader's thread."""
+    def attach(self, database: DiskDatabase, unreadable: Callable[[Exception], None], /) -> None:
+        """Read from this database from now on; once, before anything else. ``unreadable`` is called with the error when
+        reading raises ``DiskDamaged`` or ``OSError``, on the reader's thread."""
         ...
 
     def written(self, changes: Sequence[Change], /) -> None:

@@ -72,13 +72,15 @@ def verify(
     found = named_source(source)
     if what not in ("folder", "snapshots"):
         raise typer.BadParameter("it is folder or snapshots", param_hint="--what")
+    where = folder or folder_of(found) if what == "folder" else snapshots or found.config.state.snapshots
     if what == "folder":
-        rows = _verified_folders(found, folder or folder_of(found), partition)
+        rows = _verified_folders(found, where, partition)
     else:
         rows = _verified_snapshots(found, snapshots, bootstrap_servers, timeout, partition)
     emit(rows, json, lambda: rows_table(rows, "partition", "name", "offset", "bytes", "problem"))
     if not rows:
-        complain("there is nothing to verify")
+        which = "" if partition is None else f" of the partitions {partition}"
+        complain(f"there is nothing to verify: {where} has no {what}{which} of the group {found.config.group_id}")
     if not rows or any(row["problem"] and not row["skipped"] for row in rows):
         raise typer.Exit(1)
 
@@ -284,7 +286,8 @@ def drop(
     parent = place_of(folder or folder_of(found), found.config.group_id, found.config.topic)
     paths = [path for _, path in _folders(parent, partition, aside=True)]
     if not paths:
-        raise StoreError(f"{parent}: no state of the group {found.config.group_id} is kept there")
+        which = "" if partition is None else f", and its partitions {partition},"
+        raise StoreError(f"{parent}: no state of the group {found.config.group_id}{which} is kept there")
     if not yes:
         typer.confirm(f"remove {', '.join(path.name for path in paths)} in {parent}?", abort=True)
     rows = [{"name": path.name, "problem": _remove(path)} for path in paths]

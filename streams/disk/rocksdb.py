@@ -135,7 +135,7 @@ class RocksDatabase:
             try:
                 found: bytes | None = db.get(_KEY + key)
             except Exception as error:
-                raise self._translated(error) from error
+                raise self._passing(error) or self._translated(error) from error
         return found
 
     def scan(
@@ -164,7 +164,7 @@ class RocksDatabase:
                     advance()
                 rows.status()  # raises if it is an error that has ended it
             except Exception as error:
-                raise self._translated(error) from error
+                raise self._passing(error) or self._translated(error) from error
         return found
 
     def mark(self) -> bytes | None:

@@ -173,9 +173,9 @@ class SQLiteDatabase:
             if not self._is_open:
                 raise StoreError(f"{self.path} is closed: the partition is no longer here")
             try:
-                with contextlib.closing(self._reader.execute(sql, values)) as cursor:
+                with self._translated(), contextlib.closing(self._reader.execute(sql, values)) as cursor:
                     return take(cursor)
-            except (sqlite3.Error, OverflowError) as error:  # a size that is absurd
+            except OverflowError as error:  # a size that is absurd
                 raise DiskDamaged(f"{self.path}: {error}") from error
 
     def mark(self) -> bytes | None:

@@ -58,7 +58,7 @@ class LayeredEngine:
         self.cache_bytes = CACHE_BYTES
         self.row_prefixes: set[bytes] = set()  # see LayeredBytes.keep_rows
         self._disk: DiskDatabase | Nothing = Nothing()
-        self._damaged: Callable[[str], None] = lambda _: None
+        self._unreadable: Callable[[Exception], None] = lambda _: None
         self._overlay: dict[bytes, Change] = {}
         self._displaced: dict[int, Change | None] = {}  # by the changes of this journal, by their ids
         self._order: SortedSet[bytes] = SortedSet()  # of the keys in the overlay, but for the new ones
@@ -70,8 +70,8 @@ class LayeredEngine:
         self._old: dict[bytes, bytes] = {}
         self._young_bytes = 0
 
-    def attach(self, disk: DiskDatabase, damaged: Callable[[str], None]) -> None:
-        self._disk, self._damaged = disk, damaged
+    def attach(self, disk: DiskDatabase, unreadable: Callable[[Exception], None]) -> None:
+        self._disk, self._unreadable = disk, unreadable
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -85,8 +85,8 @@ class LayeredEngine:
             if value is None:
                 try:
                     value = self._disk.get(key)
-                except DiskDamaged as error:
-                    self._damaged(str(error))
+                except (DiskDamaged, OSError) as error:
+                    self._unreadable(error)
                     raise
                 if value is None:
                     return None
@@ -154,8 +154,8 @@ class LayeredEngine:
             return {}, [], True
         try:
             page = self._disk.scan(low, high, reverse=reverse, limit=size)
-        except DiskDamaged as error:
-            self._damaged(str(error))
+        except (DiskDamaged, OSError) as error:
+            self._unreadable(error)
             raise
         if self._new_keys:
             self._order.update(self._new_keys)

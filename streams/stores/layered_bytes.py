@@ -48,9 +48,9 @@ class LayeredBytes(JournalledBytes):
         """Return the prefixes of the keys of rows that are read in the database: no start loads those."""
         return self._layers.row_prefixes
 
-    def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
+    def attach(self, database: DiskDatabase, unreadable: Callable[[Exception], None], /) -> None:
         """See ``DiskStore``, as the next three."""
-        self._layers.attach(database, damaged)
+        self._layers.attach(database, unreadable)
 
     def written(self, changes: Sequence[Change], /) -> None:
         self._layers.written(changes)

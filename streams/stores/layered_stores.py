@@ -128,9 +128,9 @@ class LayeredStores(LayeredBytes, Stores):
 
     # -- as the engine of the source sees it ---------------------------------------------------------------------------
 
-    def attach(self, database: DiskDatabase, damaged: Callable[[str], None], /) -> None:
+    def attach(self, database: DiskDatabase, unreadable: Callable[[Exception], None], /) -> None:
         """See ``DiskStore``. Reads the structures of which something is derived, and builds that."""
-        super().attach(database, damaged)
+        super().attach(database, unreadable)
         for key, value in self._layers.range(_OWN, after_prefix(_OWN)):
             self._own_engine.note(key, value)
         entries = 0

@@ -18,9 +18,9 @@ from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, more_may_follow
 from streams.records import Change
 from streams.runtime.keeping.entries import Damaged, Point
-from streams.runtime.keeping.folder import prepare_root, set_aside
+from streams.runtime.keeping.folder import prepare_root
 from streams.runtime.keeping.on_disk import DatabaseFolder
-from streams.runtime.keeping.shelf import TOMBSTONES_MS
+from streams.runtime.keeping.shelf import TOMBSTONES_MS, set_aside
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
 
 T = TypeVar("T")

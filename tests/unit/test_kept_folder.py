@@ -434,3 +434,17 @@ def test_the_file_stays_small_however_often_a_key_is_written(tmp_path: Path) -> 
     live = sum(len(key) + len(value) + 10 for key, value in contents(folder)[1].items())
     assert files[0].stat().st_size <= 2.5 * max(live, 600)
     folder.close()
+
+
+def test_a_folder_that_is_flushed_has_no_file_open_but_its_lock(tmp_path: Path) -> None:
+    """A process may have hundreds of partitions."""
+    before = len(os.listdir("/dev/fd"))
+    folder = StateFolder.find(tmp_path, 0)
+    for offset in range(3):
+        folder.append([put(b"key", bytes(2 << 20))], pause=False)
+        folder.commit(IDENTITY, offset, b"{}", now_ms())
+        assert len(os.listdir("/dev/fd")) == before + 1
+        folder.rewrite_if_due(pause=False)
+        assert len(os.listdir("/dev/fd")) == before + 1
+    folder.close()
+    assert reopened(tmp_path) == (2, {b"key": bytes(2 << 20)})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 from typing import Any
 
 import pytest
 
 from streams.disk import RocksDB, SQLite
+from streams.disk.sqlite import SQLiteDatabase
 from streams.errors import StoreError, StreamsError
 from streams.runtime.engine import Engine
 from streams.runtime.keeping.folder import StateFolder
@@ -126,3 +128,53 @@ async def test_a_process_that_lacks_open_files_or_room_leaves_its_folders_as_the
     await kept.bench.start()
     assert kept.contents() == {"a": 1, "b": 1}
     assert kept.restored[-1] == 1, "it goes on from its folder"
+
+
+@pytest.mark.parametrize("kind", TABLES)
+async def test_a_folder_is_opened_only_if_files_are_left_for_the_rest(
+    kept: Kept, caplog: Any, monkeypatch: Any, kind: str
+) -> None:
+    """Connections and checkpoints need files, too. The message says which limit to raise."""
+    few = len(os.listdir("/dev/fd")) + 50
+    kept.make(STORES[kind])
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(resource, "getrlimit", lambda _: (few, few))
+        if kind == "table":
+            await kept.bench.over("a", "b")
+            assert kept.contents() == {"a": 1, "b": 1}
+            await kept.bench.stop()
+            assert f"is not kept on disk: [Errno {errno.EMFILE}]" in caplog.text
+            assert f"the process may open {few} (ulimit -n)" in caplog.text
+        else:
+            with pytest.raises(StreamsError, match=rf"state is on disk.* may open {few} \(ulimit -n\): raise"):
+                await kept.bench.run()
+    await kept.bench.over("c")
+    assert kept.contents()["c"] == 1
+    await kept.until_marked()
+
+
+async def test_a_read_that_lacks_open_files_costs_neither_the_event_nor_the_folder(
+    kept: Kept, caplog: Any, monkeypatch: Any
+) -> None:
+    """The database is opened again, which frees what it had open, and the event is handled again."""
+    bench, real, lacks = kept.bench, SQLiteDatabase.get, [True]
+    kept.make(STORES["table on SQLite"])
+    await bench.over("a", "b")
+    await kept.until_marked()
+    await bench.stop()
+
+    def get(self: SQLiteDatabase, key: bytes, /) -> bytes | None:
+        if key == b"a" and lacks.pop():
+            lacks.append(False)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(self, key)
+
+    monkeypatch.setattr(SQLiteDatabase, "get", get)
+    await bench.start()
+    with caplog.at_level(logging.WARNING):
+        bench.broker.send("b", "a", "c")
+        await bench.committed()
+    assert kept.contents() == {"a": 2, "b": 2, "c": 1} == kept.from_log()
+    assert "cannot be read now ([Errno 24] Too many open files; the process may open" in caplog.text
+    assert not list(kept.folder.rglob("*.aside"))
+    assert kept.restored[-1] <= 3, "it goes on from its folder"

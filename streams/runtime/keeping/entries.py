@@ -23,6 +23,10 @@ class HalfLoaded(Exception):
     its place: the partition begins anew."""
 
 
+class NotKept(Exception):
+    """A partition can have no folder here. The text completes the sentence "it is not kept on disk: "."""
+
+
 class Point(NamedTuple):
     """A place of the changelog at which a folder may be marked: offset and value of an offset record, and a time that
     is no later than its."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from streams.sak.open_files import advice
 from streams.statistics import FolderStatistics
 
 if TYPE_CHECKING:
@@ -15,6 +17,11 @@ READ_PER_SECOND: Final = 250_000
 """Records of the changelog that a restore reads in a second."""
 LEAST_MEASURED: Final = 1 << 22
 """Bytes of a folder below which the time of its loading says nothing about larger ones."""
+
+
+def room_for(error: OSError, path: Path) -> str:
+    """Return what there is of what an error says is lacking, in words for a log."""
+    return advice() if error.errno in (errno.EMFILE, errno.ENFILE) else room_at(path)
 
 
 def room_at(path: Path) -> str:

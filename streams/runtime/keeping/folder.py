@@ -10,7 +10,6 @@ Everything here blocks; it runs on the keeper's thread.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -28,8 +27,6 @@ from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping.entries import HEAD, Damaged, decode_pieces, encode
-
-_log = logging.getLogger(__name__)
 
 BATCH: Final = 250
 """Entries that are encoded and written without a pause: the event loop waits for the interpreter so long, at most."""
@@ -214,6 +211,7 @@ class StateFolder:
         self._sync_data()
         mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
         self._replace_mark(mark)
+        self._close_data()  # all of it is flushed; a process with many partitions keeps only their locks open
         self.remove_strays()
 
     def rewrite_if_due(self, *, pause: bool = True) -> bool:
@@ -252,6 +250,7 @@ class StateFolder:
         finally:
             if old[0] is not None and old[0] != self._data:
                 os.close(old[0])
+        self._close_data()
         self.remove_strays()
         return True
 
@@ -389,19 +388,6 @@ def check_private(path: Path) -> None:
         raise PermissionError(f"{path} belongs to the user {found.st_uid}, not to {os.geteuid()}")
     if found.st_mode & 0o022:
         raise PermissionError(f"{path} can be written to by other users: chmod go-w {path}")
-
-
-def set_aside(folder: StateFolder, why: str) -> bool:
-    """Move a folder's content away, with one warning that names it; ``False``: the disk refuses even that."""
-    try:
-        aside = folder.set_aside()
-    except OSError as error:
-        _log.warning("%s is not used: %s; and it cannot be set aside: %s", folder.path, why, error)
-        return False
-    _log.warning(
-        "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
-    )
-    return True
 
 
 def place_of(folder: str, group_id: str, topic: str) -> Path:

@@ -27,14 +27,15 @@ from streams.core.transaction import Cut
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import KEPT_PREFIXES, OFFSET_KEY
-from streams.runtime.keeping.entries import Damaged, HalfLoaded, Point
-from streams.runtime.keeping.figures import LoadRate, figures_of, room_at
-from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root, set_aside
+from streams.runtime.keeping.entries import Damaged, HalfLoaded, NotKept, Point
+from streams.runtime.keeping.figures import LoadRate, figures_of, room_at, room_for
+from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root
 from streams.runtime.keeping.intake import Intake, KeeperHost
-from streams.runtime.keeping.shelf import LOOK_SECONDS, TOMBSTONES_MS, ShelfWatch, is_shortage, tombstones_ms_of
+from streams.runtime.keeping.shelf import LOOK_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
 from streams.runtime.keeping.snapshotting import Snapshotting
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
+from streams.sak.open_files import refuse_if_few_are_free
 from streams.statistics import FolderStatistics
 from streams.topics import TopicIdentity
 
@@ -159,7 +160,7 @@ class KeptPartition:
             if not self._is_failing:
                 self._is_failing = True
                 path, what = self.folder.path, "the state waits in memory, up to StateConfig.unwritten_bytes"
-                _log.warning("%s cannot be written to (%s; %s); %s", path, error, room_at(path), what)
+                _log.warning("%s cannot be written to (%s; %s); %s", path, error, room_for(error, path), what)
         except Exception as error:
             self.give_up(str(error) if isinstance(error, Damaged) else repr(error))
         else:
@@ -270,7 +271,7 @@ class StateKeeper:
         self._room = threading.Condition()
         self.parent = prepare_root(config.state.folder, config.group_id, config.topic)
         self.shelf = ShelfWatch(self.parent, config.changelog, wall_ms)
-        self.shelf.look(None, TOMBSTONES_MS)  # for the first report to the group
+        self.shelf.look()  # for the first report to the group
         self._thread = thread()
         self._identity, self._topics = identity, topics
         self.wall_ms = wall_ms
@@ -296,7 +297,7 @@ class StateKeeper:
             self._bound()
             if self.now() - looked_at >= LOOK_SECONDS:
                 looked_at = self.now()
-                await self._thread.call(self.shelf.look, *(self._log_known or (None, TOMBSTONES_MS)))
+                await self._thread.call(self.shelf.look, *(self._log_known or ()))
             self._hold()
             wall_ms = self.wall_ms()
             for kept in self.open_ones:
@@ -394,20 +395,19 @@ class StateKeeper:
         progress: Callable[[int, int], None],
         find: Callable[[Path, int], StateFolder] = StateFolder.find,
         kind: Callable[[StateKeeper, LogIdentity, Any], KeptPartition] = KeptPartition,
-    ) -> KeptPartition | None:
+    ) -> KeptPartition:
         """Open a partition's folder, and give what is in it to ``restore``; ``progress`` learns how many bytes that is
-        of how many. ``None``: there can be none; the reason is logged. ``find`` and ``kind`` make its parts.
-
-        Raises ``BrokerUnavailable``; ``HalfLoaded``: begin once more, with an empty store; and what ``restore`` raises.
+        of how many. ``find`` and ``kind`` make its parts.
+        Raises ``NotKept``, ``BrokerUnavailable``, ``HalfLoaded`` (begin again with an empty store), and as ``restore``.
         """
         known, tombstones_ms = self.known_changelog()
         self.shelf.codec = codec
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
         try:
+            refuse_if_few_are_free()
             folder = find(self.parent, partition)
         except OSError as error:
-            _log.warning("%s[%d] is not kept on disk: %s", self.config.changelog, partition, error)
-            return None
+            raise NotKept(str(error)) from error
         has_begun, began = False, time.monotonic()
         try:
             if folder.check(identity, now_ms=self.wall_ms(), tombstones_ms=tombstones_ms):
@@ -427,7 +427,7 @@ class StateKeeper:
             if has_begun or not is_aside or self.snapshots is not None:
                 folder.close()
                 if not (has_begun or is_aside):
-                    return None
+                    raise NotKept(str(error)) from error
                 raise HalfLoaded from error
         except BaseException:
             folder.close()

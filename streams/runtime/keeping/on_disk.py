@@ -9,6 +9,7 @@ a database that has got to no mark is removed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -24,10 +25,14 @@ from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, DiskStore, more_may_follow
 from streams.records import Change
 from streams.runtime.changelog import KEPT_PREFIXES
-from streams.runtime.keeping.entries import HEAD, Damaged, HalfLoaded, Point, decode_pieces, encode
-from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark, set_aside
+from streams.runtime.keeping.entries import HEAD, Damaged, HalfLoaded, NotKept, Point, decode_pieces, encode
+from streams.runtime.keeping.figures import room_for
+from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.shelf import set_aside
 from streams.runtime.keeping.snapshotting import WantedFolder
+
+_log = logging.getLogger(__name__)
 
 PAGE = 512
 """Rows that are read at a time, unless they are large."""
@@ -184,16 +189,18 @@ class PartitionOnDisk(KeptPartition):
     needs_disk = True
 
     def __init__(self, store: DiskStore, keeper: StateKeeper, identity: LogIdentity, folder: DatabaseFolder) -> None:
-        """Raises ``HalfLoaded`` for a database that cannot be read; it is set aside."""
+        """Raises ``NotKept``; ``HalfLoaded`` for a database that is damaged, which is set aside."""
         super().__init__(keeper, identity, folder)
         self.store = store
         try:
-            store.attach(folder.open_database(), self.give_up)
+            store.attach(folder.open_database(), self.unreadable)
         except (DiskDamaged, Damaged) as error:
             keeper.folders_set_aside += 1
             if not set_aside(folder, str(error)):
                 raise StreamsError(f"{folder.path} is damaged, and cannot be set aside: remove it") from error
             raise HalfLoaded from error
+        except OSError as error:
+            raise NotKept(str(error)) from error
         self._share([*keeper.open_ones, self])
 
     def _checkpoint(self, pause: bool) -> None:
@@ -223,11 +230,23 @@ class PartitionOnDisk(KeptPartition):
 
     def give_up(self, why: str) -> None:
         """Leave the folder, which cannot be used any more: the partition starts over. Any thread."""
+        self._start_over(why)
+
+    def unreadable(self, error: Exception) -> None:
+        """Have the partition start over after a read has failed; from this folder if the error is one of the system,
+        which says nothing of the data: closing the database frees what was short, or the next start names it. Any
+        thread."""
+        if isinstance(error, OSError):
+            room = room_for(error, self.folder.path)
+            _log.warning("%s cannot be read now (%s; %s); it is opened again", self.folder.path, error, room)
+        self._start_over("" if isinstance(error, OSError) else str(error))
+
+    def _start_over(self, distrusted: str) -> None:
         with self._lock:
             if self._is_over:
                 return
             self._drop()
-            self.distrusted = why
+            self.distrusted = distrusted
         self._keeper.damages.deliver(self)
 
     def abandon(self) -> None:
@@ -249,16 +268,18 @@ def open_for(
     restore: Callable[[Sequence[Change]], None],
     progress: Callable[[int, int], None],
 ) -> KeptPartition | None:
-    """Open the folder of a partition with this store; see ``StateKeeper.open``. Raises ``StreamsError`` if there can be
-    none, and the store needs one."""
-    find = finder_for(keeper.config, store)
-    if not isinstance(store, DiskStore):
-        return keeper.open(partition, layout_of(store), restore, progress, find)
-    kept = keeper.open(partition, layout_of(store), restore, progress, find, partial(PartitionOnDisk, store))
-    if kept is None:
-        where = f"{keeper.config.changelog}[{partition}]"
-        raise StreamsError(f"{where}: its state is on disk, and StateConfig.folder cannot be used for it")
-    return kept
+    """Open the folder of a partition with this store; see ``StateKeeper.open``. ``None``: there can be none; the reason
+    is logged. Raises ``StreamsError`` if there can be none, and the store needs one."""
+    find, where = finder_for(keeper.config, store), f"{keeper.config.changelog}[{partition}]"
+    kind = partial(PartitionOnDisk, store) if isinstance(store, DiskStore) else KeptPartition
+    try:
+        return keeper.open(partition, layout_of(store), restore, progress, find, kind)
+    except NotKept as error:
+        if isinstance(store, DiskStore):
+            what = "its state is on disk, and StateConfig.folder cannot be used for it"
+            raise StreamsError(f"{where}: {what}: {error}") from error
+        _log.warning("%s is not kept on disk: %s", where, error)
+        return None
 
 
 class Fillable(Protocol):

@@ -46,7 +46,7 @@ class ShelfWatch:
         self.codec = ""
         """Name of the store and its codecs, once it is known here."""
 
-    def look(self, log: TopicIdentity | None, tombstones_ms: int) -> None:
+    def look(self, log: TopicIdentity | None = None, tombstones_ms: int = TOMBSTONES_MS) -> None:
         """Read the marks that are new. ``log``: the changelog, if it is known. Blocks."""
         offsets: dict[int, int] = {}
         try:
@@ -140,6 +140,19 @@ def is_shortage(folder: StateFolder, error: Exception) -> bool:
     if found:
         _log.warning("%s cannot be read, and stays as it is: %s", folder.path, error)
     return found
+
+
+def set_aside(folder: StateFolder, why: str) -> bool:
+    """Move a folder's content away, with one warning that names it; ``False``: the disk refuses even that."""
+    try:
+        aside = folder.set_aside()
+    except OSError as error:
+        _log.warning("%s is not used: %s; and it cannot be set aside: %s", folder.path, why, error)
+        return False
+    _log.warning(
+        "%s is not used: %s; it is set aside as %s, the state comes from the changelog", folder.path, why, aside
+    )
+    return True
 
 
 def tombstones_ms_of(topics: Topics, changelog: str, seconds: float) -> int:

@@ -52,7 +52,8 @@ from streams.disk.blobs import Blobs, open_blobs
 from streams.errors import ConfigError, Stopped
 from streams.runtime.keeping.entries import HEAD, Damaged
 from streams.runtime.keeping.figures import room_at
-from streams.runtime.keeping.folder import StateFolder, no_step, set_aside
+from streams.runtime.keeping.folder import StateFolder, no_step
+from streams.runtime.keeping.shelf import set_aside
 from streams.sak.private_files import read_private
 
 _log = logging.getLogger(__name__)
