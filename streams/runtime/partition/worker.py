@@ -221,6 +221,8 @@ class PartitionWorker(Partition):
         inputs = self.inputs
         if inputs is None:
             return self.inbox.take() if self.inbox else []
+        if self.is_closing:  # since ``run`` looked, during an interjection: what is known of the inputs is out of date
+            return []
         now = self.engine.now()
         if changes := inputs.tables_read(now):
             self.engine.pool.admit(self.partition, self.watermark, [], changes, events=0)
