@@ -18,6 +18,7 @@ from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, f
 from streams.runtime.replay import PartitionReplay
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimConnections
+from streams.testing.simulation.virtual_time import elapse
 
 PAYMENTS, CLICKS = "payments", "clicks"
 
@@ -295,7 +296,7 @@ def test_a_partition_that_moves_while_an_interjection_waits_takes_no_record_that
     """The intake is closed during the interjection, with records of both inputs in the queues."""
 
     async def slowly(ctx: EventContext[Any]) -> None:
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
 
     with TestDriver(build(PAYMENTS, num_standbys=1), topics={PAYMENTS: 2}) as driver:
         for partition in (0, 1):
