@@ -66,7 +66,8 @@ class MergedBench:
         self.admin = TopicAdmin(self.settings)
         self.sent = 0
         self.runs: list[str] = []
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
+        options = {"enable.idempotence": True, "queue.buffering.max.messages": 200_000, "log_level": 0}
+        self._producer = Producer({"bootstrap.servers": bootstrap, **options})
         compacted = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         specs = [
             TopicSpec(
