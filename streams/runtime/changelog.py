@@ -51,10 +51,13 @@ class TopicIds(NamedTuple):
 
 class LookupPosition(msgspec.Struct, frozen=True, array_like=True):
     """The place in a lookup that handlers have not looked into beyond: the id of its topic, and by the number of its
-    partitions the first offset that they cannot have seen."""
+    partitions the first offset that they cannot have seen. ``writer``: that of the offset record for which it was
+    written. In a later one, of a member that does not know the lookup, it is only carried: a member between the two may
+    have looked further without a record, and died."""
 
     topic_id: str
     offsets: tuple[int, ...]
+    writer: str = ""
 
 
 class OffsetRecord(msgspec.Struct, frozen=True):

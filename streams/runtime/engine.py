@@ -144,7 +144,7 @@ class Engine:
             writer=self.writer,
             now=now,
             snapshot=lambda: self.membership.snapshot,
-            further_fields=lookups.beside(lambda number, position: self.workers[number].further_fields(position)),
+            further_fields=lookups.beside(self.writer, lambda number, at: self.workers[number].further_fields(at)),
             settled=self._settled,
             further_inputs=[spec.topic for spec in inputs],
             moved_to=lambda partition, offset: self.workers[partition].moved_to(offset),

@@ -1,6 +1,7 @@
-"""The program of ``test_battery_merged``: orders, payments, customers with an update handler, and a loop; out which one
-came as which, with the row it has met. It dies or freezes where ``KES_FAULT`` says. With ``MERGED_FOLDER`` store and
-rows are on disk.
+"""The program of ``test_battery_merged``: orders, payments, customers with an update handler, a loop, a visit, and a
+lookup; out which one came as which, with the row and the rates it has met, and the keys that were visited. It dies or
+freezes where ``KES_FAULT`` says. With ``MERGED_FOLDER`` store and rows are on disk. SIGUSR1 holds
+back the lookup for some seconds.
 
 python merged_program.py BOOTSTRAP GROUP INSTANCE
 """
@@ -10,13 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
+import threading
+import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, Update, event_type
 from streams.disk import SQLite
+from streams.errors import StreamsError
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
@@ -25,6 +31,14 @@ PARTITIONS = 2
 CUSTOMERS = [f"c{number}" for number in range(20)]
 UPDATES_HOP = 5
 """An update to a multiple of this sends one event into the loop."""
+CURRENCIES = ("EUR", "USD")
+"""The keys of the lookup, one in each of its partitions."""
+KEYS = 500
+"""Keys of a partition's store that orders put there, beside the count: so many are visited."""
+VISIT_SECONDS = 0.002
+"""For each key, so that a run takes its time."""
+HOLD_SECONDS = 6.0
+"""The lookup is held back for so long: longer than the group waits for a member that is dead."""
 
 
 @event_type("merged.Ordered")
@@ -55,7 +69,7 @@ class Told(NamedTuple):
 
 def topics_of(group: str) -> dict[str, str]:
     """Return the topics by what they are for; ``loop`` is the source's own."""
-    names = {name: f"{group}-{name}" for name in ("orders", "payments", "customers", "said")}
+    names = {name: f"{group}-{name}" for name in ("orders", "payments", "customers", "rates", "said", "visited")}
     return names | {"loop": f"{group}.{names['orders']}.loop"}
 
 
@@ -69,15 +83,17 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
         bootstrap_servers=bootstrap,
         instance_id=instance,
         loop=True,
+        visits=True,
         num_standbys=1,
         session_timeout_seconds=session,
         transaction_timeout_seconds=session - 1.0,
         metrics_handler=settled_hook(plan),
         state=StateConfig(folder=folder, checkpoint_seconds=0.2),
     )
-    source = EventSource(config, Table.factory(key=str, value=int, engine=engine))
+    source = EventSource(config, Table.factory(key=str, value=int, ordered=True, engine=engine))
     source.input(topics["payments"], event=Paid)
     customers = source.join(topics["customers"], key=str, value=int, engine=engine)
+    rates = source.lookup(topics["rates"], key=str, value=int)
 
     def witness(ctx: EventContext[Any], *facts: object) -> Told:
         record = ctx.input
@@ -87,7 +103,8 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
         plan.hit("store.before")
         ctx.store.put("count", count)
         plan.hit("store.after")
-        value = msgspec.json.encode([count, record.topic, record.offset, *facts])
+        looked = [ctx.lookup(rates).get(currency, 0) for currency in CURRENCIES]
+        value = msgspec.json.encode([looked, [count, record.topic, record.offset, *facts]])
         ctx.forward(Record(topics["said"], value, b"%d" % record.partition, partition=record.partition))
         return Told(f"{record.topic}-{record.partition}-{record.offset}", record.offset)
 
@@ -98,6 +115,8 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
     @source.on
     def ordered(ctx: EventContext[Any], event: Ordered) -> None:
         seen = witness(ctx, event.customer, ctx.joined(customers).get(event.customer))
+        key = f"key-{seen.offset % KEYS}"
+        ctx.store.put(key, ctx.store.get(key, 0))
         if event.hops:
             hop(ctx, seen.chain, event.hops - 1, seen.offset)
         plan.hit("handler.after")
@@ -120,7 +139,31 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
         witness(ctx, event.customer, ctx.joined(customers).get(event.customer))
 
     source.register_event_type(Paid, paid)
+
+    @source.register_visit("look")
+    async def look(ctx: EventContext[Any], key: str, value: int) -> None:
+        if key == "count":
+            return
+        visited: Any = ctx.timer
+        partition = ctx.topic_partition.partition
+        ctx.store.put(key, value + 1)
+        looked = [ctx.lookup(rates).get(currency, 0) for currency in CURRENCIES]
+        text = msgspec.json.encode([looked, [ctx.store.get("count", 0), visited.run, key, value]])
+        ctx.forward(Record(topics["visited"], text, key.encode(), partition=partition))
+        await asyncio.sleep(VISIT_SECONDS)
+
     return source
+
+
+def hold_back(source: EventSource[Any]) -> None:
+    """Hold back the lookup."""
+    engine = source._engine
+    for reading in () if engine is None else engine.lookups._readings.values():
+        with suppress(StreamsError):  # it does not read any more
+            following = reading.reader.running()
+            following.pause(None)
+            time.sleep(HOLD_SECONDS)
+            following.resume(None, None)
 
 
 if __name__ == "__main__":
@@ -128,6 +171,7 @@ if __name__ == "__main__":
     loop_purge.PURGE_SECONDS = 0.5  # type: ignore[misc]
     plan = FaultPlan.from_environment()
     source = build(*sys.argv[1:4], plan, float(os.environ.get("MERGED_SESSION") or "6"))
+    signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=hold_back, args=(source,), daemon=True).start())
     if plan.point:
         asyncio.run(consume_with_faults(source, plan))
     else:

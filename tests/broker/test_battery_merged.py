@@ -1,17 +1,21 @@
-"""Two inputs, a joined table with an update handler, and a loop, in processes that die at each named point, freeze,
-move, and die at random.
+"""Two inputs, a joined table with an update handler, a loop, visits and a lookup, in processes that die at each named
+point, freeze, move, and die at random.
 
 The witness: counts have no gap, records of each input neither gap nor repeat, every event and update has met the rows
-as of its place, every hop is there once; and the changelog says the same.
+as of its place, every hop is there once, no rate is older than one before it in its partition, each key is visited once
+in each run; and the changelog says the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.joined_rows import row_key
 from streams.sak.murmur2 import partition_of
-from streams.testing.faults import MOVE_POINTS, POINTS
+from streams.testing.faults import MOVE_POINTS, POINTS, FaultPlan
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec, changelog_name
 from tests.broker import merged_program as program
@@ -40,6 +44,9 @@ from tests.unit.joins_kit import folded
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 QUICK = {"MERGED_SESSION": "3"}
+RATE_EVERY = 50
+"""Records until a rate changes."""
+KILLS, PER_KILL = 20, 9_000
 REVOCATIONS = ("revoke.before", "revoke.after")
 AT_WORK = tuple(point for point in POINTS if point not in REVOCATIONS)
 
@@ -58,15 +65,18 @@ class MergedBench:
         self.settings = ClientSettings(bootstrap, {}, client_id="merged")
         self.admin = TopicAdmin(self.settings)
         self.sent = 0
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
+        self.runs: list[str] = []
+        options = {"enable.idempotence": True, "queue.buffering.max.messages": 200_000, "log_level": 0}
+        self._producer = Producer({"bootstrap.servers": bootstrap, **options})
+        compacted = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         specs = [
             TopicSpec(
                 name=self.topics[name],
                 partitions=program.PARTITIONS,
                 replication_factor=1,
-                configs={"cleanup.policy": "compact", "segment.ms": "3600000"} if name == "customers" else {},
+                configs=compacted if name in ("customers", "rates") else {},
             )
-            for name in ("orders", "payments", "customers", "said")
+            for name in ("orders", "payments", "customers", "rates", "said", "visited")
         ]
         self.admin.create(specs, 30.0)
 
@@ -84,7 +94,22 @@ class MergedBench:
             partition = partition_of(key.encode(), program.PARTITIONS)
             self._producer.produce(self.topics[topic], value, key, partition, headers=headers)
             self.sent += 1
+            if self.sent % RATE_EVERY == 0:
+                number = rng.randrange(len(program.CURRENCIES))
+                new = int_codec.encode(self.sent)
+                self._producer.produce(self.topics["rates"], new, program.CURRENCIES[number], number)
         assert self._producer.flush(60) == 0
+
+    def visit(self, run: str) -> None:
+        """Start a run of the visit. It may be started before."""
+        source = program.build(self.bootstrap, self.group, "starter", FaultPlan())
+        asyncio.run(source.start_visit("look", run_id=run))
+        self.runs += [] if run in self.runs else [run]
+
+    def visits(self) -> dict[int, list[Any]]:
+        """Return the rates that each visit has met, with (events before it, run, key, visits before), by partition."""
+        found = self.read(self.topics["visited"])
+        return {number: [msgspec.json.decode(one.value or b"") for one in records] for number, records in found.items()}
 
     def handled(self) -> int:
         """Records of the three topics below the group's offsets, -1 while a transaction hides them."""
@@ -119,11 +144,17 @@ class MergedBench:
 
     def judge(self) -> None:
         sent = {topic: self.read(topic) for topic in self.inputs}
+        visited = self.visits()
         said, changelog = self.read(self.topics["said"]), self.read(changelog_name(self.group, self.topics["orders"]))
         loop, table = self.topics["loop"], self.topics["customers"]
         hops: Counter[tuple[str, int]] = Counter()
         for partition, lines in said.items():
-            decoded = [msgspec.json.decode(record.value or b"") for record in lines]
+            told = [msgspec.json.decode(record.value or b"") for record in lines]
+            decoded = [line for _, line in told]
+            self._judge_visits(partition, visited[partition], changelog[partition])
+            looks = [(line[0], 0, rates) for rates, line in told]
+            looks += [(count, 1, rates) for rates, (count, *_) in visited[partition]]
+            not_older(partition, [rates for *_, rates in sorted(looks, key=itemgetter(0, 1))])
             of_loop = [line for line in decoded if line[1] == loop]
             hops.update((chain, left) for *_, chain, left in of_loop)
             offsets = [line[2] for line in of_loop]
@@ -140,6 +171,19 @@ class MergedBench:
             committed = [self.admin.committed(self.group, topic, 30.0)[partition] for topic in (*self.inputs, loop)]
             assert [final.offset, *(offset for offset, _ in further)] == committed, "changelog and group"
         assert hops == Counter(self._due(sent)), "every hop, once"
+
+    def _judge_visits(self, partition: int, told: Sequence[Any], changelog: Sequence[IncomingRecord]) -> None:
+        visits: Counter[str] = Counter()
+        for _, (_, run, key, before) in told:
+            assert before == visits[key], f"{partition}: {key} in {run} had {visits[key]} visits before, said {before}"
+            visits[key] += 1
+        last = {(record.key or b"").decode(errors="replace"): record.value for record in changelog}
+        kept = {key: int_codec.decode(value or b"") for key, value in last.items() if key.startswith("key-")}
+        assert kept == {key: visits[key] for key in kept | visits}, f"{partition}: visits in the changelog"
+        for run in self.runs:
+            found = Counter(key for _, (_, name, key, _) in told if name == run)
+            once = dict.fromkeys((f"key-{number}" for number in range(program.KEYS)), 1)
+            assert found == once, f"{partition}: each key once in {run}"
 
     def _due(self, sent: dict[str, dict[int, list[IncomingRecord]]]) -> Iterator[tuple[str, int]]:
         orders, _, table = self.inputs
@@ -160,6 +204,14 @@ def merged(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[MergedBen
     made = MergedBench(kafka_broker.bootstrap_servers, f"{topic_prefix}merged")
     yield made
     made.admin.close()
+
+
+def not_older(partition: int, looks: Sequence[Sequence[int]]) -> None:
+    """Fail for a rate that is older than one before it: rates only grow."""
+    for number, currency in enumerate(program.CURRENCIES):
+        met = [rates[number] for rates in looks]
+        back = next((at for at, (before, after) in enumerate(pairwise(met)) if after < before), None)
+        assert back is None, f"{partition}: after look {back} {currency} went back: {met[back : back + 2]}"
 
 
 @contextmanager
@@ -279,17 +331,26 @@ def test_a_hundred_thousand_rows_and_no_event(merged: MergedBench, tmp_path: Pat
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_killed_at_random_under_load(merged: MergedBench, tmp_path: Path, seed: int) -> None:
-    """Twenty kills of one of three members, over 200,000 records."""
+    """Twenty kills of one of three members, over 200,000 records and ten runs of the visit. Before every second kill
+    the lookups of the two others are held back."""
     rng = random.Random(seed)
     merged.send(20_000, rng, rows=0.5)
     with started(merged, tmp_path) as start:
         members = {name: start(name) for name in ("one", "two", "three")}
-        for _ in range(20):
-            before = merged.handled()
-            merged.send(9_000, rng)
+        wait_until(lambda: merged.handled() == merged.sent, "all keys are there", 150)
+        for number in range(KILLS):
+            before, name = merged.handled(), rng.choice(sorted(members))
+            if number % 2:
+                wait_until(lambda: all(member.times("generation") for member in members.values()), "all have joined")
+                for other in members.keys() - {name}:
+                    members[other].signal(signal.SIGUSR1)
+            merged.send(PER_KILL, rng)
+            run = f"run-{number // 2}"
+            merged.visit(run)  # every second time it is requested again, perhaps while it goes on
             wait_until(lambda before=before: merged.handled() > before, "some are handled")
             let_pass(rng.uniform(0.0, 0.5))
-            name = rng.choice(sorted(members))
             members[name].kill()
             members[name] = start(name)
+        due = len(merged.runs) * program.KEYS * program.PARTITIONS
+        wait_until(lambda: sum(map(len, merged.visits().values())) >= due, "all runs are over", 150)
         finished(merged, *members.values())

@@ -145,7 +145,8 @@ def test_the_owner_is_killed_while_its_successors_lookup_is_behind(bench: Lookup
     ]
     identity = bench.admin.identity(bench.rates, 10.0)
     assert identity is not None
-    assert decode_offset(last).position_of_lookup(bench.rates) == LookupPosition(identity[0], (0, 2))
+    record = decode_offset(last)
+    assert record.position_of_lookup(bench.rates) == LookupPosition(identity[0], (0, 2), record.writer)
 
 
 def test_the_topic_is_deleted_while_the_source_runs(bench: LookupBench) -> None:

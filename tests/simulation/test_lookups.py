@@ -16,7 +16,8 @@ from streams import EventContext, EventSource, EventSourceConfig, Table
 from streams.errors import StreamsError
 from streams.events import event_type
 from streams.records import Record
-from streams.runtime.reading.lookups import FurtherFields, Lookups
+from streams.runtime.changelog import LookupPosition
+from streams.runtime.reading.lookups import Lookups, _Reading
 from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchFailed, SearchReport, search
 
@@ -123,19 +124,24 @@ def test_lookups_under_faults() -> None:
 # -- each safeguard, taken out; that of a take-over is in unit/test_lookups.py -----------------------------------------
 
 
-def no_positions_in_the_record(patch: pytest.MonkeyPatch) -> None:
-    def beside(self: Lookups, further_fields: FurtherFields) -> FurtherFields:
-        return further_fields
+def positions_that_stay_at_the_start(patch: pytest.MonkeyPatch) -> None:
+    seen = _Reading.seen
 
-    patch.setattr(Lookups, "beside", beside)
+    def first_seen(self: _Reading, writer: str) -> LookupPosition:
+        position = self.__dict__.setdefault("first", seen(self, writer))
+        assert isinstance(position, LookupPosition)
+        return position
+
+    patch.setattr(_Reading, "seen", first_seen)
 
 
 def a_receiver_that_does_not_compare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lookups, "reach", lambda self, record: True)
+    patch.setattr(Lookups, "reach_donor", lambda self, record: True)
 
 
 SAFEGUARDS = {
-    function.__name__: function for function in (no_positions_in_the_record, a_receiver_that_does_not_compare)
+    function.__name__: function for function in (positions_that_stay_at_the_start, a_receiver_that_does_not_compare)
 }
 
 

@@ -72,3 +72,10 @@ def hold(driver: TestDriver[Any], member: int) -> Callable[[], None]:
 def record_of(driver: TestDriver[Any], partition: int = 0) -> OffsetRecord:
     log = driver._world.broker.log("shop.orders.changelog", partition)
     return decode_offset([one for one in log.committed(0, log.end) if one.key == OFFSET_KEY][-1])
+
+
+def position_of(driver: TestDriver[Any]) -> tuple[str, tuple[int, ...]]:
+    """Return the position in the lookup that is in the last offset record of partition 0."""
+    found = record_of(driver).position_of_lookup(RATES)
+    assert found is not None
+    return found.topic_id, found.offsets

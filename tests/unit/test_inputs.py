@@ -18,6 +18,7 @@ from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, f
 from streams.runtime.replay import PartitionReplay
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimConnections
+from streams.testing.simulation.virtual_time import elapse
 
 PAYMENTS, CLICKS = "payments", "clicks"
 
@@ -289,6 +290,29 @@ def test_a_position_that_an_older_release_has_dropped_is_refused() -> None:
             match=r"payments\[0\]: the group shop has committed offset 1, .* holds no offset of payments: a release",
         ):
             driver.restart()
+
+
+def test_a_partition_that_moves_while_an_interjection_waits_takes_no_record_that_is_dropped() -> None:
+    """The intake is closed during the interjection, with records of both inputs in the queues."""
+
+    async def slowly(ctx: EventContext[Any]) -> None:
+        await elapse(1.0)
+
+    with TestDriver(build(PAYMENTS, num_standbys=1), topics={PAYMENTS: 2}) as driver:
+        for partition in (0, 1):
+            source = driver._world.members[0].source
+            driver._world.loop.create_task(source.interject(partition, slowly))
+        driver.advance(0.1)
+        for partition in (0, 1):
+            for topic in ("orders", PAYMENTS):
+                driver.send(Ordered("ann"), partition=partition, topic=topic, wait=False)
+        driver.advance(0.1)
+        driver._world.members[0].source._ask_to_stop(drain=True)
+        driver._world.start(1)
+        driver.settle()
+        assert driver.owner(0) == driver.owner(1) == 1
+        assert len(seen(driver)) == 4
+        driver.check()
 
 
 def test_an_input_that_is_another_topic_now_is_refused() -> None:

@@ -23,7 +23,7 @@ from streams.errors import (
 from streams.events import event_type
 from streams.observability import catalogue
 from streams.records import IncomingRecord
-from streams.runtime.changelog import LOOKUP_PREFIX, LookupPosition, OffsetRecord
+from streams.runtime.changelog import OffsetRecord
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading.lookups import Lookups
 from streams.runtime.reading.view_follower import Following, Receiver
@@ -33,7 +33,7 @@ from streams.testing import TestDriver
 from streams.testing.driver_base import Unsettled
 from streams.testing.simulation.broker import LogEntry
 from tests.unit.joins_kit import say
-from tests.unit.lookups_kit import RATES, Paid, Shop, hold, pay, rate, raw, record_of, seen
+from tests.unit.lookups_kit import RATES, Shop, hold, pay, position_of, rate, raw, seen
 from tests.vocabulary import INTS
 
 # -- in handlers -------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def crashed_behind(driver: TestDriver[Any]) -> Callable[[], None]:
     rate(driver, 2)
     rates = next(iter(driver._world.members[owner].source._lookups.values()))
     assert driver.interject(0, lambda ctx: ctx.lookup(rates).get("EUR")) == 2
-    assert record_of(driver).position_of_lookup(RATES) == LookupPosition("rates#0", (1, 0))
+    assert position_of(driver) == ("rates#0", (1, 0))
     driver.crash(owner)
     pay(driver, wait=False)
     driver.advance(15.0)
@@ -290,45 +290,6 @@ def test_a_broker_that_does_not_know_a_new_partition_yet_is_asked_again() -> Non
         assert seen(driver) == ["EUR at 1", "GBP at 1"]
 
 
-# -- positions in the changelog ----------------------------------------------------------------------------------------
-
-
-def test_positions_lie_beside_those_of_inputs_and_a_source_without_lookups_writes_none() -> None:
-    shop = Shop()
-    shop.source.input("payments", event=Paid)
-    with TestDriver(shop.source, topics={RATES: 1}) as driver:
-        rate(driver, 1)
-        pay(driver)
-        found = msgspec.json.decode(record_of(driver).inputs)
-        assert found[f"{LOOKUP_PREFIX}{RATES}"] == ["rates#0", [1]]
-        assert found["payments"] == {"0": [0, "payments#0"]}
-    with TestDriver(Shop(looks=False).source) as driver:
-        pay(driver)
-        assert record_of(driver).inputs is msgspec.UNSET
-        assert driver.statistics().lookups == ()
-
-
-def test_a_member_that_does_not_know_the_lookup_carries_its_position() -> None:
-    release = {"looks": True}
-    with TestDriver(lambda: Shop(looks=release["looks"]).source, members=2, topics={RATES: 1}) as driver:
-        rate(driver, 1)
-        pay(driver)
-        for looks in (False, True):
-            release["looks"] = looks
-            for member in list(driver.members):  # a rolling restart
-                driver.leave(member)
-                driver.restart(member)
-            pay(driver)
-            assert record_of(driver).position_of_lookup(RATES) == LookupPosition("rates#0", (1,))
-        assert seen(driver) == ["EUR at 1", "EUR at None", "EUR at 1"]
-
-
-def test_a_position_that_cannot_be_read_is_named() -> None:
-    record = OffsetRecord(1, "w", 1, 1, inputs=msgspec.Raw(b'{"lookup:rates": 5}'))
-    with pytest.raises(OffsetError, match="position of the lookup rates that cannot be read"):
-        record.position_of_lookup(RATES)
-
-
 # -- what is wrong with the topic --------------------------------------------------------------------------------------
 
 
@@ -358,7 +319,7 @@ def test_a_topic_that_was_made_anew_on_purpose() -> None:
         driver.restart()
         pay(driver)
         assert seen(driver) == ["EUR at 1", "EUR at None"]
-        assert record_of(driver).position_of_lookup(RATES) == LookupPosition("rates#1", (0,))
+        assert position_of(driver) == ("rates#1", (0,))
 
 
 @pytest.mark.parametrize(

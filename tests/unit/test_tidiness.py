@@ -28,6 +28,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/vocabulary.py": "an async handler lets others run",
     "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/bank_ahead.py": "jobs that take their time",
+    "tests/broker/merged_program.py": "visits that take their time, and a lookup that is held back",
     "tests/unit/async_kit.py": "calls that take some of the virtual time",
     "tests/unit/test_async_failures.py": "jobs that take some of the virtual time",
     "tests/unit/test_async_functions.py": "jobs that take some of the virtual time",

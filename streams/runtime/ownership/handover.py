@@ -218,7 +218,7 @@ class Handover:
             needs_takeover = True
             with suppress(OffsetError):  # a position that cannot be read: the take-over meets it, and names it
                 has_inputs = copy.offset_record.has_all(self._partitions.further_topics, partition)
-                needs_takeover = not has_inputs or not member.lookups.reach(copy.offset_record)
+                needs_takeover = not has_inputs or not member.lookups.reach_donor(copy.offset_record)
             return not needs_takeover
 
         copy = self._replicas.take(partition, can_start)
@@ -230,8 +230,8 @@ class Handover:
         if copy is not None:
             self._partitions.start_from(copy)
         else:
-            # The donor does not know an input of ours, or it has looked into newer lookups than ours are. Where the
-            # input begins is for a take-over, from this copy, and so is the wait for the lookups.
+            # The donor does not know an input or a lookup of ours, or it has looked into newer lookups than ours are.
+            # Where the input begins is for a take-over, from this copy, and so is the wait for the lookups.
             self._partitions.bring_up([partition])
         member.membership.took(partition, member.incarnation)
         member.measure(PartitionMoved(partition, "in", "", member.now() - self._began.get(partition, member.now())))

@@ -5,7 +5,8 @@ A lookup is no part of a transaction. What keeps it from running backwards are p
 topic. Each offset record of a partition says how far the tables here were when it was sealed (``beside``): nothing that
 was handled before has seen more. The next owner of the partition has tables that are as far.
 
-* After a planned move that is all: the donor has sealed its last record behind everything that it looked into.
+* After a planned move that is all, if the donor knows the lookups: it has sealed its last record behind everything that
+  it looked into. Of one that does not, the record only says how far another member was once: a take-over then.
 * After a crash something may have been looked into without a record. So a take-over waits for the last stable offsets
   as well, which it requests behind the fence: the dead cannot have seen more.
 """
@@ -81,10 +82,9 @@ class _Reading:
         self.reader.receivers.append(Receiver(f"the lookup {declared.topic}", self.rows.receive, self.rows.revoked))
         self.waits = 0
 
-    @property
-    def seen(self) -> LookupPosition:
-        """Return the position that nothing was looked into beyond so far."""
-        return LookupPosition(self.reader.topic_id, tuple(seen for _, seen in self.reader.places))
+    def seen(self, writer: str) -> LookupPosition:
+        """Return the position that nothing was looked into beyond so far, for an offset record of this writer."""
+        return LookupPosition(self.reader.topic_id, tuple(seen for _, seen in self.reader.places), writer)
 
     def reaches(self, position: LookupPosition | None) -> bool:
         """Check that the table is as far as this. One in another topic is only reached if that is allowed."""
@@ -201,14 +201,14 @@ class Lookups:
 
     # -- positions -----------------------------------------------------------------------------------------------------
 
-    def beside(self, further_fields: FurtherFields) -> FurtherFields:
-        """Return the function that makes an offset record's fields, with the positions of the lookups among those of
-        the inputs; itself without lookups."""
+    def beside(self, writer: str, further_fields: FurtherFields) -> FurtherFields:
+        """Return the function that makes the fields of this writer's offset records, with the positions of the lookups
+        among those of the inputs; itself without lookups."""
 
         def with_lookups(partition: int, position: Position) -> tuple[str, str, Raw | UnsetType]:
             source_id, changelog_id, inputs = further_fields(partition, position)
             carried: dict[str, Any] = {} if inputs is UNSET else msgspec.json.decode(inputs, type=dict[str, Raw])
-            carried |= {f"{LOOKUP_PREFIX}{topic}": reading.seen for topic, reading in self._readings.items()}
+            carried |= {f"{LOOKUP_PREFIX}{topic}": reading.seen(writer) for topic, reading in self._readings.items()}
             return source_id, changelog_id, Raw(msgspec.json.encode(carried))
 
         return with_lookups if self._readings else further_fields
@@ -218,6 +218,13 @@ class Lookups:
         refused: ``wait_for`` does."""
         known = self._known(record)
         return all(self._readings[topic].reaches(position) for topic, position in known.items())
+
+    def reach_donor(self, record: OffsetRecord) -> bool:
+        """Check that the tables are as far as the donor with this last record has looked, and that it knows all lookups
+        here. Where it does not, others before it may have looked further than the record says."""
+        known = self._known(record)
+        is_known = all(topic in known and known[topic].writer == record.writer for topic in self._readings)
+        return is_known and self.reach(record)
 
     async def wait_for(self, record: OffsetRecord | None, where: object) -> None:
         """Wait until the tables are as far as the handlers of the partition ``where`` have looked by this record.
