@@ -11,6 +11,7 @@ from streams import EventSource, EventSourceConfig, Table
 from streams.cli import visit
 from streams.cli.group_live import LiveMember
 from streams.cli.main import main
+from streams.clients.group_view import GroupView
 from streams.core.visits import VisitRequest
 from streams.errors import BrokerUnavailable, RecordRefused
 from streams.observability.catalogue import VISIT_KEYS, VISIT_RUNNING, figures
@@ -123,7 +124,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[VisitRequest]:
 
     class Nobody:
         def __init__(self, *given: Any) -> None: ...
-        def look(self, *given: Any) -> None: ...
+        def look(self, *given: Any) -> GroupView:
+            return GroupView(group="g", kind="classic")
+
         def close(self) -> None: ...
 
     monkeypatch.setattr("streams.interjecting.send_request", send)
