@@ -130,7 +130,7 @@ def test_figures_are_compared_with_their_aims_round_by_round() -> None:
         f"drain, `{JOIN}` to `{goka}`": ("0.89 (0.89; 0.89)", False),
         "load of a table, of 150,000 rows/s": ("2.00", True),
         "a hop through the loop, p50, to an output's": ("1.25", True),
-        f"{SILENCE}, join, 1 to 2, joined table": ("worst 160 ms", False),
+        f"{SILENCE}, join, 1 to 2, joined table and lookup": ("worst 160 ms", False),
     }
     drains, others = map(markdown, Joins().tables(found))
     assert "| quixstreams:commit\\_ms=100 | - | - | - | - | no: 1 of 1 runs |" in drains
