@@ -64,7 +64,7 @@ class BatchProducer(Generic[StoreT]):
         for key in ("message.timeout.ms", "delivery.timeout.ms"):
             if key in settings:
                 raise ConfigError(f"kafka setting {key!r} can not be overridden: use delivery_timeout_seconds")
-        ClientSettings(bootstrap_servers or "the-sources", settings)  # refuses what cannot be
+        ClientSettings(bootstrap_servers or "the-sources:9092", settings)  # refuses what cannot be
         if type(max_queued_records) is not int or max_queued_records < 1:
             raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")
         seconds: object = delivery_timeout_seconds  # whatever it is
