@@ -17,7 +17,7 @@ class Cycle:  # garbage whose finalizer gives the GIL away
 
 def begin_and_end():
     while True:
-        thread = threading.Thread(target=Cycle)
+        thread = threading.Thread(target=int)  # no garbage: on a quiet machine it came faster than it went
         thread.start()
         thread.join()
 
