@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tests.model.search import Broken, Steps, put
 
 KNOWS, CARRIES, DROPS = "knows", "carries", "drops"
-"""What a member's release does with the lookup: looks into it; does not declare it; is older than positions."""
+"""Releases of a member: one looks into the lookup, one does not declare it, one is older than positions."""
 
 
 class LookupConfig(NamedTuple):
@@ -144,7 +144,7 @@ class LookupModel:
         return self._config.releases[index] == KNOWS
 
     def _reading(self, world: World, index: int, member: Member) -> Steps[World]:
-        """What happens at the thread that reads the lookup."""
+        """Return the steps of the thread that reads the lookup."""
         if member.rows < member.seen:
             return [("the row is in the table of", _with(world, index, member._replace(rows=member.seen)))]
         if member.received < member.rows:
