@@ -281,7 +281,7 @@ def to_record(
 
     Raises ``EncodeError`` and ``RegistrationError`` (not an event class).
     """
-    kind = event_type_of(type(event))
+    kind = known_type(type(event)) or event_type_of(type(event))
     if isinstance(key, str):
         key = key.encode()
     elif key is not None and not isinstance(key, bytes):
