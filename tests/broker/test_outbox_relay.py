@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def ledger(postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: str) -> Ledger:
-    return Ledger(postgres, kafka_broker.bootstrap_servers, topic_prefix)
+def ledger(each_postgres: PostgresServer, kafka_broker: BrokerAddress, topic_prefix: str) -> Ledger:
+    return Ledger(each_postgres, kafka_broker.bootstrap_servers, topic_prefix)
 
 
 @pytest.fixture
@@ -74,13 +74,13 @@ def test_a_relay_that_is_frozen_and_goes_on_beside_its_successor(
     assert ledger.check() > 200
 
 
-def test_a_database_that_is_killed(ledger: Ledger, postgres: PostgresServer, start: Start, seed: int) -> None:
+def test_a_database_that_is_killed(ledger: Ledger, each_postgres: PostgresServer, start: Start, seed: int) -> None:
     relay = start(ledger)
     ledger.write(random.Random(seed), 20)
     ledger.until_empty(relay)  # it runs
     for number in range(3):
         ledger.write(random.Random(seed + number), 40)
-        postgres.kill()
+        each_postgres.kill()
     ledger.until_empty(relay)
     assert relay.end() == 0
     assert ledger.check() > 100
