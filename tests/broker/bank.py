@@ -7,7 +7,7 @@ python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLO
 
 BANK_FOLDER=FOLDER       state is kept there
 BANK_ENGINE=NAME         in databases of this engine of streams.disk (else in memory, and in files)
-BANK_STORE=KIND          Stores or SimpleStore, instead of Table; their changelogs are the same
+BANK_STORE=KIND          Stores or SimpleStore, instead of Table
 BANK_SNAPSHOTS=ADDRESS   with snapshots of it there
 BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
 BANK_GATE=FILE           restoring takes BANK_GATE_MS for each change as long as this file is not there
@@ -48,7 +48,9 @@ class Deposited(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct):
-    account: str
+    """What the releases of a rolling upgrade write, too: named only for a ``SimpleStore``, which needs it."""
+
+    account: str | msgspec.UnsetType = msgspec.UNSET
     count: int = 0
     cents: int = 0
 
@@ -74,14 +76,19 @@ def events(count: int, keys: int, seed: int) -> Iterator[Deposited]:
         yield Deposited(f"account-{rng.randrange(keys)}", rng.randrange(1, 1000))
 
 
-def fold(group: str) -> Any:
+def new(name: str, kind: str) -> Account:
+    """An account in a store of this kind."""
+    return Account(name) if kind == "SimpleStore" else Account()
+
+
+def fold(group: str, kind: str = "Table") -> Any:
     """What the handler does, with a dict: for the oracle."""
     output = output_of(group)
 
     def step(state: State, record: IncomingRecord) -> Iterator[Sent]:
         event = msgspec.json.decode(record.value or b"", type=Deposited)
         key = event.account.encode()
-        account = msgspec.json.decode(state[key], type=Account) if key in state else Account(event.account)
+        account = msgspec.json.decode(state[key], type=Account) if key in state else new(event.account, kind)
         account.count += 1
         account.cents += event.cents
         state[key] = msgspec.json.encode(account)
@@ -110,11 +117,11 @@ def store_of(kind: str, engine: Any) -> Any:
     return Accounts.factory(engine=engine)
 
 
-def put(store: Any, account: Account) -> None:
+def put(store: Any, name: str, account: Account) -> None:
     if isinstance(store, SimpleStore):
         store.put(account)
     else:
-        store.put(account.account, account)
+        store.put(name, account)
 
 
 def build(
@@ -137,7 +144,8 @@ def build(
         state = StateConfig(folder=folder, checkpoint_seconds=0.2, snapshots=snapshots, snapshot_seconds=1.0)
         settings.setdefault("state", state)
     engine = os.environ.get("BANK_ENGINE")
-    store = store_of(os.environ.get("BANK_STORE") or "Table", getattr(disk, engine)() if engine else None)
+    kind = os.environ.get("BANK_STORE") or "Table"
+    store = store_of(kind, getattr(disk, engine)() if engine else None)
     source = EventSource(
         EventSourceConfig(
             group_id=group,
@@ -155,11 +163,11 @@ def build(
 
     def deposit(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
         plan.hit("handler.before")
-        account = ctx.store.get(event.account) or Account(event.account)
+        account = ctx.store.get(event.account) or new(event.account, kind)
         account.count += 1
         account.cents += event.cents
         plan.hit("store.before")
-        put(ctx.store, account)
+        put(ctx.store, event.account, account)
         plan.hit("store.after")
         ctx.forward(output, Balance(event.account, account.count, account.cents), key=event.account)
         plan.hit("handler.after")
@@ -178,13 +186,13 @@ def build(
             time.sleep(slow_ms / 1000)
         deposit(ctx, event)
 
-    kind = os.environ.get("BANK_HANDLER", "plain")
-    if kind == "async":
+    handler = os.environ.get("BANK_HANDLER", "plain")
+    if handler == "async":
         source.register_event_type(Deposited, patient)
-    elif kind == "blocking":
+    elif handler == "blocking":
         source.register_event_type(Deposited, blocking, blocking=True)
-    elif kind in bank_ahead.KINDS:
-        bank_ahead.register(source, kind, Deposited, plan, deposit)
+    elif handler in bank_ahead.KINDS:
+        bank_ahead.register(source, handler, Deposited, plan, deposit)
     else:
         source.register_event_type(Deposited, deposit if not slow_ms else blocking)
     return source
@@ -202,12 +210,12 @@ class Held(msgspec.Struct, frozen=True):
 
 class Dump(msgspec.Struct, frozen=True):
     """All stores of a member at one moment. ``moves``: how many are under way. ``unwritten``: changes that are
-    committed, and in none of its folders yet."""
+    committed, and in none of its folders yet; releases before folders do not say."""
 
     member: str
     moves: int
-    unwritten: int
     stores: list[Held]
+    unwritten: int = 0
 
 
 def measure(plan: FaultPlan) -> Callable[[Measurement], None]:
@@ -240,7 +248,7 @@ def write_dump(source: EventSource[Any], path: Path) -> None:
     keeper = None if engine is None else engine.keeper
     unwritten = 0 if keeper is None else sum(folder.gathered_changes for folder in keeper.statistics())
     draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(Dump(source.config.instance_id, moves, unwritten, stores)))
+    draft.write_bytes(msgspec.json.encode(Dump(source.config.instance_id, moves, stores, unwritten)))
     draft.replace(path)
 
 

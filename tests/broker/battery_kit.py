@@ -167,6 +167,7 @@ class Bank:
     ) -> None:
         self.bootstrap, self.group, self.folder = bootstrap, group, folder
         self.partitions, self._copies = partitions, copies
+        self._store = "Table"
         self.membership = membership or os.environ.get("BANK_MEMBERSHIP") or "streams"
         self.of_members = bootstrap
         """What members are told to connect to: it may be a proxy."""
@@ -247,6 +248,7 @@ class Bank:
             "BANK_COPIES": str(self._copies),
             **environment,
         }
+        self._store = environment.get("BANK_STORE", self._store)
         if self.membership == "broker":  # where the session is a setting of the broker
             session = float(environment.get("BANK_SESSION_SECONDS") or os.environ.get("BANK_SESSION_SECONDS") or "6")
             set_broker_session(self.bootstrap, self.group, int(session * 1000))
@@ -284,7 +286,7 @@ class Bank:
             group_id=self.group,
             topic=bank.topic_of(self.group),
             outputs=[bank.output_of(self.group)],
-            fold=bank.fold(self.group),
+            fold=bank.fold(self.group, self._store),
         )
 
     def must_be_exact(self) -> Report:

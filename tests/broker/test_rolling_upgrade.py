@@ -7,21 +7,16 @@ without one (a source tarball, a shallow clone) the test is skipped.
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from tests.broker import bank
-from tests.broker.battery_kit import ENDLESS, ROOT, Bank, Worker, wait_until
+from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
+from tests.broker.releases import BEFORE, unpack
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
 
-BEFORE = "ad2d3ed5e18e5c0a9f167bfdab6d10c2d4cf87e7"
-"""The last commit before rooms and names changed: what is installed where this code is rolled out first."""
 KEYS = 200
 SETTINGS = {"BANK_SESSION_SECONDS": "6", "BANK_STANDBYS": "1"}
 CAME = r"PartitionMoved\(.*direction='in'"
@@ -31,16 +26,9 @@ CAME = r"PartitionMoved\(.*direction='in'"
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of the code of before."""
-    found = subprocess.run(["git", "archive", BEFORE, "streams", "tests"], cwd=ROOT, capture_output=True)
-    if found.returncode != 0:
-        pytest.skip(f"the history is not here, so the code of before ({BEFORE[:7]}) is not, either")
     tree = tmp_path_factory.mktemp("before")
-    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
-        archive.extractall(tree, filter="data")
-    where = "import streams, tests.broker.bank as bank; print(streams.__file__, bank.__file__)"
-    command, environment = [sys.executable, "-c", where], {"PYTHONPATH": str(tree)}
-    ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=True)
-    assert all(path.startswith(str(tree)) for path in ran.stdout.split()), "it is not what runs"
+    if not unpack(BEFORE, tree):
+        pytest.skip(f"the history is not here, so the code of before ({BEFORE[:7]}) is not, either")
     return tree
 
 

@@ -2,9 +2,11 @@
 
     make soak                                   ten minutes
     SOAK_MINUTES=60 SEED=4711 SOAK_REPORT=report.md make soak
+    SOAK_BEFORE=COMMIT                          each start of a member is of this code or of that commit's, at random
 
 Leader of a partition, group coordinator, transaction coordinator and controller go in turn; members at random, also
-while a broker is away. At the end the replay oracle compares everything, and every record is counted.
+while a broker is away. Members keep their state in folders, one kind of store each. At the end the replay oracle
+compares everything, every record is counted, and what members load from their folders must be what the changelog says.
 """
 
 from __future__ import annotations
@@ -25,16 +27,20 @@ from streams.group import transactional_id
 from streams.topics import changelog_name
 from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, Worker, seed_of, wait_until
+from tests.broker.releases import unpack
 from tests.soak.kit import PARTITIONS, Watch, bank_on
 from tests.soak.report import Fault, SoakReport
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 RATE = float(os.environ.get("SOAK_RATE", "400"))
 REPORT = os.environ.get("SOAK_REPORT", "")
+BEFORE = os.environ.get("SOAK_BEFORE", "")
 
 pytestmark = [pytest.mark.soak, pytest.mark.broker, pytest.mark.timeout(int(MINUTES * 60) + 900)]
 
 MEMBERS, KEYS, SESSION_SECONDS = 4, 400, 6.0
+ENGINES = ["", "SQLite", "RocksDB", ""]
+"""Of each member's stores; empty: in memory, kept in files of blocks."""
 RECOVERY_SECONDS = 240.0
 """Until a broker that was killed is in sync again: up to 107 s, on cores with ten times the work that they can do."""
 AFTER_EFFECT = 1.0
@@ -45,8 +51,12 @@ class Soak:
     """One run: what is done, in which order, and what is noted."""
 
     def __init__(self, cluster: KafkaCluster, folder: Path, seed: int, report: SoakReport) -> None:
-        self.cluster, self.report, self.seed = cluster, report, seed
+        self.cluster, self.report, self.seed, self.folder = cluster, report, seed, folder
         self.rng = random.Random(seed)
+        self.codes: list[dict[str, str]] = [{}]
+        if BEFORE:
+            assert unpack(BEFORE, folder / "before"), f"the history is not here, so SOAK_BEFORE={BEFORE} is not"
+            self.codes.append({"PYTHONPATH": str(folder / "before")})
         self.group = bank_on(cluster, f"soak-{seed}", folder)
         self.began = time.monotonic()
         self.watch = Watch(self.group)
@@ -78,9 +88,7 @@ class Soak:
         self.load.stop()
         report.inputs = self.group.produced
         self.group.wait_handled(seconds=180)
-        for member in self.members.values():
-            if member.stop(60) != 0:
-                report.problems.append(f"{member.instance} ended with {member.process.returncode} when it was stopped")
+        self._stop()
         self.watch.stop()
         report.seconds = time.monotonic() - self.began
         report.generations = self.group.generations()
@@ -98,6 +106,16 @@ class Soak:
             report.problems.append(f"the oracle read {found.inputs} inputs, {report.inputs} were sent")
         if report.lost or report.duplicated:
             report.problems.append(f"{report.lost} outputs lost, {report.duplicated} duplicated")
+        self.codes = self.codes[:1]
+        for name in sorted(self.members):
+            self._start(name)
+        self.group.check_stores(standbys=1)  # of the folders that the stop left
+        self._stop()
+
+    def _stop(self) -> None:
+        for member in self.members.values():
+            if member.stop(60) != 0:
+                self._problem(f"{member.instance} ended with {member.process.returncode} when it was stopped")
 
     # -- brokers ------------------------------------------------------------------------------------------------------
 
@@ -156,7 +174,9 @@ class Soak:
         self._recovered(fault)
 
     def _start(self, name: str) -> None:
-        member = self.members[name] = self.group.start(name, BANK_STANDBYS="1")
+        settings = {"BANK_STANDBYS": "1", "BANK_FOLDER": str(self.folder / "state" / name)}
+        settings |= {"BANK_ENGINE": ENGINES[int(name[-1])]} | self.rng.choice(self.codes)
+        member = self.members[name] = self.group.start(name, **settings)
         wait_until(lambda: member.said("generation") or not member.running, f"{name} is in the group", RECOVERY_SECONDS)
 
     def _look_for_the_dead(self) -> None:
@@ -214,7 +234,8 @@ def test_soak(tmp_path: Path) -> None:
         seed,
         MINUTES,
         f"{MEMBERS} members with one standby per partition on a cluster of three brokers, {PARTITIONS} partitions, "
-        f"{RATE:g} deposits/s, session timeout {SESSION_SECONDS:g} s",
+        f"{RATE:g} deposits/s, session timeout {SESSION_SECONDS:g} s, state in folders"
+        + (f", members of this code and of {BEFORE[:8]} by turns" if BEFORE else ""),
     )
     with KafkaCluster(3, start_timeout=RECOVERY_SECONDS) as cluster:
         soak = Soak(cluster, tmp_path, seed, report)
