@@ -101,6 +101,8 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
 
     command = typer.main.get_command(application)
     _hide_variables(command)
+    if _only_explains(argv):
+        command(args=list(argv), prog_name="kes")
     sources, defaults = SettingsSources(), {}
     if TABLE in sources.tables:
         from streams.cli.outside_options import checked_options
@@ -117,6 +119,11 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
 
                 complain(f"options of this command are also in {', '.join(places)}")
         raise
+
+
+def _only_explains(argv: Sequence[str]) -> bool:
+    """Whether this prints help, the version or completions, which must work beside a ``kes.toml`` that is broken."""
+    return not argv or "--help" in argv or "--version" in argv or "_KES_COMPLETE" in os.environ
 
 
 def _hide_variables(command: Any) -> None:

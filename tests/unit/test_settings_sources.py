@@ -180,6 +180,12 @@ def test_options_that_no_command_has_are_named(kes: Kes, text: str, said: str) -
     assert said in kes("lag", "shop:source", code=1).words
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "lag --help"])
+def test_help_and_version_work_beside_a_file_that_is_broken(kes: Kes, words: str) -> None:
+    write("commands = [")
+    assert kes(*words.split()).out
+
+
 @pytest.mark.parametrize("servers", ["garbage", "127.0.0.1", "host:x", "host:99999", "a:1,,b:2", ":9092"])
 def test_addresses_without_a_port_are_refused(kes: Kes, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", servers)
