@@ -26,8 +26,10 @@ from benchmarks.instructions.scripted import (
     ScriptedConsumer,
     ScriptedProducer,
     connected,
+    joined_messages,
     messages,
 )
+from benchmarks.joins.work import join
 from benchmarks.workload import Job
 from streams import EventSource
 from streams.runtime.system import Environment
@@ -48,12 +50,20 @@ class Meter(Protocol):
 
 
 def by_engine(
-    made: Callable[[Job], EventSource[Any]], meter: Meter, warm: int, events: int, trace: Trace = (), inputs: int = 1
+    made: Callable[[Job], EventSource[Any]],
+    meter: Meter,
+    warm: int,
+    events: int,
+    trace: Trace = (),
+    inputs: int = 1,
+    *,
+    joined: bool = False,
 ) -> None:
     """Drive ``events`` events through the event source. Raises ``RuntimeError`` if it stops."""
     loop = VirtualTimeLoop(LIMIT_SECONDS)
     try:
-        feed = Feed(messages(warm + events, trace, inputs))
+        count = warm + events
+        feed = Feed(joined_messages(count, JOB.partitions) if joined else messages(count, trace, inputs))
         loop.run_main(_drive_engine(loop, made(JOB), meter, feed, warm, events))
     finally:
         loop.close()
@@ -140,7 +150,14 @@ def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) 
         meter.end()
 
 
-JOB = Job(bootstrap_servers="127.0.0.1:1", group="g", source="in", output="out", changelog="g.in.changelog")
+JOB = Job(
+    bootstrap_servers="127.0.0.1:1",
+    group="g",
+    source=TOPICS[0],
+    output="out",
+    changelog="g.in.changelog",
+    table=TOPICS[1],
+)
 
 
 def two_inputs(job: Job) -> EventSource[Any]:
@@ -173,6 +190,7 @@ def with_traces(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSourc
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
     "two-inputs": partial(by_engine, two_inputs, inputs=2),
+    "join": partial(by_engine, join, joined=True),
     "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
@@ -183,6 +201,6 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "scheduler-traced": partial(by_engine, partial(with_traces, by_scheduler), trace=SAMPLED),
     "hand-written": by_hand,
 }
-"""Plain handler, with one input and with two, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the
+"""Plain handler, with one input, with two, and with a joined table, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the
 scheduler with their metrics exported, the first with traces of which no event is part, both with every event sampled,
 and the loop written by hand."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
@@ -20,6 +21,7 @@ from typing import Any, cast
 import msgspec
 from confluent_kafka import Message, TopicPartition
 
+from benchmarks.joins.workload import ORDERED, ORDERS_PER_CHANGE, STEP_MS, customer, order, row
 from benchmarks.workload import Deposited
 from streams.clients.consumer import LogConsumer
 from streams.clients.group_wire import group_metadata
@@ -31,6 +33,7 @@ from streams.group import Assigned, Assignment, GroupEvent, Snapshot
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.reading.poller import Poller
 from streams.runtime.reading.thread import POLL_SECONDS
+from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.virtual_time import Fibers, elapse
 from streams.topics import TopicIdentity
 
@@ -49,6 +52,10 @@ TOPICS = ("in", "second")
 """Of the source itself, and of a further input."""
 TOGETHER = 5
 """Records of one partition within a millisecond of event time, over all its inputs."""
+
+
+JOINED_KEYS = 50
+"""Of each partition, of orders and rows: so few that most orders meet a row."""
 
 
 def messages(count: int, trace: Sequence[tuple[str, bytes]] = (), inputs: int = 1) -> dict[str, list[Message]]:
@@ -79,28 +86,65 @@ def messages(count: int, trace: Sequence[tuple[str, bytes]] = (), inputs: int = 
     return found
 
 
+def joined_messages(count: int, topic_partitions: int) -> dict[str, list[Message]]:
+    """Orders and the rows of their customers (``benchmarks.joins``), as ``messages``: in each partition ten orders, in
+    a millisecond of event time, and a row. ``topic_partitions``: of the topics, which place the keys."""
+    rng = random.Random(_SEED)
+    names, placed = [customer(number) for number in range(1_000)], range(PARTITIONS)
+    keys = [
+        [name for name in names if partition_of(name.encode(), topic_partitions) == one][:JOINED_KEYS] for one in placed
+    ]
+    handled = [0] * PARTITIONS
+    offsets: Counter[tuple[str, int]] = Counter()
+    found: dict[str, list[Message]] = {topic: [] for topic in TOPICS}
+    for number in range(count):
+        partition = number // RUN % PARTITIONS
+        step, place = divmod(handled[partition], ORDERS_PER_CHANGE + 1)
+        is_row = place == ORDERS_PER_CHANGE
+        topic = TOPICS[is_row]
+        key = rng.choice(keys[partition])
+        found[topic].append(
+            Message(
+                topic=topic,
+                partition=partition,
+                offset=offsets[topic, partition],
+                key=key.encode(),
+                value=msgspec.json.encode(row(key, step) if is_row else order(key, step, 5_000)),
+                headers=[] if is_row else ORDERED,
+                timestamp=(1, 1_700_000_000_000 + STEP_MS * step + is_row),
+            )
+        )
+        handled[partition] += 1
+        offsets[topic, partition] += 1
+    return found
+
+
 class Feed:
     """The messages of the consumers, by topic: of all topics nothing beyond ``allowed`` messages yet."""
 
     def __init__(self, found: dict[str, list[Message]]) -> None:
         self.allowed = 0
         self.window = False
+        self._sizes = {topic: len(messages) for topic, messages in found.items()}
         self._messages = {topic: iter(messages) for topic, messages in found.items()}
         self._given = dict.fromkeys(found, 0)
         self._ends: dict[tuple[str, int], int] = {}
 
     def take(self, topic: str, limit: int) -> list[Message]:
         """The next ones, without waiting."""
-        allowed = self.allowed // len(self._given)
-        taken = list(islice(self._messages[topic], min(limit, allowed - self._given[topic])))
+        taken = list(islice(self._messages[topic], min(limit, self._share(topic) - self._given[topic])))
         self._given[topic] += len(taken)
         self._ends.update(((topic, message.partition()), message.offset() + 1) for message in taken)
         return taken
 
     def end(self, topic: str, partition: int) -> int:
         """The end of a partition as it is known: behind what was given, unless more is allowed."""
-        more = self._given[topic] < self.allowed // len(self._given)
+        more = self._given[topic] < self._share(topic)
         return self._ends.get((topic, partition), 0) + more
+
+    def _share(self, topic: str) -> int:
+        """Return this topic's part of what is allowed, rounded up."""
+        return -(-self.allowed * self._sizes[topic] // sum(self._sizes.values()))
 
 
 class ScriptedConsumer:

@@ -74,6 +74,11 @@ def row(key: str, version: int) -> Customer:
     return Customer(version, f"{version} High Street, the house of {key}, in a town with a rather long name")
 
 
+def order(key: str, number: int, cents: int) -> Ordered:
+    """Make a customer's order of a number."""
+    return Ordered(key, number, cents, _NOTE)
+
+
 def history(seed: int, orders: int) -> Iterator[tuple[int, str, Ordered | Customer]]:
     """Draw (milliseconds, key, order or row), in the order of time; the same for the same seed."""
     rng, numbers, versions = random.Random(seed), Counter[str](), Counter[str]()
@@ -83,7 +88,7 @@ def history(seed: int, orders: int) -> Iterator[tuple[int, str, Ordered | Custom
         key = customer(rng.randrange(KEYS))
         numbers[key] += 1
         at_ms = STEP_MS * (1 + number // ORDERS_PER_CHANGE)
-        yield at_ms, key, Ordered(key, numbers[key], rng.randrange(1, 10_000), _NOTE)
+        yield at_ms, key, order(key, numbers[key], rng.randrange(1, 10_000))
         if number % ORDERS_PER_CHANGE == ORDERS_PER_CHANGE - 1:
             key = customer(rng.randrange(KEYS))
             versions[key] += 1

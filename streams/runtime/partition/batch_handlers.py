@@ -90,6 +90,7 @@ class BatchKind:
     name = "batch"
     option = "batch=True"
     instead = "for calls that take many items at a time there is AsyncBatcher"
+    keep = None
 
     def __reduce__(self) -> str:
         """Travel to other processes by name."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from streams.core.router import Route
 from streams.core.timers import Timer
-from streams.records import IncomingRecord
+from streams.records import Change, IncomingRecord
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
+
+Keep: TypeAlias = Callable[[Partition, IncomingRecord, int], Change | None]
+"""Takes a record, and the bytes that a record of the changelog may have. Returns the change of it for the changelog,
+with its origin. If it raises, nothing was done: the record goes another way, where it is met again."""
 
 
 class HandlerKind(Protocol):
@@ -26,6 +30,11 @@ class HandlerKind(Protocol):
     def option(self) -> str: ...
     @property
     def instead(self) -> str: ...
+    @property
+    def keep(self) -> Keep | None:
+        """What is done with each record, if that calls no handler: then it has its turn among the plain handlers of a
+        slice."""
+        ...
 
     def argument(self, partition: Partition, host: Host, record: IncomingRecord, event: Any) -> Any:
         """Make the second argument of an attempt on a single event. Raises ``DecodeError``."""

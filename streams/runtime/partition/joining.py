@@ -19,6 +19,7 @@ from streams.errors import DecodeError, RecordRefused, RegistrationError
 from streams.records import Change, IncomingRecord
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import describe
+from streams.runtime.partition.handler_kind import Keep
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX, RowTable, row_key
 from streams.runtime.partition.state import Partition
@@ -79,11 +80,14 @@ class JoinKind:
         """Travel to other processes by its topic: what runs there has no tables."""
         return JoinKind, (self.topic,)
 
+    @property
+    def keep(self) -> Keep | None:
+        """See ``HandlerKind.keep``."""
+        return None if self.has_handler else self._keep
+
     def argument(self, partition: Partition, host: Host, record: IncomingRecord, event: Any) -> Any:
         """Check that the row can be read, and written. Raises ``DecodeError``."""
-        if partition.reading.topic != self.topic:
-            raise DecodeError(f"the type {ROUTE_PREFIX}{self.topic} is for rows of the joined table {self.topic} only")
-        row = partition.joined.tables[self.topic].read(record, host.message_limit)
+        row = self._table_of(partition, record).read(record, host.message_limit)
         known = partition.failures.of_event(record.offset)
         error = None if known is None else known.error
         # What its handler stores is refused for the changelog, too, and is no reason to keep the row before.
@@ -112,46 +116,18 @@ class JoinKind:
     def run(
         self, partition: Partition, host: Host, route: Route, records: list[IncomingRecord], start: int, stop: int
     ) -> tuple[int, BaseException | None]:
-        """Change the rows of some records, and admit them. Returns as ``HandlerKind.run``."""
-        if partition.reading.topic != self.topic:
+        """Change rows, and call the update handler for each. Returns as ``HandlerKind.run``."""
+        if not self.has_handler or partition.reading.topic != self.topic:
             return start, None
-        table = partition.joined.tables[self.topic]
-        if self.has_handler:
-            return self._update(partition, host, route, table, records[start:stop], start)
-        changes: list[Change] = []
-        position = start
-        for record in records[start:stop]:
-            try:
-                row = table.read(record, host.message_limit)
-            except DecodeError:
-                break  # met again by Execution.one, which reports it
-            if row is not None:
-                changes.append(change := Change(row_key(self.topic, row.key), row.value, origin=record.offset))
-                table.set_row(row.key, change)
-            position += 1
-        if position > start:
-            partition.watermark = records[position - 1].offset + 1
-            host.pool.admit(partition.partition, partition.watermark, [], changes, events=position - start)
-        return position, None
-
-    def _update(
-        self,
-        partition: Partition,
-        host: Host,
-        route: Route,
-        table: RowTable,
-        records: list[IncomingRecord],
-        position: int,
-    ) -> tuple[int, BaseException | None]:
-        """Change rows, and call the update handler for each. Returns as ``run``."""
+        table, position = partition.joined.tables[self.topic], start
         unit, limit, handler = Unit(partition, [], []), host.message_limit, route.handler
         error: Exception | None = None
         unit.begin()
-        for record in records:
+        for record in records[start:stop]:
             try:
                 row = table.read(record, limit)
             except DecodeError:
-                break  # as above
+                break  # met again by Execution.one, which reports it
             first = unit.begin_next()
             ctx: UpdateContext[Any] = UpdateContext(
                 partition.store,
@@ -182,6 +158,21 @@ class JoinKind:
             unit.end()
         unit.admit(host.pool)
         return position, error
+
+    def _keep(self, partition: Partition, record: IncomingRecord, size_limit: int) -> Change | None:
+        """Change the row of a record. Raises ``DecodeError``, and ``TopicError`` for one that is misplaced."""
+        table = self._table_of(partition, record)
+        row = table.read(record, size_limit)
+        if row is None:
+            return None
+        change = Change(row_key(self.topic, row.key), row.value, origin=record.offset)
+        table.set_row(row.key, change)
+        return change
+
+    def _table_of(self, partition: Partition, record: IncomingRecord) -> RowTable:
+        if record.topic != self.topic:
+            raise DecodeError(f"the type {ROUTE_PREFIX}{self.topic} is for rows of the joined table {self.topic} only")
+        return partition.joined.tables[self.topic]
 
 
 def keep_row(ctx: EventContext[Any], _: object) -> None:
