@@ -201,6 +201,6 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "scheduler-traced": partial(by_engine, partial(with_traces, by_scheduler), trace=SAMPLED),
     "hand-written": by_hand,
 }
-"""Plain handler, with one input, with two, and with a joined table, batch handler, ``AsyncJobScheduler``, ``concurrency=``, the first and the
-scheduler with their metrics exported, the first with traces of which no event is part, both with every event sampled,
-and the loop written by hand."""
+"""Plain handler, with one input, with two, and with a joined table; batch handler, ``AsyncJobScheduler``,
+``concurrency=``; the first and the scheduler with their metrics exported, the first with traces of which no event is
+part, both with every event sampled; and the loop written by hand."""

@@ -36,3 +36,14 @@ cpdef list advance(list records, list runs, Py_ssize_t stop, list offsets)
     last=Py_ssize_t,
 )
 cpdef Py_ssize_t count(list runs, Py_ssize_t stop, list counts) except -1
+
+@cython.locals(output=Output, change=Change)
+cpdef object name_input(
+    Py_ssize_t place,
+    list outputs,
+    Py_ssize_t sent,
+    Py_ssize_t stop_sent,
+    list changes,
+    Py_ssize_t written,
+    Py_ssize_t stop_written,
+)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from streams.records import IncomingRecord
+from streams.core.origin import in_input
+from streams.records import Change, IncomingRecord, Output
 from streams.sak import leaves
 
 Run: TypeAlias = tuple[int, int, int, int]
 """The place of its input; its end among the records; its first offset, and the one behind its last."""
 
-CLASSES: Final = (IncomingRecord,)
+CLASSES: Final = (Change, IncomingRecord, Output)
 """Whose fields are read by their places in memory when this is compiled."""
 
 
@@ -93,6 +94,26 @@ def count(runs: Sequence[Run], stop: int, counts: list[int]) -> int:
         counts[place] += end - start
         start, last = end, place
     return last
+
+
+def name_input(
+    place: int, outputs: list[Output], sent: int, stop_sent: int, changes: list[Change], written: int, stop_written: int
+) -> None:
+    """Name the input in the origins of these effects, which are the bare offsets of its events. Those below 0 belong to
+    no input."""
+    if not place:
+        return
+    shift = in_input(place, 0)
+    while sent < stop_sent:
+        output = outputs[sent]
+        if output.origin >= 0:
+            output.origin += shift
+        sent += 1
+    while written < stop_written:
+        change = changes[written]
+        if change.origin >= 0:
+            change.origin += shift
+        written += 1
 
 
 leaves.use(globals())

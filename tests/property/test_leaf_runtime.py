@@ -3,6 +3,7 @@ answers and errors, also with objects that have lost a field."""
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -226,8 +227,16 @@ def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool
         partition=3,
         watermark=-1,
     )
+
+    def keep(_: Any, record: Any, limit: int) -> Change | None:
+        calls.append(("keep", record.offset, limit))
+        number = json.loads(record.value)["number"]
+        return Change(b"row", record.value, origin=record.offset) if number else None
+
+    kinds = {b"row": SimpleNamespace(keep=keep), b"list": SimpleNamespace(keep=None), b"ahead": None}
+    others = {name: SimpleNamespace(plain=False, wire_version=None, kind=kind) for name, kind in kinds.items()}
     host = SimpleNamespace(
-        router=SimpleNamespace(routes={b"leaf_sum": route}, tracer=None),
+        router=SimpleNamespace(routes={b"leaf_sum": route, **others}, tracer=None),
         message_limit=100,
         pool=SimpleNamespace(admit=lambda *given, events: calls.append((*given, events))),
     )
@@ -235,11 +244,17 @@ def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool
     return found.replace("TypeError('Cannot convert object to Change')", repr(AttributeError(NO_CHANGE)))
 
 
+KEPT = ("row", "unreadable row", "list", "ahead")
+"""Kinds of records whose handlers are not plain; rows have their turn among those that are."""
+
+
 def record_of(offset: int, number: int, kind: str) -> IncomingRecord:
     headers: Any = {"other": ((TYPE_HEADER, b"other"),), "none": None, "two": (("x", b"y"), *RECORD.headers)}.get(  # type: ignore[misc]
         kind, RECORD.headers
     )
-    value = {"null": None, "rubbish": b"{"}.get(kind, b'{"number":%d}' % number)
+    if kind in KEPT:
+        headers = ((TYPE_HEADER, kind.split()[-1].encode()),)
+    value = {"null": None, "rubbish": b"{", "unreadable row": b"{"}.get(kind, b'{"number":%d}' % number)
     made = IncomingRecord("in", 3, offset, b"k", value, headers)
     if kind.startswith("lost "):
         delattr(made, kind.removeprefix("lost "))
@@ -247,7 +262,9 @@ def record_of(offset: int, number: int, kind: str) -> IncomingRecord:
 
 
 kinds = st.sampled_from(
-    ["plain"] * 12 + ["other", "none", "two", "null", "rubbish", "lost value", "lost headers", "lost offset"]
+    ["plain"] * 12
+    + ["row"] * 3
+    + [*KEPT, "other", "none", "two", "null", "rubbish", "lost value", "lost headers", "lost offset"]
 )
 numbers = st.integers(0, len(DEEDS) - 1)
 
@@ -255,6 +272,8 @@ numbers = st.integers(0, len(DEEDS) - 1)
 @given(st.lists(st.tuples(numbers, kinds), max_size=8), st.booleans(), st.booleans(), st.integers(0, 2))
 @example([(number, "plain") for number in (0, 1, 7, 9, 10)], True, False, 0)
 @example([(0, "plain")] * 6, True, True, 0)
+@example([(1, "plain"), (1, "row"), (0, "row"), (1, "row"), (4, "plain"), (5, "plain")], True, False, 0)
+@example([(1, "row"), (1, "unreadable row")], False, False, 0)
 def test_slices_run_alike(made: list[tuple[int, str]], journalled: bool, observed: bool, start: int) -> None:
     start = min(start, len(made))
     ours, theirs = (

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.core.merging import InputHead, InputKind, Take, Wait, next_input, run_length
-from streams.core.runs import merge
-from streams.records import IncomingRecord
+from streams.core.origin import INTERJECTION, in_input, timer_origin
+from streams.core.runs import merge, name_input
+from streams.records import Change, IncomingRecord, Output
 
 LOOP, TABLE, EVENTS = InputKind.LOOP, InputKind.UNREAD_TABLE, InputKind.EVENTS
 PATIENCE = 0.5
@@ -220,3 +221,14 @@ def test_merged_runs_are_those_that_would_be_taken_one_by_one(times: list[list[i
         assert (place, first, behind) == (2 * answer.place, start, stop)
         at[answer.place], number = stop, end
     assert (len(merged), runs) == (number, [])
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_effects_of_events_name_their_input_and_others_name_none(place: int) -> None:
+    origins = [5, INTERJECTION, 7, timer_origin(1, "t"), 8]
+    outputs = [Output("out", b"v", None, None, -1, 0, 0, origin) for origin in origins]
+    changes = [Change(b"k", b"v", origin=origin) for origin in origins]
+    name_input(place, outputs, 1, 5, changes, 0, 4)
+    named = [in_input(place, origin) for origin in origins]
+    assert [one.origin for one in outputs] == [5, *named[1:]]
+    assert [one.origin for one in changes] == [*named[:4], 8]

@@ -38,31 +38,30 @@ class HotPath:
         self.size = SLICE // 8
         self.merged_size = self.size
 
-    def run(self, records: list[IncomingRecord], start: int) -> tuple[int, BaseException | None]:
+    def run(
+        self, records: list[IncomingRecord], start: int, inputs: MergedInputs | None = None, runs: Sequence[Run] = ()
+    ) -> tuple[int, BaseException | None]:
         """Handle and admit some of these records. Returns the position of the first that was not handled; and if that
-        one ended the slice because its handler failed, why."""
-        now = self._host.now
+        one ended the slice because its handler failed, why. With ``inputs`` the records are theirs, as ``runs`` says,
+        and the slice ends in front of the first one that is not plain."""
+        partition, host = self._partition, self._host
+        now = host.now
         began = now()
         stop = min(start + self.size, len(records))
-        position, error = plain_slice.run(self._partition, self._host, records, start, stop)
-        while error is None and position < stop:  # at a record whose handler is not plain
+        position, error = plain_slice.run(partition, host, records, start, stop, inputs, runs)
+        while inputs is None and error is None and position < stop:  # at a record whose handler is not plain
             behind, error = self._run_kind(records, position, stop)
             if behind == position:
                 break
-            position, error = plain_slice.run(self._partition, self._host, records, behind, stop)
-        self._adapt(now() - began)
+            position, error = plain_slice.run(partition, host, records, behind, stop)
+        seconds = now() - began
+        if seconds > LONGEST_SLICE_SECONDS:
+            self.size = max(1, self.size // 2)
+        elif self.size < SLICE:
+            self.size *= 2
+        if inputs is not None:
+            self.merged_size = min(self.size, max(LEAST_MERGED, 2 * position))
         return position, error
-
-    def run_merged(
-        self, records: list[IncomingRecord], runs: Sequence[Run], inputs: MergedInputs
-    ) -> tuple[int, BaseException | None]:
-        """Handle and admit records of several inputs, up to the first one that is not plain. Returns as ``run``."""
-        now = self._host.now
-        began = now()
-        found = plain_slice.run(self._partition, self._host, records, 0, len(records), inputs, runs)
-        self._adapt(now() - began)
-        self.merged_size = min(self.size, max(LEAST_MERGED, 2 * found[0]))
-        return found
 
     def _run_kind(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
         """Handle some records by a handler of another kind that needs no await. Returns ``start`` if there is none."""
@@ -72,9 +71,3 @@ class HotPath:
             return start, None
         kind: HandlerKind = route.kind
         return kind.run(partition, host, route, records, start, stop)
-
-    def _adapt(self, seconds: float) -> None:
-        if seconds > LONGEST_SLICE_SECONDS:
-            self.size = max(1, self.size // 2)
-        elif self.size < SLICE:
-            self.size *= 2

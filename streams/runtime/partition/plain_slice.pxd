@@ -15,14 +15,3 @@
     first_written=Py_ssize_t,
 )
 cpdef tuple run(partition, host, list records, Py_ssize_t start, Py_ssize_t stop, inputs=*, runs=*)
-
-@cython.locals(output=Output, change=Change)
-cpdef object _name_input(
-    Py_ssize_t place,
-    list outputs,
-    Py_ssize_t sent,
-    Py_ssize_t stop_sent,
-    list journal,
-    Py_ssize_t written,
-    Py_ssize_t stop_written,
-)

@@ -21,10 +21,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
-from streams.core.origin import in_input
 from streams.core.policy import Answered
 from streams.core.router import type_and_version
-from streams.core.runs import Run
+from streams.core.runs import Run, name_input
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord, Output
 from streams.runtime.partition.event_context import EventContext
@@ -35,7 +34,7 @@ from streams.runtime.partition.state import Partition
 from streams.sak import leaves
 from streams.tracing import carried
 
-CLASSES: Final = (Change, EventContext, IncomingRecord, Output)
+CLASSES: Final = (Change, EventContext, IncomingRecord)
 """Whose fields are read by their places in memory when this is compiled. Contexts are only made that way: a handler may
 have done anything to its own, so that is read like any object."""
 
@@ -73,7 +72,7 @@ def run(
     try:
         while position < stop:
             if position == next_run and inputs is not None:
-                _name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                name_input(place, outputs, first_sent, sent, journal, first_written, written)
                 place, next_run, _, _ = runs[number]
                 where, number, first_sent, first_written = inputs.where(place), number + 1, sent, written
             record = records[position]
@@ -148,26 +147,10 @@ def run(
                 partition.watermark = records[position - 1].offset + 1
                 host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
             else:
-                _name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                name_input(place, outputs, first_sent, sent, journal, first_written, written)
                 reached, done = inputs.advance(records, runs, position)
                 host.pool.admit(partition.partition, reached, outputs, journal, None, position - start, done)
     return position, failure
-
-
-def _name_input(
-    place: int, outputs: list[Output], sent: int, stop_sent: int, journal: list[Change], written: int, stop_written: int
-) -> None:
-    """Name the input in the origins of these effects, which are the bare offsets of its events."""
-    if place:
-        shift = in_input(place, 0)
-        while sent < stop_sent:
-            output = outputs[sent]
-            output.origin += shift
-            sent += 1
-        while written < stop_written:
-            change = journal[written]
-            change.origin += shift
-            written += 1
 
 
 leaves.use(globals())

@@ -203,6 +203,8 @@ class PartitionWorker(Partition):
         try:
             while not self.is_closing:
                 interjected = await self._between()
+                if self.is_closing:  # what was noted of the inputs is dropped
+                    break
                 if self._buffer.is_ready:
                     await self._turn()
                 elif self.inputs is not None and await self._run_merged(self.inputs):
@@ -221,8 +223,6 @@ class PartitionWorker(Partition):
         inputs = self.inputs
         if inputs is None:
             return self.inbox.take() if self.inbox else []
-        if self.is_closing:  # since ``run`` looked, during an interjection: what was noted of the inputs is dropped
-            return []
         now = self.engine.now()
         if changes := inputs.tables_read(now):
             self.engine.pool.admit(self.partition, self.watermark, [], changes, events=0)
@@ -277,12 +277,12 @@ class PartitionWorker(Partition):
     async def _run_merged(self, inputs: MergedInputs) -> bool:
         """Handle the next events of several inputs in one slice, as far as their handlers are plain. ``False``: none;
         what comes next is for ``handle``."""
-        if self.is_closing or self._buffer or self._issuer.is_blocked or self.engine.pool.is_full:
+        if self._buffer or self._issuer.is_blocked or self.engine.pool.is_full:
             return False
         records, runs = inputs.next_runs(self.engine.now(), self.hot_path.merged_size)
         if not records:
             return False
-        position, failure = self.hot_path.run_merged(records, runs, inputs)
+        position, failure = self.hot_path.run(records, 0, inputs, runs)
         steps = position + (failure is not None)
         if not steps:
             return False

@@ -24,9 +24,8 @@ import msgspec
 from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.config import EventSourceConfig
 from streams.core import batching
-from streams.core.origin import in_input
 from streams.core.position import Position, offsets_of
-from streams.core.runs import Run
+from streams.core.runs import Run, name_input
 from streams.core.transaction import Transaction, TransactionState, Waiter
 from streams.errors import TransactionFailed
 from streams.group import Snapshot
@@ -433,12 +432,5 @@ class MergingPool(TransactionPool):
             return
         assert self._moved_to is not None
         place, position = self._moved_to(partition, offsets_of(offset)[0])
-        if place:
-            shift = in_input(place, 0)
-            for output in outputs:
-                if output.origin >= 0:  # else it belongs to no input
-                    output.origin += shift
-            for change in changes:
-                if change.origin >= 0:
-                    change.origin += shift
+        name_input(place, outputs, 0, len(outputs), changes, 0, len(changes))
         super().admit(partition, position, outputs, changes, waiter, events)
