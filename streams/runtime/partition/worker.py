@@ -201,9 +201,9 @@ class PartitionWorker(Partition):
         self._timetable.start(self.engine.now())
         self._task = asyncio.current_task()
         try:
-            while not self.is_closing:
-                interjected = await self._between()
-                if self.is_closing:  # what was noted of the inputs is dropped
+            while True:
+                interjected = not self.is_closing and await self._between()
+                if self.is_closing:  # maybe since then: what was noted of the inputs is dropped
                     break
                 if self._buffer.is_ready:
                     await self._turn()
