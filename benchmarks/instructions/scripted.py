@@ -131,7 +131,8 @@ class Feed:
         self._ends: dict[tuple[str, int], int] = {}
 
     def take(self, topic: str, limit: int) -> list[Message]:
-        """The next ones, without waiting."""
+        """The next ones, without waiting; of all topics in proportion."""
+        limit = max(1, round(limit * self.part(topic)))
         taken = list(islice(self._messages[topic], min(limit, self._share(topic) - self._given[topic])))
         self._given[topic] += len(taken)
         self._ends.update(((topic, message.partition()), message.offset() + 1) for message in taken)
@@ -141,6 +142,10 @@ class Feed:
         """The end of a partition as it is known: behind what was given, unless more is allowed."""
         more = self._given[topic] < self._share(topic)
         return self._ends.get((topic, partition), 0) + more
+
+    def part(self, topic: str) -> float:
+        """Return the size of this topic, as part of the largest one's."""
+        return self._sizes[topic] / max(self._sizes.values())
 
     def _share(self, topic: str) -> int:
         """Return this topic's part of what is allowed, rounded up."""
@@ -163,7 +168,7 @@ class ScriptedConsumer:
 
     def consume(self, limit: int, _timeout: float) -> list[Message]:
         taken = self.feed.take(self.topic, limit)
-        self.pause(len(taken) * US_PER_EVENT / 1e6)
+        self.pause(len(taken) * US_PER_EVENT / 1e6 / self.feed.part(self.topic))
         return taken
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
