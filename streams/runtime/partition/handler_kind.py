@@ -32,7 +32,7 @@ class HandlerKind(Protocol):
     def instead(self) -> str: ...
     @property
     def keep(self) -> Keep | None:
-        """What is done with each record, if that calls no handler: then it has its turn among the plain handlers of a
+        """The work on each record, if that calls no handler: then records have their turn among the plain handlers of a
         slice."""
         ...
 
