@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,9 @@ from streams.errors import ConfigError
 
 CALL_SECONDS: Final = 60.0
 """For one call: a block, or a list of names."""
+STALE_SECONDS: Final = 86_400.0
+"""The age at which half a file, which a killed process has left, is removed."""
+_NEW: Final = re.compile(r"\.[0-9a-f]{16}\.new")
 _ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")
 _SECRETS: Final = re.compile(r"sig|.*(access|secret|password|token|key|signature).*", re.IGNORECASE | re.DOTALL)
@@ -124,9 +128,14 @@ class _FolderBlobs:
             with os.scandir(self._root / folder) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):  # it is being removed
-                        if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
-                            there = entry.stat(follow_symlinks=False)
+                        if not entry.is_file(follow_symlinks=False):
+                            continue
+                        there = entry.stat(follow_symlinks=False)
+                        if not entry.name.startswith("."):
                             found.append(Blob(entry.name, there.st_size, there.st_mtime))
+                        elif _NEW.fullmatch(entry.name) and time.time() - there.st_mtime > STALE_SECONDS:
+                            with contextlib.suppress(OSError):  # a reader may have no right to
+                                os.unlink(entry.path)  # its writer was killed
         except FileNotFoundError:
             return []
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -46,6 +47,29 @@ def test_what_is_put_is_there(blobs: Blobs) -> None:
     for _ in range(2):
         blobs.delete("a/b/one")
     assert blobs.list("a/b") == []
+
+
+@pytest.mark.parametrize("is_readable_only", [False, True])
+def test_what_a_killed_writer_has_left_is_removed_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_readable_only: bool
+) -> None:
+    blobs = open_blobs(str(tmp_path))
+    blobs.put("blocks/one", b"1")
+    old, young, other = (tmp_path / "blocks" / f".{name}" for name in (f"{'0' * 16}.new", f"{'1' * 16}.new", "keep"))
+    for path in (old, young, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (time.time() - 90_000, time.time() - 90_000))
+    if is_readable_only:
+
+        def refuses(path: str) -> None:
+            raise PermissionError(path)
+
+        monkeypatch.setattr(os, "unlink", refuses)
+    assert [blob.name for blob in blobs.list("blocks")] == ["one"]
+    assert old.exists() == is_readable_only
+    assert young.exists()
+    assert other.exists()
 
 
 @pytest.mark.parametrize(

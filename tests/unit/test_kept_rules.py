@@ -96,6 +96,17 @@ def compact(kept: Kept, gone: Callable[[IncomingRecord], bool]) -> None:
 
 async def old_folder_after_compaction(kept: Kept, monkeypatch: Any) -> None:
     """K4: the tombstone that the folder lacks is gone, and the key must stay deleted."""
+    monkeypatch.setattr(Replica, "refuse_if_outlived", nothing)  # which would find it, too
+    await deleted_and_compacted(kept, monkeypatch)
+
+
+async def old_copy_after_compaction(kept: Kept, monkeypatch: Any) -> None:
+    """K4: the same of a folder that was opened in time, by a process that was frozen then."""
+    monkeypatch.setattr(folder_module, "reason_to_distrust", no_reason)
+    await deleted_and_compacted(kept, monkeypatch)
+
+
+async def deleted_and_compacted(kept: Kept, monkeypatch: Any) -> None:
     bench = kept.bench
     kept.make()
     await bench.over("a", "b")
@@ -214,6 +225,7 @@ RULES: dict[str, tuple[Any, str, Any, Any]] = {
     ),
     "K4, the topic id": (folder_module, "reason_to_distrust", no_reason, another_topic),
     "K4, the age of tombstones": (folder_module, "reason_to_distrust", no_reason, old_folder_after_compaction),
+    "K4, the age of an open copy": (Replica, "refuse_if_outlived", nothing, old_copy_after_compaction),
     "K4, the record at the mark": (
         Replica,
         "examine",

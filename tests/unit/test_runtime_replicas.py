@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from streams.errors import OffsetError
 from streams.protocols import StateStore
 from streams.records import Change, IncomingRecord
 from streams.runtime.ownership.replicas import Replicas
@@ -48,15 +49,18 @@ class Bench:
         tail: Any = SimpleNamespace(start=lambda *_: None, close=lambda: None, remove=lambda _: None)
         tail.add = lambda partition, position, epoch: setattr(self, "epoch", epoch)
         self.epoch = 0
+        self.wall = 1_000_000_000_000
         member: Any = SimpleNamespace(
             connections=SimpleNamespace(tail=lambda: tail),
             keeper=None,
             config=SimpleNamespace(topic="t", changelog="c"),
             now=lambda: 0.0,
+            wall_ms=lambda: self.wall,
             revoke_store=lambda store, _: store.revoked(),
             workers={},
             further_inputs=(),
         )
+        self.member = member
         self.heard: list[int] = []
         self.copies = Replicas(member, self._make, self.heard.append)
         self.copies.start()
@@ -142,3 +146,45 @@ async def test_a_store_that_hangs_does_not_hold_up_the_end_for_ever(
     bench.copies.close()
     assert "c[0]: the store still takes a change" in caplog.text
     assert bench.stores[0].log == []
+
+
+# -- a copy that was not read on for long ------------------------------------------------------------------------------
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("away_ms", "tombstones_ms", "good"),
+    [
+        (22 * HOUR_MS, 24 * HOUR_MS, True),
+        (23 * HOUR_MS + 1, 24 * HOUR_MS, False),
+        (30 * HOUR_MS, HOUR_MS, True),  # so short a life says nothing of how long is too long
+    ],
+)
+@pytest.mark.parametrize("is_compacted", [False, True])
+async def test_a_copy_that_was_frozen_for_longer_than_tombstones_live_begins_anew(
+    bench: Bench, away_ms: int, tombstones_ms: int, good: bool, is_compacted: bool
+) -> None:
+    """K4 while it is open: the tombstone of a key that it has may be gone, and with it all that was behind. It would
+    mark its folder as new with that key in it."""
+    kept: Any = SimpleNamespace(receive=lambda *_: None, close=lambda: None, distrusted="", is_ready=True)
+    bench.member.keeper = SimpleNamespace(known_changelog=lambda: (None, tombstones_ms))
+    [copy], [store] = bench.copies._copies.values(), bench.stores
+    copy.kept = kept
+    store.go_on.set()
+    bench.copies._received(0, bench.epoch, [IncomingRecord("c", 0, 0, b"key", b"v", None, bench.wall)], 1, 1)
+    bench.wall += away_ms
+    later = [] if is_compacted else [IncomingRecord("c", 0, 7, b"other", b"v", None, bench.wall)]
+    if good:
+        bench.copies._received(0, bench.epoch, later, 8, 8)
+        assert not copy.is_outlived
+        assert copy.position == 8
+        return
+    with pytest.raises(OffsetError, match=r"not read on for 23.0 h; the changelog keeps tombstones for 24 h"):
+        bench.copies._received(0, bench.epoch, later, 8, 8)
+    assert copy.begins_anew
+    assert store.log == ["changed"], "nothing more is put into it"
+    bench.member.keeper = None
+    bench.copies.hold(0)
+    assert "was not read on" in kept.distrusted

@@ -17,7 +17,7 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -72,8 +72,11 @@ class StateFolder:
         """Make or open a folder, and lock it. ``None``: another process has it. Raises ``OSError``, also for a folder
         that others could write to."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_private(path)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            check_private(path)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # another process has it, and removes it
+            return None
         if not _lock(lock) or not _is_at(path / _LOCK, lock):  # the one who had it may have removed the folder
             os.close(lock)
             return None
@@ -131,15 +134,17 @@ class StateFolder:
         """Check the folder against the log and against its own checksum; ``False``: it is empty. Raises ``Damaged`` for
         one that is not to be used, and ``OSError``."""
         mark = self.mark = self._read_mark()
-        if mark is None:
-            return False
-        reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
-        if reason:
-            raise Damaged(reason)
-        for _ in self._pieces(mark):  # all of it before any of it is used
-            pass
-        self._file, self._size, self._crc, self._live = mark.file, mark.size, mark.crc, mark.live
-        return True
+        if mark is not None:
+            reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
+            if reason:
+                raise Damaged(reason)
+            for _ in self._pieces(mark):  # all of it before any of it is used
+                pass
+            self._file, self._size, self._crc, self._live = mark.file, mark.size, mark.crc, mark.live
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):  # of a process that was killed; it may be all that fills the disk
+                self.remove_strays()
+        return mark is not None
 
     def load(self) -> Iterator[list[Change]]:
         """Yield the changes in a folder that was checked, many at a time; the checksum is compared once more. Raises
@@ -181,8 +186,11 @@ class StateFolder:
         of them is there then. ``pause``: leave the interpreter to others for as long as each batch takes."""
         if self._data is None:
             self._open_data()
-        size, crc, rest = self._size, self._crc, iter(changes)
         self.at("data")
+        self._append(changes, pause)
+
+    def _append(self, changes: Iterable[Change], pause: bool) -> None:
+        size, crc, rest = self._size, self._crc, iter(changes)
         while batch := list(islice(rest, BATCH)):
             began = time.monotonic()
             data = encode(batch)
@@ -221,20 +229,15 @@ class StateFolder:
         if mark is None or mark.size != self._size or mark.size <= max(2 * mark.live, LEAST_REWRITE):
             return False
         last: dict[bytes, int] = {}
-        for number, change in enumerate(self._changes()):
+        for number, change in enumerate(chain.from_iterable(self.load())):
             last[change.key] = number
         old = self._data, self._file, self._size, self._crc, self._live
         try:
             self._new_data()
             self.at("rewrite")
-            kept = (c for n, c in enumerate(self._changes()) if c.value is not None and last[c.key] == n)
-            while batch := list(islice(kept, BATCH)):
-                began = time.monotonic()
-                data = encode(batch)
-                _write(self._data, data, self._size)
-                self._size, self._crc = self._size + len(data), zlib.crc32(data, self._crc)
-                if pause:
-                    time.sleep(time.monotonic() - began)
+            again = enumerate(chain.from_iterable(self.load()))
+            kept = (change for number, change in again if change.value is not None and last[change.key] == number)
+            self._append(kept, pause)
             self._live = self._size
             self.at("rewrite flush")
             self._sync_data()
@@ -244,6 +247,8 @@ class StateFolder:
             if self.mark is mark:  # else the new one counts already
                 if self._data is not None and self._data != old[0]:
                     os.close(self._data)
+                if self._file != old[1]:  # half of it must not be what keeps a disk full
+                    (self.path / self._file).unlink(missing_ok=True)
                 self._data, self._file, self._size, self._crc, self._live = old
                 old = (None, *old[1:])
             raise
@@ -253,10 +258,6 @@ class StateFolder:
         self._close_data()
         self.remove_strays()
         return True
-
-    def _changes(self) -> Iterator[Change]:
-        for changes in self.load():
-            yield from changes
 
     def _open_data(self) -> None:
         if self._file:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.core.checkpoints import reason_to_refuse
+from streams.core.checkpoints import MARGIN_MS, reason_to_refuse
 from streams.core.timers import Timer
 from streams.errors import OffsetError, Stopped
 from streams.records import TYPE_HEADER, Change, IncomingRecord
@@ -36,7 +36,8 @@ READY_WITHIN = 100_000
 class Replica(FollowedPartition):
     """A store, and how far of the changelog it contains. ``marker``: the release marker, if that is the last record so
     far. ``kept``: its way to the disk, if it is kept there. ``witness``: the record that its folder goes up to, until
-    the log has shown that it goes on from there; before that the copy is not taken."""
+    the log has shown that it goes on from there; before that the copy is not taken. ``as_of_ms``: all that the copy
+    lacks is younger."""
 
     def __init__(self, partition: int, epoch: int, store: Any, since: float, joined: JoinedRows | None = None) -> None:
         super().__init__(partition, epoch)
@@ -52,7 +53,8 @@ class Replica(FollowedPartition):
         self.timers: dict[str, Timer] = {}
         self.marker: ReleaseMarker | None = None
         self.failure: Exception | None = None
-        self.timestamp_ms = 0
+        self.timestamp_ms = self.as_of_ms = 0
+        self.is_outlived = False  # by tombstones that it has not read
         self.kept: KeptPartition | None = None
         self.witness: Point | None = None
         self.is_from_folder = self.is_discarded = False
@@ -64,8 +66,9 @@ class Replica(FollowedPartition):
 
     @property
     def begins_anew(self) -> bool:
-        """Check that it has failed because its place in the log is gone, or is in another log."""
-        return isinstance(self.failure, OffsetError) and self.start != FROM_START
+        """Check that it has failed because its place in the log is gone, or is in another log, or because tombstones
+        that it has not read may be gone."""
+        return self.is_outlived or (isinstance(self.failure, OffsetError) and self.start != FROM_START)
 
     def restore(self, changes: Sequence[Change]) -> None:
         """Put what a folder holds into the store. On the keeper's thread."""
@@ -88,7 +91,8 @@ class Replica(FollowedPartition):
         """Go on from the end of a folder whose changes are in the store: its last record is read once more."""
         record = IncomingRecord("", self.partition, point.offset, OFFSET_KEY, point.record, None)
         self.offset_record = decode_offset(record)
-        self.witness, self.last, self.timestamp_ms = point, point.offset, point.as_of_ms
+        self.witness, self.last = point, point.offset
+        self.timestamp_ms = self.as_of_ms = point.as_of_ms
         self.is_from_folder = True
         self.begin_at(point.offset)
 
@@ -104,6 +108,19 @@ class Replica(FollowedPartition):
                 raise OffsetError(f"partition {self.partition}: {reason}")
             if records:
                 self.witness = None
+
+    def refuse_if_outlived(self, position: int, now_ms: int, tombstones_ms: int) -> None:
+        """Compare the time since its last record with the life of tombstones: this process may have been frozen, or cut
+        off, for longer, and a key whose tombstone it never saw would stay in it, and in its folder. Raises
+        ``OffsetError``. On the tail's thread."""
+        most, age_ms = tombstones_ms - MARGIN_MS, now_ms - self.as_of_ms
+        if position > self.position and 0 < most < age_ms:
+            self.is_outlived = True
+            hours, kept = age_ms / 3_600_000, tombstones_ms / 3_600_000
+            raise OffsetError(
+                f"partition {self.partition}: it was not read on for {hours:.1f} h; the changelog keeps tombstones for "
+                f"{kept:g} h (delete.retention.ms)"
+            )
 
     def receive(self, records: list[IncomingRecord]) -> None:
         """Put changelog records into the store. On the tail's thread."""

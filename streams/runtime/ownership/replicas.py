@@ -258,7 +258,9 @@ class Replicas:
         if store is None:
             store = self._make_store(TopicPartition(self._member.config.topic, partition))
         joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition, store)
-        return Replica(partition, self._epoch, store, self._member.now(), joined)
+        copy = Replica(partition, self._epoch, store, self._member.now(), joined)
+        copy.as_of_ms = self._member.wall_ms()
+        return copy
 
     def _begin(self, copy: Replica) -> None:
         """Fill an empty copy: from its folder, if there is one, and then from the changelog."""
@@ -354,9 +356,13 @@ class Replicas:
             copy.busy = True
         failure = None
         try:
+            now_ms, keeper = self._member.wall_ms(), self._member.keeper
+            if copy.kept is not None and keeper is not None:
+                copy.refuse_if_outlived(position, now_ms, keeper.known_changelog()[1])  # known since it was opened
             copy.examine(records, position, end)
             if records:
                 copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
+                copy.as_of_ms = max(copy.as_of_ms, min(copy.timestamp_ms, now_ms))
         except Exception as error:
             failure = error
         with self._lock:
