@@ -109,12 +109,19 @@ class Replica(FollowedPartition):
             if records:
                 self.witness = None
 
-    def refuse_if_outlived(self, position: int, now_ms: int, tombstones_ms: int) -> None:
+    def refuse_if_outlived(
+        self, records: Sequence[IncomingRecord], position: int, now_ms: int, tombstones_ms: int
+    ) -> None:
         """Compare the time since its last record with the life of tombstones: this process may have been frozen, or cut
         off, for longer, and a key whose tombstone it never saw would stay in it, and in its folder. Raises
         ``OffsetError``. On the tail's thread."""
         most, age_ms = tombstones_ms - MARGIN_MS, now_ms - self.as_of_ms
-        if position > self.position and 0 < most < age_ms:
+        if position <= self.position or not 0 < most < age_ms:
+            return
+        # A young record right behind: the partition was idle. A transaction that is gone leaves a wider hole, for its
+        # records and its marker; one offset is the marker of the last one.
+        young = bool(records) and now_ms - records[0].timestamp_ms <= most
+        if not (young and records[0].offset - self.position <= 1):
             self.is_outlived = True
             hours, kept = age_ms / 3_600_000, tombstones_ms / 3_600_000
             raise OffsetError(

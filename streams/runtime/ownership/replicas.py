@@ -358,7 +358,7 @@ class Replicas:
         try:
             now_ms, keeper = self._member.wall_ms(), self._member.keeper
             if copy.kept is not None and keeper is not None:
-                copy.refuse_if_outlived(position, now_ms, keeper.known_changelog()[1])  # known since it was opened
+                copy.refuse_if_outlived(records, position, now_ms, keeper.known_changelog()[1])  # known by now
             copy.examine(records, position, end)
             if records:
                 copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
