@@ -38,6 +38,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_refused = True
             transport.abort()
             return
+        link = transport.get_extra_info("socket")
+        if link is not None and link.family != socket.AF_UNIX:
+            # asyncio does so for sockets that were made with the number of the protocol, which a listening one of
+            # ``socket.create_server`` has not: a body would wait until the client has acknowledged the head, 40 ms.
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._await_head()
 
