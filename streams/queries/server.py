@@ -116,7 +116,6 @@ class QueryServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=1,
             ssl_certfile=settings.tls_certificate_file or None,
