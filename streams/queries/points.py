@@ -18,7 +18,7 @@ from streams.core.position import Position, offsets_of
 from streams.errors import Stopped, StreamsError
 from streams.queries.questions import LONGEST_SECONDS, PlacedOffset, Question, Reply, read_of
 from streams.runtime.partition.failures import TakenBack
-from streams.runtime.partition.interjections import Look, Proof
+from streams.runtime.partition.interjections import Proof, StoreLook
 from streams.runtime.partition.worker import PartitionWorker
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class PointReads:
                 self._read_patiently([read], done)
                 continue
             self._turns[partition] = turn = [read]
-            look = Look(partial(self._look, partition, turn, done), partial(self._refused, partition, turn, done))
+            look = StoreLook(partial(self._look, partition, turn, done), partial(self._refused, partition, turn, done))
             worker.inbox.put(look)
 
     def _look(self, partition: int, turn: list[PointRead], done: Done) -> None:

@@ -47,7 +47,7 @@ class Interjection:
             self.waiter(error)
 
 
-class Look(Interjection):
+class StoreLook(Interjection):
     """A turn in which code of ours reads the store and writes nothing, so it needs neither a unit nor a context. It
     sees to its proof by itself. ``waiter``: called with the reason if there is no turn."""
 
