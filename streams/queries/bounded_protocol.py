@@ -24,22 +24,40 @@ MOST_RECEIVED: Final = 1024 * 1024
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection, with its bounds."""
+    """One connection, with its bounds. ``waiting``: those of its server from which a request, or the rest of one, is
+    awaited, the longest first; where there are too many connections, the first of them makes room."""
 
     most_connections = MOST_CONNECTIONS
+    waiting: dict[BoundedProtocol, None]
     _is_refused = False
     _received = 0
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, unless there are too many."""
-        if len(self.connections) >= self.most_connections:
+        """Take the connection, unless there are too many, and all of them at work."""
+        if len(self.connections) >= self.most_connections and not self.make_room(self.waiting):
             self._is_refused = True
             transport.abort()
             return
+        self.waiting[self] = None
+        link = transport.get_extra_info("socket")
+        if link is not None and link.family != socket.AF_UNIX:
+            # asyncio does so for sockets that were made with the number of the protocol, which a listening one of
+            # ``socket.create_server`` has not: a body would wait until the client has acknowledged the head, 40 ms.
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._await_head()
+
+    @staticmethod
+    def make_room(waiting: dict[BoundedProtocol, None]) -> BoundedProtocol | None:
+        """Cut off the connection that has let the server wait for the longest time; ``None``: there is none."""
+        longest = next(iter(waiting), None)
+        if longest is not None:
+            del waiting[longest]
+            longest.connections.discard(longest)
+            longest.transport.abort()
+        return longest
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -47,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         if not self._is_refused:
+            self.waiting.pop(self, None)
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -71,9 +90,17 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """Work on the request."""
+        self.waiting.pop(self, None)
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """Count anew; a connection that is to close has its time for that."""
         self._received = 0
+        if self in self.connections:
+            self.waiting.pop(self, None)
+            self.waiting[self] = None
         super().on_response_complete()
         if self.transport.is_closing():
             self._await_reader()
@@ -117,12 +144,17 @@ class BoundedServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         kind: type[BoundedProtocol] = self.config.http_protocol_class  # type: ignore[assignment]
         alive: weakref.WeakSet[BoundedProtocol] = weakref.WeakSet()
+        waiting: dict[BoundedProtocol, None] = {}
         tls: dict[str, Any] = {"ssl_handshake_timeout": HEAD_SECONDS} if self.config.ssl else {}
 
         def protocol(_loop: asyncio.AbstractEventLoop | None = None) -> BoundedProtocol:
             if tls and len(alive) >= kind.most_connections:  # it is cut off before the handshake
-                raise ConnectionRefusedError
+                longest = kind.make_room(waiting)
+                if longest is None:
+                    raise ConnectionRefusedError
+                alive.discard(longest)
             made = kind(self.config, self.server_state, self.lifespan.state)
+            made.waiting = waiting
             alive.add(made)
             return made
 

@@ -18,6 +18,7 @@ from streams.core.position import offsets_of
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, StoreError
 from streams.protocols import JournalledStore
 from streams.queries.copies import CopyReads
+from streams.queries.points import PointReads
 from streams.records import Delivery, TopicPartition
 from streams.runtime.engine import Engine
 from streams.runtime.partition.event_context import EventContext
@@ -93,6 +94,7 @@ class LocalQueries:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.topics = (engine.config.topic, *(spec.topic for spec, _ in engine.further_inputs))
+        self.points = PointReads(self)
         self._copies = CopyReads(engine, self.topics)
         self._turns: dict[tuple[int, bool], list[_Request]] = {}  # those that have not begun; the last of each kind
         self._running: set[asyncio.Task[None]] = set()

@@ -10,6 +10,8 @@ from streams.errors import ConfigError, StoreError
 from streams.stores.table import Table
 
 PATH: Final = "/api/v1/query"
+LONGEST_SECONDS: Final = 5.0
+"""For one request, its body included."""
 PAGE: Final = 1_000
 """TurnRows of a page, at most."""
 ROWS_IN_A_TURN: Final = 128

@@ -22,7 +22,9 @@ from starlette.routing import Route, Router
 from streams.answers import Answer
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
 from streams.event_source import EventSource
+from streams.queries.points import Crossing, is_point
 from streams.queries.questions import (
+    LONGEST_SECONDS,
     MOST_BYTES_IN,
     MOST_BYTES_READ,
     PATH,
@@ -40,8 +42,6 @@ from streams.records import TopicPartition
 _log = logging.getLogger(__name__)
 
 MOST_AT_A_TIME: Final = 64
-LONGEST_SECONDS: Final = 5.0
-"""For one request, its body included."""
 
 _STATUS: Final[dict[type[Exception], int]] = {
     TicketRefused: 401,
@@ -66,6 +66,7 @@ class _Service:
     def __init__(self, source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> None:
         self._source, self._secret, self._address = source, secret, address
         self._busy = 0
+        self._crossing: Crossing | None = None  # to the present run of the source
 
     async def answer(self, request: Request) -> Response:
         asked = request.headers.get(TICKET_HEADER, "")
@@ -82,7 +83,9 @@ class _Service:
         except _TooLarge as error:
             return self._sealed("", 413, _refusal(error, "TooLarge"))
         except _Busy as error:
-            return self._sealed("", 503, _refusal(error, "Busy"))
+            response = self._sealed("", 503, _refusal(error, "Busy"))
+            response.headers["retry-after"] = "1"
+            return response
         except (TimeoutError, ClientDisconnect) as error:
             return self._sealed(asked if is_known else "", 504, _refusal(error, "NotCaughtUp"))
         except StreamsError as error:
@@ -119,6 +122,8 @@ class _Service:
         loop = self._source._loop
         if loop is None:
             raise Stopped("the event source is not running")
+        if is_point(question):
+            return await self._point(question, loop)
         asking = self._ask(question)
         try:
             answering = asyncio.run_coroutine_threadsafe(asking, loop)
@@ -132,6 +137,15 @@ class _Service:
             if task is not None and task.cancelling():
                 raise
             raise Stopped("the event source has stopped") from None  # it cancelled the answer, not we
+
+    async def _point(self, question: Question, loop: asyncio.AbstractEventLoop) -> Reply:
+        crossing = self._crossing
+        if crossing is None or crossing.loop is not loop or crossing.home is not asyncio.get_running_loop():
+            self._crossing = crossing = Crossing(self._source, loop)
+        if question.timeout_seconds >= LONGEST_SECONDS:
+            return await crossing.read(question)
+        async with asyncio.timeout(question.timeout_seconds):
+            return await crossing.read(question)
 
     async def _ask(self, question: Question) -> Reply:
         """Answer on the loop of the source. A page is of several turns, and no snapshot."""

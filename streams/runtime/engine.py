@@ -223,10 +223,8 @@ class Engine:
         )
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
-        self.spawn(self._receive_events)
-        self.spawn(self._watchdog.run)
-        self.spawn(self.handover.run)
-        self.spawn(self.status.run)
+        for task in (self._receive_events, self._watchdog.run, self.handover.run, self.status.run):
+            self.spawn(task)
         self.spawn(self.topic_watch.run, drain=False)
         self.spawn(self.looks.run)
         if self.config.loop:
@@ -420,6 +418,7 @@ class Engine:
         if committed:
             self.committed_transactions += 1
             self.committed_events += txn.events
+            self.partitions.committed(txn.cuts)
             if self.keeper is not None:
                 self.keeper.settled(txn.cuts, self.at_work, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:

@@ -10,18 +10,28 @@ order. Each but the lease is of a moment *after* the look, at which the partitio
 * else the group's answer to a heartbeat that was sent after the look: one for all looks that wait;
 * else, where the group's answer proves nothing (the broker's own protocol, a rebalance, an outage), and for queries
   that are to be confirmed, an empty transaction, which sends the watermark again (rule R1).
+
+The look at a single key (``streams/queries/points.py``) that nothing unsettled changes has seen what is committed, so
+the lease alone proves it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from streams.core.transaction import UNSENT, Waiter
 from streams.errors import StreamsError
 from streams.group import Snapshot
+from streams.records import Change
 from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.signal import Broadcast, Signal
+
+_RENEW_SECONDS: Final = 0.1
+"""Between two heartbeats that are sent for the lease alone."""
 
 
 class Looks:
@@ -33,6 +43,7 @@ class Looks:
         self._waiting: list[tuple[Partition, Waiter]] = []
         self._asking: list[tuple[Partition, Waiter]] = []  # their heartbeat is under way
         self._came, self._answered = Signal(), Broadcast()
+        self._is_wanted, self._requested_at = False, float("-inf")  # a heartbeat, though no look waits for it
         self._lease: tuple[Snapshot, float] | None = None  # the membership that was confirmed, and up to when
         settings = member.config.timeouts
         # Until so long after a heartbeat that found no rebalance, the group cannot have given our partitions away: by
@@ -50,10 +61,22 @@ class Looks:
             last.wait(worker.partition, waiter)
         elif proof is Proof.FENCE:
             pool.admit(worker.partition, worker.watermark, [], [], waiter)
-        elif proof is Proof.LEASE and self._has_lease():
+        elif proof is Proof.LEASE and self.has_lease():
             self._when_committed(worker, waiter)
         else:
             self._waiting.append((worker, waiter))
+            self._came.notify()
+
+    def pending(self, partition: int) -> list[Mapping[bytes, Change]]:
+        """Return the changes of this partition, by key, that are not known to be committed. The value of every other
+        key is."""
+        return [txn.cuts[partition].changes for txn in self._member.pool.unsettled if partition in txn.cuts]
+
+    def renew(self) -> None:
+        """Have a heartbeat sent, since there is no lease: a busy partition's looks wait for commits, and never need
+        one."""
+        if self._clock() - self._requested_at > _RENEW_SECONDS:
+            self._is_wanted = True
             self._came.notify()
 
     async def wait_answered(self, worker: Partition) -> None:
@@ -65,8 +88,9 @@ class Looks:
         """Prove looks until cancelled; then the waiting ones fail with ``TakenBack``."""
         try:
             while True:
-                while not self._waiting:
+                while not (self._waiting or self._is_wanted):
                     await self._came.wait()
+                self._is_wanted, self._requested_at = False, self._clock()
                 self._asking, self._waiting = self._waiting, []
                 proven = await self._is_proven()
                 while self._asking:
@@ -94,7 +118,7 @@ class Looks:
             self._lease = snapshot, sent + self._lease_seconds
         return known and member.is_current and self._clock() < sent + self._lease_seconds
 
-    def _has_lease(self) -> bool:
+    def has_lease(self) -> bool:
         """Check the lease, on a clock that is read *after* the look. Another generation needs another heartbeat: with
         it a rebalance may have begun."""
         if self._lease is None:

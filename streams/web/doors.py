@@ -1,6 +1,6 @@
 """The doors before the pages: where a request may come from, how large it may be, and what its token allows.
 
-Every request passes them in this order: room, host, size, token, origin and form, right, time. A refusal is an answer
+Every request passes them in this order: size, room, host, token, origin and form, right, time. A refusal is an answer
 at once, with nothing in it of what was sent.
 """
 
@@ -11,7 +11,8 @@ import hmac
 import ipaddress
 import logging
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -85,13 +86,17 @@ class Doors:
             return
         request = Request(scope, receive)
         is_stream = scope["path"] == STREAM_PATH
+        await self._bounded(request, is_stream, _with_headers(send, request))
+
+    @contextmanager
+    def _place(self, is_stream: bool) -> Iterator[bool]:
+        """Take the place of a request, if there is one: ``False`` otherwise."""
         if self._streams >= MOST_STREAMS if is_stream else self._requests >= MOST_REQUESTS:
-            full = PlainTextResponse("too many requests at a time\n", 503, {"Retry-After": "1", "Connection": "close"})
-            await full(scope, receive, _with_headers(send, request))
+            yield False
             return
         self._streams, self._requests = self._streams + is_stream, self._requests + (not is_stream)
         try:
-            await self._bounded(request, is_stream, _with_headers(send, request))
+            yield True
         finally:
             self._streams, self._requests = self._streams - is_stream, self._requests - (not is_stream)
 
@@ -114,14 +119,19 @@ class Doors:
         answer: Response | None = None
         try:
             async with asyncio.timeout(REQUEST_SECONDS) as patience:
-                body = await _body_of(request)
-                answer = body if isinstance(body, Response) else self._checked(request, body)
-                if answer is None:
-                    assert isinstance(body, bytes)
-                    if is_stream:
-                        patience.reschedule(None)
-                    await self.pages(request.scope, _replayed(body, request.receive), sending)
-                    return
+                body = await _body_of(request)  # a slow one takes no place from others
+                with self._place(is_stream) as has_place:
+                    if not has_place:
+                        head = {"Retry-After": "1", "Connection": "close"}
+                        answer = PlainTextResponse("too many requests at a time\n", 503, head)
+                    else:
+                        answer = body if isinstance(body, Response) else self._checked(request, body)
+                    if answer is None:
+                        assert isinstance(body, bytes)
+                        if is_stream:
+                            patience.reschedule(None)
+                        await self.pages(request.scope, _replayed(body, request.receive), sending)
+                        return
         except _AnswerTooLarge:
             answer = self._refuse(request, 503, "the answer is too large: choose less")
         except TimeoutError:

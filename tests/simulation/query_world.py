@@ -14,6 +14,9 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from streams.errors import StreamsError
+from streams.queries.local import LocalQueries
+from streams.queries.points import PointRead
+from streams.queries.questions import Question, Reply
 from streams.testing import TestDriver
 from streams.testing.simulation.faults import Conditions
 from streams.testing.simulation.virtual_time import elapse
@@ -27,7 +30,7 @@ HALF_A_SESSION = 3.0
 
 
 class Seen(NamedTuple):
-    """One answer. ``kind``: "leased", "confirmed" or "copy"."""
+    """One answer. ``kind``: "leased", "confirmed", "copy", or "point": of a single key, as other processes read."""
 
     kind: str
     called: float
@@ -50,7 +53,9 @@ class QueryWorld:
         self.rate = rng.choice((0.5, 0.1, 0.03))  # often nothing is under way when a member is struck
         self.pauses = rng.choice(((0.2, 1.0, 4.0), (12.0, 15.0)))  # or each strike has its consequences alone
         # A member that is cut off with a confirmed query has a transaction under way, which all later ones wait for.
-        self.kinds = rng.choice((("leased", "copy"), ("leased", "leased", "leased", "confirmed", "copy")))
+        self.kinds = rng.choice(
+            (("leased", "point", "copy"), ("leased", "point", "leased", "point", "confirmed", "copy"))
+        )
         source = build(partitions=2, num_standbys=1)
         self.driver = TestDriver(source, members=3, seed=seed, conditions=conditions)
         self.visible: list[tuple[float, int]] = [(0.0, 0)]
@@ -124,23 +129,27 @@ class QueryWorld:
         called, least = driver.now, self._visible()
         try:
             local = source._local(source._running())
-            answer = await local.query(
-                0,
-                lambda store: store.get("k", 0),
-                confirm=kind == "confirmed",
-                max_staleness=STALENESS if kind == "copy" else None,
-                timeout_seconds=20.0,
-            )
+            if kind == "point":
+                value = await point_of(local, "k")
+            else:
+                answer = await local.query(
+                    0,
+                    lambda store: store.get("k", 0),
+                    confirm=kind == "confirmed",
+                    max_staleness=STALENESS if kind == "copy" else None,
+                    timeout_seconds=20.0,
+                )
+                value = answer.value
         except StreamsError:
             self.counts["refused"] += 1
             return
         self.counts[kind] += 1
-        self._judge(Seen(kind, called, driver.now, answer.value, number), least)
+        self._judge(Seen(kind, called, driver.now, value, number), least)
 
     def _judge(self, seen: Seen, least: int) -> None:
         if seen.kind == "copy":
             least = self._visible_at(seen.called - STALENESS)
-        elif seen.kind == "leased" and seen.answered - self.forgot_at < 2 * HALF_A_SESSION:
+        elif seen.kind in ("leased", "point") and seen.answered - self.forgot_at < 2 * HALF_A_SESSION:
             least = self._visible_at(seen.called - HALF_A_SESSION)
         if seen.value < least:
             self.wrong.append(f"stale: {seen}, where {least} was committed before")
@@ -166,6 +175,18 @@ class QueryWorld:
             if entry.key == b"k" and entry.value and (entry.txn is None or entry.txn.outcome)
         ]
         return max(found, default=0)
+
+
+async def point_of(local: LocalQueries, key: str) -> int:
+    """Read a counter as ``Crossing`` does."""
+    question = Question(group="", kind="get", partition=0, key=key.encode(), timeout_seconds=20.0)
+    read = PointRead(question, asyncio.get_running_loop().create_future())
+    local.points.read([read], lambda one: one.waiter.set_result(None))
+    await read.waiter
+    if not isinstance(read.outcome, Reply):
+        assert read.outcome is not None
+        raise read.outcome
+    return INTS.decode(read.outcome.value) if read.outcome.value else 0
 
 
 def simulate_queries(seed: int, patch: Any, without: Any = ()) -> None:

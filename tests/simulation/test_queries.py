@@ -42,11 +42,12 @@ async def _no_question(self: CopyReads, partitions: list[int]) -> None:
 
 PROOFS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "any proof, and the commit": lambda patch: patch.setattr(Looks, "answer", _at_once),
-    "the end of the lease": lambda patch: patch.setattr(Looks, "_has_lease", lambda self: self._lease is not None),
+    "the end of the lease": lambda patch: patch.setattr(Looks, "has_lease", lambda self: self._lease is not None),
     "the heartbeat": lambda patch: patch.setattr(Looks, "_is_proven", _heartbeat_is_not_needed),
     "the commit of what was seen": lambda patch: patch.setattr(
         Looks, "_when_committed", lambda self, worker, waiter: waiter(None)
     ),
+    "the changes that are under way": lambda patch: patch.setattr(Looks, "pending", lambda self, partition: []),
     "the end of a copy": lambda patch: patch.setattr(CopyReads, "_request", _no_question),
 }
 
@@ -59,10 +60,10 @@ def test_there_are_answers_of_each_kind() -> None:
     counts: Counter[str] = Counter()
     for seed in (0, 2):
         counts += QueryWorld(seed).run().counts
-    assert all(counts[kind] > 20 for kind in ("leased", "confirmed", "copy", "refused")), counts
+    assert all(counts[kind] > 20 for kind in ("leased", "point", "confirmed", "copy", "refused")), counts
 
 
-NIGHTLY = ("any proof, and the commit", "the heartbeat")
+NIGHTLY = ("any proof, and the commit", "the heartbeat", "the changes that are under way")
 
 
 @pytest.mark.parametrize(

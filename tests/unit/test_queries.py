@@ -11,6 +11,8 @@ import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, StoreError, WouldDeadlock
 from streams.queries.local import unfit
+from streams.queries.points import PointRead
+from streams.queries.questions import Question
 from streams.records import Delivery, Record, TopicPartition
 from streams.runtime.looks import Looks
 from streams.stores import NamedTable, Stores
@@ -20,7 +22,7 @@ from streams.testing.simulation.virtual_time import elapse
 from tests.unit.driver_kit import Added, Slow, build
 from tests.unit.handlers_kit import driven, send
 from tests.unit.test_interjections import beats
-from tests.vocabulary import Words, count, touch
+from tests.vocabulary import INTS, Words, count, touch
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -123,11 +125,11 @@ def test_no_lease_from_a_group_that_rebalances(driver: TestDriver[Any]) -> None:
     """A member that does not come to the rebalance is thrown out when that began long ago, heartbeats or not."""
     query(driver, total)
     looks = driver._world.members[0].source._engine.looks  # type: ignore[union-attr]
-    assert looks._has_lease()
+    assert looks.has_lease()
     looks._lease = None
     driver._world.group.state = "preparing"
     assert query(driver, total).value is None
-    assert not looks._has_lease(), "it was proven by an empty transaction"
+    assert not looks.has_lease(), "it was proven by an empty transaction"
 
 
 def test_at_least_waits_for_what_was_sent(driver: TestDriver[Any]) -> None:
@@ -285,7 +287,7 @@ def test_a_member_that_was_overtaken_does_not_answer(confirm: bool) -> None:
 
 
 def test_without_the_end_of_the_lease_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Looks, "_has_lease", lambda self: self._lease is not None)
+    monkeypatch.setattr(Looks, "has_lease", lambda self: self._lease is not None)
     assert ask_a_member_that_was_overtaken(10.0) == 1, "where the truth is 2"
 
 
@@ -295,9 +297,9 @@ def test_a_lease_ends_while_the_machine_sleeps(driver: TestDriver[Any]) -> None:
     engine = driver._world.members[0].source._engine
     assert engine is not None
     slept = engine.environment.elapsed_seconds() + 3600.0
-    assert engine.looks._has_lease()
+    assert engine.looks.has_lease()
     object.__setattr__(engine.environment, "elapsed_seconds", lambda: slept)
-    assert not engine.looks._has_lease()
+    assert not engine.looks.has_lease()
 
 
 def test_a_copy_of_a_changelog_that_was_made_again_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,3 +336,71 @@ def test_a_part_of_a_store_is_no_answer() -> None:
     for part in (bank.accounts, bank):
         assert "a part of it" in str(unfit(part, bank))
     assert unfit([("ann", 1)], bank) is None
+
+
+def point(driver: TestDriver[Any], key: str, outcomes: list[Any], partition: int = 0) -> None:
+    """Read a key as the HTTP service does; its outcome is appended."""
+    question = Question(group="driven", kind="get", partition=partition, key=key.encode())
+
+    async def ask() -> None:
+        source = driver._world.members[0].source
+        read = PointRead(question, asyncio.get_running_loop().create_future())
+        source._local(source._running()).points.read([read], lambda one: one.waiter.set_result(None))
+        await read.waiter
+        outcomes.append(read.outcome)
+
+    driver._world.loop.create_task(ask())
+
+
+def test_a_key_that_nothing_changes_is_answered_before_the_commit(driver: TestDriver[Any]) -> None:
+    """By the lease: its value is committed. One that the transaction changes waits for it."""
+    driver.send(Added("bob"))
+    query(driver, total)  # the lease
+    found: list[Any] = []
+
+    def asked(member: int) -> None:
+        for key in ("ann", "bob"):
+            point(driver, key, found)
+
+    driver.at("send_offsets.before", asked)
+    driver.at("commit.before", lambda member: found.append("commit"))
+    driver.send(Added("ann"))
+    driver.advance(1.0)
+    bob, commit, ann = found
+    assert commit == "commit"
+    assert (bob.value, bob.positions) == (INTS.encode(1), (("added", 0, 1),)), "as of what is committed"
+    assert (ann.value, ann.positions) == (INTS.encode(1), (("added", 0, 2),))
+
+
+def test_without_a_lease_a_key_waits_for_its_proof(driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeats: list[str] = []
+    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    found: list[Any] = []
+    for _ in range(3):
+        point(driver, "ann", found)
+    driver.advance(1.0)
+    assert [one.value for one in found] == [None] * 3
+    assert len(heartbeats) == 1
+    point(driver, "ann", found)
+    driver.advance(0.1)
+    assert len(found) == 4
+    assert len(heartbeats) == 1, "the lease holds"
+
+
+def test_a_busy_partition_gets_its_lease(driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its looks would wait for commits for ever, and need none."""
+    heartbeats: list[str] = []
+    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    found: list[Any] = []
+    driver.at("send_offsets.before", lambda member: point(driver, "bob", found))
+    driver.send(Added("ann"))
+    driver.advance(1.0)
+    assert len(found) == 1
+    assert len(heartbeats) == 1
+
+
+def test_a_key_of_a_partition_elsewhere(driver: TestDriver[Any]) -> None:
+    found: list[Any] = []
+    point(driver, "ann", found, partition=5)
+    driver.advance(0.1)
+    assert isinstance(found[0], NotOwned)

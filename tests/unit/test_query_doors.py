@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import http.client
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ import pytest
 from streams.answers import Answer
 from streams.cli.worker import port_behind
 from streams.config_groups import QueryConfig
-from streams.errors import ConfigError
+from streams.errors import ConfigError, StoreError
 from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
@@ -44,19 +46,30 @@ def server(tmp_path: Path) -> Iterator[QueryServer]:
     thread.start()
     source._loop = loop
     with QueryServer(source, "127.0.0.1:0") as made:
+        SOURCES[port_of(made)] = source
         yield made
+    SOURCES.clear()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+SOURCES: dict[int, Any] = {}
+"""By the port of their server."""
+
+
+def source_at(server: QueryServer) -> Any:
+    return SOURCES[port_of(server)]
 
 
 def port_of(server: QueryServer) -> int:
     return int(server.address.rpartition(":")[2])
 
 
-def put(server: QueryServer) -> tuple[int, Any]:
+def put(server: QueryServer, kind: str = "len") -> tuple[int, Any]:
     """Put a question as a reader does; the answer has to be sealed."""
-    body = msgspec.json.encode(Question(group="shop", kind="get", partition=0, key=b"ann"))
+    key = b"ann" if kind == "get" else None
+    body = msgspec.json.encode(Question(group="shop", kind=kind, partition=0, key=key))
     asked = ticket(SECRET, "POST", PATH, body, server.address, time.time())
     with closing(http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)) as connection:
         connection.request("POST", PATH, body, {TICKET_HEADER: asked})
@@ -115,6 +128,68 @@ def test_a_question_that_fails_gets_an_answer_of_a_member(
     assert "a key of a user" not in msgspec.convert(refusal, Refusal).message
     answers(monkeypatch, b"1")
     assert put(server)[0] == 200
+
+
+def test_an_answer_waits_for_no_acknowledgement(server: QueryServer) -> None:
+    """Its head and its body would be 40 ms apart."""
+    with raw(port_of(server)):
+        connections = server._server.server_state.connections
+        wait_until(lambda: connections, "the connection", step=0.01)
+        (connection,) = connections
+        link = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_those_that_want_a_key_share_a_wake_up(server: QueryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loop that is held up meanwhile; as many as a member answers at a time."""
+    held, taken = threading.Event(), []
+
+    class Points:
+        def read(self, reads: list[Any], done: Any) -> None:
+            taken.append(len(reads))
+            for number, read in enumerate(reads):
+                if number:
+                    read.outcome = Reply(partition=0, positions=(), age_seconds=0.0, served_by="w-0", value=b"1")
+                else:
+                    read.outcome = StoreError("no such store")
+                done(read)
+
+    kind = type(source_at(server))
+    monkeypatch.setattr(kind, "_running", lambda self: None)
+    monkeypatch.setattr(kind, "_local", lambda self, engine: SimpleNamespace(points=Points()))
+    monkeypatch.setattr(service, "MOST_AT_A_TIME", 8)
+    source_at(server)._loop.call_soon_threadsafe(held.wait)
+    with ThreadPoolExecutor(9) as threads:
+        waiting = [threads.submit(put, server, "get") for _ in range(8)]
+        wait_until(lambda: len(server._server.server_state.tasks) == 8, "their requests", step=0.01)
+        status, retry = refused(server)
+        held.set()
+        answers = sorted(one.result()[0] for one in waiting)
+    assert (status, retry) == (503, "1"), "at once"
+    assert answers == [200] * 7 + [400]
+    assert taken == [8]
+
+
+def refused(server: QueryServer) -> tuple[int, str | None]:
+    """Put a question that is one too many."""
+    body = msgspec.json.encode(Question(group="shop", kind="len", partition=0))
+    head = {TICKET_HEADER: ticket(SECRET, "POST", PATH, body, server.address, time.time())}
+    with closing(http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)) as connection:
+        connection.request("POST", PATH, body, head)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("retry-after")
+
+
+def test_a_key_of_a_source_that_does_not_run(server: QueryServer) -> None:
+    assert put(server, "get")[1]["error"] == "Stopped"
+    closed = asyncio.new_event_loop()
+    closed.close()
+    source = source_at(server)
+    loop, source._loop = source._loop, closed
+    try:
+        assert put(server, "get") == (421, {"error": "Stopped", "message": "the event source is not running"})
+    finally:
+        source._loop = loop
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 
@@ -96,27 +95,37 @@ def test_what_is_no_http_is_refused(web_port: int, junk: bytes) -> None:
     assert ask(web_port, "/live", None).status == 200
 
 
-def test_more_connections_than_there_is_room_for_are_cut_off_and_the_rest_goes_on(
-    web_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    ["", "GET / HT", "POST /login HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 9\r\n\r\na"],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_those_that_send_nothing_keep_no_others_out(web_port: int, sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that has been waited for longest makes room."""
     monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 20.0)
+    monkeypatch.setattr(doors, "REQUEST_SECONDS", 20.0)
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(raw(web_port)) for _ in range(bounded_protocol.MOST_CONNECTIONS)]
-        for _ in range(200):
-            with raw(web_port) as late:
-                assert until_closed(late) == b""
-        idle[0].sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\n\r\n".encode())
-        assert b"200 OK" in idle[0].recv(4096)
-    deadline = threading.Event()
-    while not _answers(web_port):
-        deadline.wait(0.05)
+        for connection in idle:
+            connection.sendall(sent.format(port=web_port).encode())
+        for _ in range(20):
+            assert ask(web_port, "/live", None).status == 200
+        assert until_closed(idle[0]) == b""
 
 
-def _answers(web_port: int) -> bool:
-    try:
-        return ask(web_port, "/live", None).status == 200
-    except OSError:
-        return False
+def test_connections_at_work_are_not_cut_off_for_others(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_protocol.BoundedProtocol, "most_connections", 2)
+    head = f"GET /events?page=overview HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\nAuthorization: Bearer {LOOK}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stream = stack.enter_context(raw(web_port))
+            stream.sendall(head.encode())
+            assert b"text/event-stream" in stream.recv(65_536)
+        with raw(web_port) as late:
+            assert until_closed(late) == b""
+        stream.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            assert stream.recv(65_536) != b"", "it goes on"
 
 
 def test_streams_have_their_own_number(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from an await: the state decides, not the order in which tasks happen to wake up
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
 import anyio
@@ -17,6 +17,7 @@ from streams.core.origin import Origin, batch_end, in_input, is_batch, is_interj
 from streams.core.partition import PartitionState
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.core.position import Position, offsets_of, position_of
+from streams.core.transaction import Cut
 from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
 from streams.group import Order
 from streams.records import shown_key
@@ -249,6 +250,13 @@ class Partitions:
         worker.state = worker.state.to(_S.RELEASED)
         self._forget(worker)
         return True
+
+    def committed(self, cuts: Mapping[int, Cut]) -> None:
+        """Note how far the partitions of a transaction are committed."""
+        for number, cut in cuts.items():
+            worker = self.workers.get(number)
+            if worker is not None:
+                worker.committed = cut.offset
 
     def void_all(self, reason: str) -> None:
         """Make all partitions void: nothing owned may be touched any more (rule R5)."""

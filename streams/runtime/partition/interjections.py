@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from streams.core.router import Route
 from streams.core.schedule import Schedule
 from streams.core.transaction import Waiter
+from streams.outcomes import Retry
 from streams.tracing import Carrier
 
 
@@ -44,6 +45,20 @@ class Interjection:
         """Call the waiter, if there is one."""
         if self.waiter is not None:
             self.waiter(error)
+
+
+class StoreLook(Interjection):
+    """A turn in which code of ours reads the store and writes nothing, so it needs neither a unit nor a context. It
+    sees to its proof by itself. ``waiter``: called with the reason if there is no turn."""
+
+    __slots__ = ("look",)
+
+    def __init__(self, look: Callable[[], None], waiter: Waiter) -> None:
+        super().__init__(_LOOK, waiter)
+        self.look = look
+
+
+_LOOK: Final = Route("look", None, lambda: None, blocking=False, policy=Retry())
 
 
 class Timetable:

@@ -44,7 +44,8 @@ class Partition:
     """One partition at work. On the loop; handlers on a thread read ``timers``.
 
     ``topic_partition`` names it, ``reading`` the input whose event has its turn (the same, with one input), and
-    ``watermark`` is the first offset of that which is not handled yet. ``epoch`` counts the partitions that this
+    ``watermark`` is the first offset of that which is not handled yet. ``committed``: the position up to which
+    everything is known to be committed. ``epoch`` counts the partitions that this
     process brought up: records that were read for an earlier one are dropped. ``ids`` and ``input_ids`` (of further
     inputs) are the topics that the state belongs to, as they were checked. ``is_closing``: no further event is handled.
     """
@@ -62,6 +63,7 @@ class Partition:
         self.ids = TopicIds()
         self.input_ids: tuple[str, ...] = ()
         self.watermark = -1
+        self.committed: Position = -1
         self.nulls: Retry | None = None  # the policy of records without a value, if the input has one of its own
         self.on_error: Retry | None = None  # of its records that cannot be read
         self.timers = timers
@@ -85,7 +87,7 @@ class Partition:
 
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""
-        self.watermark = offsets_of(position)[0]
+        self.watermark, self.committed = offsets_of(position)[0], position
         self.failures.expect(position, (timer.origin for timer in self.timers))
 
     def further_fields(self, position: Position) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:

@@ -36,7 +36,7 @@ from streams.runtime.partition.failures import (
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
 from streams.runtime.partition.inbox import Inbox
-from streams.runtime.partition.interjections import Interjection, Timetable
+from streams.runtime.partition.interjections import Interjection, StoreLook, Timetable
 from streams.runtime.partition.issue import Issuer
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.reorder_buffer import ReorderBuffer
@@ -370,6 +370,9 @@ class PartitionWorker(Partition):
 
     async def _interject(self, interjection: Interjection) -> None:
         engine = self.engine
+        if isinstance(interjection, StoreLook):
+            interjection.look()
+            return
         try:
             ctx, route = self._execution.context(None), interjection.route
             error = await self._execution.run(
