@@ -84,11 +84,13 @@ def list_letters(
 ) -> None:
     """List the letters that are open: neither sent again nor dropped. Changes nothing.
 
-    Exit codes: 0 listed, also when there are none; 1 no such topic, or no broker answers; 2 wrong usage.
+    Exit codes: 0 listed, also when there are none; 1 no such topic, one of other records, or no broker
+    answers; 2 wrong usage.
     """
     task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     with LetterBox(task.settings, task.topic, timeout) as box:
         look = collect(box, task.wanted, limit, settled=settled)
+    _refuse_other_topic(task, look)
     facts = {"topic": task.topic, "open": look.open, "letters": [summary_of(letter) for letter in look.letters]}
     summary = Text(_counted(look, len(look.letters)))
     emit(facts, json, lambda: Group(table_of(look.letters), summary) if look.letters else summary)
@@ -108,13 +110,15 @@ def show(
 ) -> None:
     """Show letters whole: the event, as the source would read it now, what failed, where, and the stack trace.
 
-    Exit codes: 0 shown; 1 no such letter or topic, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such letter or topic, one of other records, or no broker answers; 2 wrong usage.
     """
     task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     decoder = Decoder(task.source)
     with LetterBox(task.settings, task.topic, timeout) as box:
-        found = collect(box, task.wanted, limit, settled=bool(task.wanted.places)).letters
+        look = collect(box, task.wanted, limit, settled=bool(task.wanted.places))
+        found = look.letters
         _refuse_missing(task, found)
+        _refuse_other_topic(task, look)
         originals = originals_of(box, found)
     shown = [whole(letter, decoder, originals.get(letter.place)) for letter in found]
     emit(
@@ -272,7 +276,8 @@ def _open_ones(task: _Task, box: LetterBox, limit: int) -> ChosenLetters:
 
 
 def _refuse_other_topic(task: _Task, look: ChosenLetters) -> None:
-    """Raise ``TopicError`` for a topic of other records: the note that some are settled would stop its readers."""
+    """Raise ``TopicError`` for a topic of other records: they are no letters, and the note that some are settled would
+    stop its readers."""
     is_known = task.source is not None or any(settled.ranges for settled in look.ranges.values())
     if look.letters and not is_known and not any(letter.facts for letter in look.letters):
         raise TopicError(

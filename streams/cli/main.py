@@ -121,9 +121,12 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
         raise
 
 
+_EXPLAINING = frozenset({"--help", "--version", "--show-completion", "--install-completion"})
+
+
 def _only_explains(argv: Sequence[str]) -> bool:
-    """Whether this prints help, the version or completions, which must work beside a ``kes.toml`` that is broken."""
-    return not argv or "--help" in argv or "--version" in argv or "_KES_COMPLETE" in os.environ
+    """Check for help, the version or completions, which must work beside a ``kes.toml`` that is broken."""
+    return not argv or not _EXPLAINING.isdisjoint(argv) or "_KES_COMPLETE" in os.environ
 
 
 def _hide_variables(command: Any) -> None:

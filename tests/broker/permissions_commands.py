@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.broker.permissions_kit import POSITION, command, commands, hangs, has_more, is_ahead, nothing
+from tests.broker.permissions_kit import POSITION, command, commands, hangs, has_more, is_ahead, is_restored, nothing
 
 command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
 command("group", rights=["Describe group GROUP"], behind=1)
@@ -53,6 +53,15 @@ command(
     behind=1,
 )
 command("offsets", "accept", "--yes", rights=POSITION, prepare=is_ahead)
+command(
+    "offsets",
+    "accept",
+    "--restored",
+    "--yes",
+    rights=[*POSITION, "Write topic CHANGELOG"],
+    prepare=is_restored,
+    name="`kes offsets accept --restored`",
+)
 HANGING = ("Read topic CHANGELOG", "Describe topic __transaction_state")
 commands(
     "`kes txn list`, `hanging`",

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from confluent_kafka import TopicPartition
 
 from streams import DEAD_LETTER, AsyncJobScheduler, EventContext, EventProducer, EventSource, GlobalChangeLog
@@ -22,6 +23,7 @@ from streams.clients.group_checks import GroupChecks
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.permissions import Right
 from streams.clients.status_board import StatusBoard
+from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.topics import loop_name, visits_name
 from tests.broker.client_kit import leave_hanging
 from tests.broker.engine_kit import Lab, Running, until
@@ -201,6 +203,19 @@ async def is_ahead(office: Office, kes: Kes) -> None:
     await has_more(office, kes)
     with GroupChecks(office.lab.config().resolved()) as checks:
         await asyncio.to_thread(checks.set_offsets, {0: 3})
+
+
+async def is_restored(office: Office, kes: Kes) -> None:
+    """A source that has run, whose state belongs to a topic with another id."""
+    await has_run(office, kes)
+
+    def write() -> None:
+        with GroupChecks(office.lab.config().resolved()) as checks:
+            record = decode_offset(checks.last_records(office.lab.changelog, [0], OFFSET_KEY)[0])
+            other = msgspec.structs.replace(record, source_id="AAAAAAAAAAAAAAAAAAAAAQ")
+            checks.write(office.lab.changelog, OFFSET_KEY, {0: msgspec.json.encode(other)})
+
+    await asyncio.to_thread(write)
 
 
 async def hangs(office: Office, kes: Kes) -> None:

@@ -191,11 +191,17 @@ def test_it_shows_the_letters_and_asks(
 
 
 @pytest.mark.parametrize("words", [["--all"], ["0@0"]])
-def test_a_topic_of_other_records_gets_no_note(lab: Lab, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_a_topic_of_other_records_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     asyncio.run(lab.create(lab.topic))
     asyncio.run(lab.add("a"))
-    for command in ("drop", "replay"):
-        line = ["dlq", command, *words, "--yes", "--topic", lab.topic, "--bootstrap-servers", lab.bootstrap]
+    places = [word for word in words if word != "--all"]
+    for command in (
+        ["drop", *words, "--yes"],
+        ["replay", *words, "--yes"],
+        ["list", *places],
+        ["show", *places],
+    ):
+        line = ["dlq", *command, "--topic", lab.topic, "--bootstrap-servers", lab.bootstrap]
         assert main.main(line) == 1
         said = capsys.readouterr().err
         assert f"{lab.topic} is no dead-letter topic: {lab.topic}[0]@0 has no header __kes_dlq_*" in said
