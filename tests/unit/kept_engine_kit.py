@@ -100,11 +100,19 @@ class Kept:
 
     def __init__(self, bench: Bench, folder: Path) -> None:
         self.bench, self.folder = bench, folder
+        self.group_folder = folder / "group-g" / "topic-in"
+        self.partition_folder = self.group_folder / "0"
         self.restored: list[int] = []
 
     def make(self, store: Any = STORES["table"], **settings: Any) -> None:
         state = {"folder": str(self.folder), "checkpoint_seconds": 0.02, **settings}
         self.bench.make(count, store=store, state=StateConfig(**state), metrics_handler=self._measured)
+
+    async def ran(self, *names: str, store: Any = STORES["table"]) -> None:
+        """Run a source over these names, and stop it."""
+        self.make(store)
+        await self.bench.over(*names)
+        await self.bench.stop()
 
     def _measured(self, measurement: Any) -> None:
         if isinstance(measurement, TakeOverDone):
@@ -128,7 +136,7 @@ class Kept:
     @property
     def marked(self) -> int:
         """The offset that the folder's mark has now, -1 without one."""
-        mark = StateFolder(self.folder / "group-g" / "topic-in" / "0", -1)._read_mark()
+        mark = StateFolder(self.partition_folder, -1)._read_mark()
         return -1 if mark is None else mark.offset
 
     async def until_marked(self) -> None:

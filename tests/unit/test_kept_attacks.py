@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("unflushed")]
 
 
 def keys_on_disk(kept: Kept) -> set[bytes]:
-    place = kept.folder / "group-g" / "topic-in"
+    place = kept.group_folder
     path = place / "0" / "data-sqlite1" / "state.db"
     if not path.exists():
         return {change.key for change in read_state(place, 0)[1]}

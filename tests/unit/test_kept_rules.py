@@ -97,9 +97,7 @@ def compact(kept: Kept, gone: Callable[[IncomingRecord], bool]) -> None:
 async def old_folder_after_compaction(kept: Kept, monkeypatch: Any) -> None:
     """K4: the tombstone that the folder lacks is gone, and the key must stay deleted."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b")
-    await bench.stop()
+    await kept.ran("a", "b")
     bench.make(count, store=STORES["table"])
     await bench.over("b-", "c")
     await bench.stop()
@@ -116,9 +114,7 @@ async def old_folder_after_compaction(kept: Kept, monkeypatch: Any) -> None:
 async def cut_and_written_anew(kept: Kept, monkeypatch: Any) -> None:
     """K4: the record that the folder ends with is another one now."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b", "c")
-    await bench.stop()
+    await kept.ran("a", "b", "c")
     other_log(kept, [f"x{number}" for number in range(8)])
     bench.make(count, store=STORES["table"])
     await bench.over()
@@ -131,9 +127,7 @@ async def cut_and_written_anew(kept: Kept, monkeypatch: Any) -> None:
 async def log_of_a_member_that_had_less(kept: Kept, monkeypatch: Any) -> None:
     """K4: written anew and compacted, so that nothing is at the mark any more; its input offset goes back."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b", "c")
-    await bench.stop()
+    await kept.ran("a", "b", "c")
     other_log(kept, ["x"])
     bench.make(count, store=STORES["table"])
     await bench.over()
@@ -152,9 +146,7 @@ async def log_of_a_member_that_had_less(kept: Kept, monkeypatch: Any) -> None:
 async def another_topic(kept: Kept, monkeypatch: Any) -> None:
     """K4: made again, and all that its records could be told apart by is compacted away."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b")
-    await bench.stop()
+    await kept.ran("a", "b")
     other_log(kept, [f"x{number}" for number in range(8)])
     with monkeypatch.context() as other:
         other.setattr(Group, "identity", lambda *_: TopicIdentity("another", 1))
