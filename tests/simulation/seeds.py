@@ -11,7 +11,7 @@ import pytest
 
 from streams.testing.schedule_search import SearchFailed, SearchReport
 
-Safeguard = Callable[[pytest.MonkeyPatch], None]
+Removal = Callable[[pytest.MonkeyPatch], None]
 """Takes a safeguard of the engine out."""
 
 
@@ -50,11 +50,11 @@ def assert_missed(simulate: Simulate, rule: str, tries: int, monkeypatch: pytest
 
 
 def assert_search_misses(
-    run: Callable[[int | list[int]], SearchReport], safeguard: Safeguard, wrong: str, seeds: int = 40
+    run: Callable[[int | list[int]], SearchReport], removal: Removal, wrong: str, seeds: int = 40
 ) -> None:
     """Check that a search goes ``wrong`` without the safeguard, and that the same seed is right with it."""
     with pytest.MonkeyPatch.context() as patch:
-        safeguard(patch)
+        removal(patch)
         with pytest.raises(Exception, match=wrong) as missed:
             run(seeds)
     run([missed.value.seed if isinstance(missed.value, SearchFailed) else 0])  # else it went wrong without any fault

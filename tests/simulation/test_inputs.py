@@ -27,7 +27,7 @@ from streams.runtime.partition.worker import PartitionWorker
 from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
-from tests.simulation.seeds import Safeguard, assert_search_misses
+from tests.simulation.seeds import Removal, assert_search_misses
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -238,7 +238,7 @@ def runs_committed_apart(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.parametrize(
-    "safeguard",
+    "removal",
     [
         touched_inputs_only,
         started_at_the_groups_offsets,
@@ -247,5 +247,5 @@ def runs_committed_apart(patch: pytest.MonkeyPatch) -> None:
         runs_committed_apart,
     ],
 )
-def test_each_safeguard_is_missed(safeguard: Safeguard) -> None:
-    assert_search_misses(run, safeguard, r"seed \d+ goes wrong|not done after|counts|pop from an empty|no offset of")
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|not done after|counts|pop from an empty|no offset of")

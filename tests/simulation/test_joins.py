@@ -37,7 +37,7 @@ from streams.testing import TestDriver
 from streams.testing.driven_tables import committed_rows
 from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
-from tests.simulation.seeds import Safeguard, assert_search_misses
+from tests.simulation.seeds import Removal, assert_search_misses
 from tests.unit.joins_kit import folded
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -199,7 +199,7 @@ def copies_that_stay_without_their_rows(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.parametrize(
-    "safeguard",
+    "removal",
     [
         rows_of_this_process_only,
         rows_beside_the_transaction,
@@ -207,5 +207,5 @@ def copies_that_stay_without_their_rows(patch: pytest.MonkeyPatch) -> None:
         copies_that_stay_without_their_rows,
     ],
 )
-def test_each_safeguard_is_missed(safeguard: Safeguard) -> None:
-    assert_search_misses(run, safeguard, r"seed \d+ goes wrong|the row|rows")
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|the row|rows")

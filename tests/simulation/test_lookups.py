@@ -20,7 +20,7 @@ from streams.runtime.changelog import LookupPosition
 from streams.runtime.reading.lookups import Lookups, _Reading
 from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchReport, search
-from tests.simulation.seeds import Safeguard, assert_search_misses
+from tests.simulation.seeds import Removal, assert_search_misses
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -143,6 +143,6 @@ def a_receiver_that_does_not_compare(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("safeguard", [positions_that_stay_at_the_start, a_receiver_that_does_not_compare])
-def test_each_safeguard_is_missed(safeguard: Safeguard) -> None:
-    assert_search_misses(run, safeguard, "looked into an older table", seeds=200)
+@pytest.mark.parametrize("removal", [positions_that_stay_at_the_start, a_receiver_that_does_not_compare])
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, "looked into an older table", seeds=200)

@@ -25,7 +25,7 @@ from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
-from tests.simulation.seeds import Safeguard, assert_search_misses
+from tests.simulation.seeds import Removal, assert_search_misses
 
 from .test_inputs import ORDERS, PARTITIONS, PAYMENTS, build, judge, witness
 
@@ -169,6 +169,6 @@ def started_at_the_end_of_the_loop(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("safeguard", [deleted_up_to_what_is_admitted, started_at_the_end_of_the_loop])
-def test_each_safeguard_is_missed(safeguard: Safeguard) -> None:
-    assert_search_misses(run, safeguard, r"seed \d+ goes wrong|not done after|counts|are gone")
+@pytest.mark.parametrize("removal", [deleted_up_to_what_is_admitted, started_at_the_end_of_the_loop])
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|not done after|counts|are gone")

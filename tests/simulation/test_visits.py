@@ -20,7 +20,7 @@ from streams.runtime.partition.timers import PartitionTimers
 from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
-from tests.simulation.seeds import Safeguard, assert_search_misses
+from tests.simulation.seeds import Removal, assert_search_misses
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -149,7 +149,7 @@ def the_place_is_that_of_this_process(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.parametrize(
-    "safeguard", [left_behind_by_a_move, a_run_begins_each_time_it_is_requested, the_place_is_that_of_this_process]
+    "removal", [left_behind_by_a_move, a_run_begins_each_time_it_is_requested, the_place_is_that_of_this_process]
 )
-def test_each_safeguard_is_missed(safeguard: Safeguard) -> None:
-    assert_search_misses(run, safeguard, r"seed \d+ goes wrong|not done after|visited twice|visited in")
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|not done after|visited twice|visited in")
