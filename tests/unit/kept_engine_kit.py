@@ -13,6 +13,7 @@ from streams.disk import RocksDB, SQLite
 from streams.metrics import TakeOverDone
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.keeper import StateKeeper
 from streams.stores import Index, NamedTable, Stores
 from tests.unit.runtime_kit import CHANGELOG, TOPIC, Bench, Named
 from tests.unit.waiting import until
@@ -134,6 +135,13 @@ class Kept:
         return dict(table.items())
 
     @property
+    def keeper(self) -> StateKeeper:
+        """Of the engine that runs now."""
+        keeper = self.bench.engine.keeper
+        assert keeper is not None
+        return keeper
+
+    @property
     def marked(self) -> int:
         """The offset that the folder's mark has now, -1 without one."""
         mark = StateFolder(self.partition_folder, -1)._read_mark()
@@ -167,6 +175,4 @@ async def stays_full(kept: Kept, monkeypatch: Any) -> None:
     kept.bench.broker.send(*(f"some longer name {number}" for number in range(100)))
     engine = kept.bench.engine
     await kept.bench.until(lambda: engine.committed_events == 101, "all is committed")
-    keeper = engine.keeper
-    assert keeper is not None
-    await until(lambda: keeper._unwritten() <= 1_000, "memory is bounded", 3.0)
+    await until(lambda: kept.keeper._unwritten() <= 1_000, "memory is bounded", 3.0)

@@ -56,8 +56,7 @@ async def test_a_transaction_that_is_aborted_again_and_again_while_checkpoints_r
 
     monkeypatch.setattr(Slot, "commit", aborts)
     bench.broker.send("c", "a-", "d")
-    keeper = bench.engine.keeper
-    assert keeper is not None
+    keeper = kept.keeper
     for turn in range(1, 7):  # with the eighth the source stops
         await bench.until(lambda least=turn: aborted[0] >= least, "it is aborted once more")
         await keeper._thread.call(keeper.open_ones[0].write)

@@ -55,8 +55,7 @@ async def only_what_is_committed(kept: Kept, monkeypatch: Any) -> None:
     monkeypatch.setattr(Slot, "commit", waits)
     kept.bench.broker.send("c", "a-")
     await kept.bench.until(lambda: commits, "a transaction is about to be committed")
-    keeper = kept.bench.engine.keeper
-    assert keeper is not None
+    keeper = kept.keeper
     await keeper._thread.call(keeper.open_ones[0].write)
     assert names(rows(kept)) == {"a", "b"}
     await kept.bench.cancel()

@@ -265,8 +265,7 @@ async def test_the_figures_of_a_folder(kept: Kept) -> None:
     assert (found.gathered_changes, found.unwritten_bytes) == (0, 0)
     assert 0 <= found.mark_age_seconds < 60
     assert 0 < found.recover_seconds < 0.1
-    keeper = kept.bench.engine.keeper
-    assert keeper is not None
+    keeper = kept.keeper
     await until(lambda: keeper.open_ones[0].checkpoint_seconds > 0, "it was measured")
     keeper.open_ones[0].give_up("test")
     assert kept.bench.source.statistics().folders[0].state == "left"
