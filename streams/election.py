@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -151,9 +150,7 @@ class Election:
         await self._candidate.open(self._connect)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._candidate.close()
 
     def _connect(self, owner: TenureOwner) -> tuple[Claim, GroupTenures]:

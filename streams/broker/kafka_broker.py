@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from streams.broker import diagnosis
@@ -244,9 +243,7 @@ class KafkaBroker:
     def __enter__(self) -> Self:
         return self if self._kept is not None else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     # -- steps --------------------------------------------------------------------------------------------------------

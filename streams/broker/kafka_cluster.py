@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from streams.broker import diagnosis, probe
@@ -134,9 +133,7 @@ class KafkaCluster:
     def __enter__(self) -> Self:
         return self if self._nodes else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

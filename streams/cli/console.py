@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
 import orjson
-from rich.console import Console, RenderableType
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod, OverflowMethod, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 LOG_EVERY_SECONDS = 5.0
@@ -47,6 +49,16 @@ def emit(data: Any, json: bool, table: Callable[[], RenderableType]) -> None:
         sys.stdout.flush()
     else:
         print_whole(answers(), table())
+
+
+def plain_table(*names: str, right: Collection[str] = (), folded: Collection[str] = ()) -> Table:
+    """An empty table without a frame. ``right``: the columns of numbers. ``folded``: those whose text may be folded."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        side: JustifyMethod = "right" if name in right else "left"
+        overflow: OverflowMethod = "fold" if name in folded else "ellipsis"
+        table.add_column(name, justify=side, no_wrap=name not in folded, overflow=overflow)
+    return table
 
 
 def print_whole(console: Console, shown: RenderableType) -> None:

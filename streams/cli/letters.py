@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import msgspec
@@ -159,9 +158,7 @@ class LetterBox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._reader.close()
         self._admin.close()
 

@@ -59,7 +59,7 @@ def apply_command(
     name: Name = "",
     database: Database = "",
     bootstrap_servers: Servers = "",
-    table: Annotated[str, typer.Option("--table", help="The table of the outbox.")] = "",
+    table: TableName = "",
     file: SettingsFile = "",
     shards: Shards = 4,
     replication_factor: Annotated[int, typer.Option(min=1, help="Of the positions topic.")] = 1,
@@ -82,7 +82,7 @@ def relay_command(
     name: Name = "",
     database: Database = "",
     bootstrap_servers: Servers = "",
-    table: Annotated[str, typer.Option("--table", help="The table of the outbox.")] = "",
+    table: TableName = "",
     file: SettingsFile = "",
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes that are kept alive.")] = 1,
     metrics: Annotated[
@@ -165,7 +165,7 @@ def purge_command(
     name: Name = "",
     database: Database = "",
     bootstrap_servers: Servers = "",
-    table: Annotated[str, typer.Option("--table", help="The table of the outbox.")] = "",
+    table: TableName = "",
     file: SettingsFile = "",
     after_restore: Annotated[
         AfterRestore,

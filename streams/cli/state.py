@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.cli.console import complain, emit
+from streams.cli.console import complain, emit, plain_table
 from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
@@ -314,9 +314,7 @@ def _line(entry: _Entry) -> str:
 
 
 def _entry_table(entries: list[_Entry]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("partition", "changed at", "key", "value"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "partition" else "left")
+    table = plain_table("partition", "changed at", "key", "value", right=("partition",))
     for entry in entries:
         value = shortened(one_line(entry.value), _WIDEST)
         text = Text(value) if not entry.problem else Text(shortened(harmless(entry.problem), _WIDEST), style="red")

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.cli.console import complain, emit
+from streams.cli.console import complain, emit, plain_table
 from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened
 from streams.cli.state_sources import ExportedLine, StateAt, read_on, state_of
 from streams.errors import DecodeError, StoreError
@@ -138,9 +137,7 @@ def diff(
 
 
 def _differences(rows: list[dict[str, Any]], a: str, b: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("partition", "key", harmless(a), harmless(b)):
-        table.add_column(name, no_wrap=True)
+    table = plain_table("partition", "key", harmless(a), harmless(b))
     for row in rows:
         texts = ["-" if row[side] is None else shortened(one_line(row[side]), 60) for side in ("a", "b")]
         table.add_row(str(row["partition"]), shortened(one_line(row["key"]), 60), *map(Text, texts))

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.cli.console import complain, emit
+from streams.cli.console import complain, emit, plain_table
 from streams.cli.folders import partitions_on_disk
 from streams.cli.records import harmless
 from streams.cli.scans import late_lines
@@ -348,11 +347,7 @@ def _offset(path: Path) -> int:
 
 def rows_table(rows: list[dict[str, Any]], *names: str) -> Table:
     """Return rows as a table of these columns."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in names:
-        table.add_column(
-            name, no_wrap=name not in ("problem", "result"), justify="right" if name in _NUMBERS else "left"
-        )
+    table = plain_table(*names, right=_NUMBERS, folded=("problem", "result"))
     for row in rows:
         texts = [
             f"{row[name]:,}" if isinstance(row[name], int) and name != "partition" else harmless(str(row[name]))

@@ -23,7 +23,7 @@ from streams.cli.cluster import (
     source_admin_of,
     topic_option,
 )
-from streams.cli.console import complain, emit, notices, print_whole
+from streams.cli.console import complain, emit, notices, plain_table, print_whole
 from streams.clients import kafka_python_settings
 from streams.clients.admin import TopicAdmin, differences
 from streams.clients.group_view import GroupQuestions
@@ -255,10 +255,7 @@ def _facts(verdict: TopicCheck) -> dict[str, Any]:
 
 
 def _table(verdicts: list[TopicCheck], create: bool) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("topic", overflow="fold")
-    for name in ("purpose", "partitions", "replicas", "state"):
-        table.add_column(name, no_wrap=True)
+    table = plain_table("topic", "purpose", "partitions", "replicas", "state", folded=("topic",))
     for wanted, state, _ in verdicts:
         spec = wanted.spec
         name = "\n".join([spec.name, *(f"  {key}={value}" for key, value in spec.configs.items())])

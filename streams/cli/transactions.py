@@ -9,13 +9,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, Timeout, admin_of, await_listener, brokers, named_source
-from streams.cli.console import duration, emit, notices
+from streams.cli.console import duration, emit, notices, plain_table
 from streams.clients import kafka_python_settings
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.open_transactions import OpenTransactions
@@ -207,31 +206,25 @@ def _everything(listed: list[ListedTransaction], hanging: list[OpenTransaction])
 
 
 def _listed(found: list[ListedTransaction]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("transactional id", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for name in ("producer id", "epoch", "coordinator", "age", "time-out"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("partitions", overflow="fold")
+    numbers = ("producer id", "epoch", "coordinator", "age", "time-out")
+    names = ("transactional id", "state", *numbers, "partitions")
+    table = plain_table(*names, right=numbers, folded=("transactional id", "partitions"))
     for txn in found:
-        numbers = txn.producer_id, txn.producer_epoch, txn.coordinator
+        producer = txn.producer_id, txn.producer_epoch, txn.coordinator
         times = duration(_age(txn.started_ms)), duration(txn.timeout_ms / 1000)
         places = Text(", ".join(f"{topic}[{number}]" for topic, number in txn.partitions))
-        table.add_row(txn.transactional_id, txn.state, *map(str, numbers), *times, places)
+        table.add_row(txn.transactional_id, txn.state, *map(str, producer), *times, places)
     return table
 
 
 def _table(found: list[OpenTransaction]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("topic", overflow="fold")
-    for name in ("partition", "from offset", "producer id", "epoch", "last record"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("transactional id", overflow="fold")
-    table.add_column("state", no_wrap=True)
+    numbers = ("partition", "from offset", "producer id", "epoch", "last record")
+    names = ("topic", *numbers, "transactional id", "state")
+    table = plain_table(*names, right=numbers, folded=("topic", "transactional id"))
     for txn in found:
-        numbers = (txn.partition, txn.start_offset, txn.producer_id, txn.producer_epoch)
+        place = (txn.partition, txn.start_offset, txn.producer_id, txn.producer_epoch)
         age = f"{duration(_age(txn.last_timestamp_ms))} ago"
         owner, state = (txn.transactional_id, txn.state) if not txn.is_hanging else ("none", "hanging")
         style = "bold red" if txn.is_hanging else ""
-        table.add_row(txn.topic, *map(str, numbers), age, owner, state, style=style)
+        table.add_row(txn.topic, *map(str, place), age, owner, state, style=style)
     return table

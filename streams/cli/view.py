@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
-from streams.cli.console import as_json, complain, emit
+from streams.cli.console import as_json, complain, emit, plain_table
 from streams.cli.records import checked_place, harmless, one_line, plain_bytes, plain_text, shortened
 from streams.cli.state import decoded, decoded_entry
 from streams.codecs import BytesCodec
@@ -198,9 +197,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("partition", "key", "value"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "partition" else "left")
+    table = plain_table("partition", "key", "value", right=("partition",))
     for row in rows:
         text = harmless(row["problem"]) or one_line(row["value"])
         value = Text(shortened(text, _WIDEST), style="red" if row["problem"] else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import confluent_kafka
@@ -68,9 +67,7 @@ class ClusterQuestions(Questions):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._client.close(_CLOSE_SECONDS)
 
     def brokers(self, deadline: float) -> list[BrokerView]:

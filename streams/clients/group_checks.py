@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from streams.clients import kafka_python_settings, permissions
@@ -62,9 +61,7 @@ class GroupChecks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._elsewhere is not None:
             self._elsewhere.close()
         self._questions.close()

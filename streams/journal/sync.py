@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Self
 
 from anyio.abc import TaskStatus
@@ -35,9 +34,7 @@ class SyncJournal:
         self._portal: BlockingPortal = self._opened.enter_context(start_blocking_portal())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
 
     @contextmanager

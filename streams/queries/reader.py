@@ -7,7 +7,6 @@ import heapq
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import aiohttp
@@ -131,9 +130,7 @@ class StateReader(Generic[K, V]):
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()

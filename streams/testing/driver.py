@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from streams.errors import ConfigError, NotOwned
@@ -89,9 +88,7 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
     def __enter__(self) -> TestDriver[StoreT]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- input ---------------------------------------------------------------------------------------------------------

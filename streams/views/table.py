@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 import msgspec
@@ -230,9 +229,7 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _refuse_write(self) -> NoReturn:

@@ -5,14 +5,13 @@ python join_program.py BOOTSTRAP GROUP INSTANCE
 
 from __future__ import annotations
 
-import logging
-import sys
 from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Table, Update, event_type
+from streams import EventContext, EventSource, Table, Update, event_type
 from streams.records import Record
+from tests.broker.program_kit import config_of, main
 
 PARTITIONS = 2
 
@@ -29,16 +28,7 @@ def topics_of(group: str) -> tuple[str, str, str]:
 
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
     orders, table, said = topics_of(group)
-    config = EventSourceConfig(
-        group_id=group,
-        topic=orders,
-        num_partitions=PARTITIONS,
-        bootstrap_servers=bootstrap,
-        instance_id=instance,
-        num_standbys=1,
-        session_timeout_seconds=6.0,
-        transaction_timeout_seconds=5.0,
-    )
+    config = config_of(bootstrap, group, instance, orders, PARTITIONS)
     source = EventSource(config, Table.factory(key=str, value=int))
     customers = source.join(table, key=str, value=int)
 
@@ -62,5 +52,4 @@ def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(module)s %(message)s")
-    build(*sys.argv[1:4]).run()
+    main(build)

@@ -5,14 +5,13 @@ python lookup_program.py BOOTSTRAP GROUP INSTANCE
 
 from __future__ import annotations
 
-import logging
-import sys
 from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, event_type
+from streams import EventContext, EventSource, event_type
 from streams.records import Record
+from tests.broker.program_kit import config_of, main
 
 
 @event_type("looked.Paid")
@@ -27,16 +26,7 @@ def topics_of(group: str) -> tuple[str, str, str]:
 
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
     payments, table, said = topics_of(group)
-    config = EventSourceConfig(
-        group_id=group,
-        topic=payments,
-        num_partitions=1,
-        bootstrap_servers=bootstrap,
-        instance_id=instance,
-        num_standbys=1,
-        session_timeout_seconds=6.0,
-        transaction_timeout_seconds=5.0,
-    )
+    config = config_of(bootstrap, group, instance, payments, 1)
     source = EventSource(config)
     rates = source.lookup(table, key=str, value=int)
 
@@ -49,5 +39,4 @@ def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(module)s %(message)s")
-    build(*sys.argv[1:4]).run()
+    main(build)

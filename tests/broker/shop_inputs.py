@@ -5,14 +5,13 @@ python shop_inputs.py BOOTSTRAP GROUP INSTANCE
 
 from __future__ import annotations
 
-import logging
-import sys
 from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import EventContext, EventSource, Table, event_type
 from streams.records import Record
+from tests.broker.program_kit import config_of, main
 
 PARTITIONS = 2
 
@@ -39,16 +38,7 @@ def output_of(group: str) -> str:
 
 
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
-    config = EventSourceConfig(
-        group_id=group,
-        topic=orders_of(group),
-        num_partitions=PARTITIONS,
-        bootstrap_servers=bootstrap,
-        instance_id=instance,
-        num_standbys=1,
-        session_timeout_seconds=6.0,
-        transaction_timeout_seconds=5.0,
-    )
+    config = config_of(bootstrap, group, instance, orders_of(group), PARTITIONS)
     source = EventSource(config, Table.factory(key=str, value=int))
     source.input(payments_of(group), event=Paid)
     output = output_of(group)
@@ -67,5 +57,4 @@ def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(module)s %(message)s")
-    build(*sys.argv[1:4]).run()
+    main(build)

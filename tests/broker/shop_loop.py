@@ -6,20 +6,19 @@ python shop_loop.py BOOTSTRAP GROUP INSTANCE
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import EventContext, EventSource, Table, event_type
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
+from tests.broker.program_kit import config_of, main
 
 PARTITIONS = 2
 PURGE_SECONDS = 0.5
@@ -40,17 +39,7 @@ def output_of(group: str) -> str:
 
 
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
-    config = EventSourceConfig(
-        group_id=group,
-        topic=orders_of(group),
-        num_partitions=PARTITIONS,
-        bootstrap_servers=bootstrap,
-        instance_id=instance,
-        loop=True,
-        num_standbys=1,
-        session_timeout_seconds=6.0,
-        transaction_timeout_seconds=5.0,
-    )
+    config = config_of(bootstrap, group, instance, orders_of(group), PARTITIONS, loop=True)
     source = EventSource(config, Table.factory(key=str, value=int))
 
     @source.on
@@ -105,8 +94,7 @@ def die_at(point: str, times: int) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(module)s %(message)s")
     loop_purge.PURGE_SECONDS = PURGE_SECONDS  # type: ignore[misc]
     if point := os.environ.get("KILL_AT"):
         die_at(point, int(os.environ.get("KILL_TIMES", "3")))
-    build(*sys.argv[1:4]).run()
+    main(build)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -76,22 +75,19 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
 
     place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
     second = source_of(lab, **quick)
-    with caplog.at_level(logging.WARNING, "streams"):
-        async with Running(second, active=0):
-            await lab.add("a")
-            await until(lambda: "hanging transaction" in caplog.text, "it is named")
-            assert f"kes txn abort MODULE:SOURCE {' '.join(place)}" in caplog.text
-            with pytest.raises(OffsetError, match=r"is younger than 900 s, so it may be alive.* try again in 8\d\d s"):
-                await asyncio.to_thread(
-                    OpenTransactions(client).abort, changelog, 0, offset, time.monotonic() + PATIENCE
-                )
-            assert second.statistics().committed_events == 0
-            [found] = (await answer("hanging"))["transactions"]
-            assert (found["topic"], found["partition"], found["start_offset"]) == (changelog, 0, offset)
-            ended = await answer("abort", *place, "--min-age", "0", "--yes")
-            assert ended["aborted"]["start_offset"] == offset
-            await until(lambda: second.statistics().committed_events == 1, "the restore goes on")
-            assert (await answer("list"))["transactions"] == []
+    async with Running(second, active=0):
+        await lab.add("a")
+        await until(lambda: "hanging transaction" in caplog.text, "it is named")
+        assert f"kes txn abort MODULE:SOURCE {' '.join(place)}" in caplog.text
+        with pytest.raises(OffsetError, match=r"is younger than 900 s, so it may be alive.* try again in 8\d\d s"):
+            await asyncio.to_thread(OpenTransactions(client).abort, changelog, 0, offset, time.monotonic() + PATIENCE)
+        assert second.statistics().committed_events == 0
+        [found] = (await answer("hanging"))["transactions"]
+        assert (found["topic"], found["partition"], found["start_offset"]) == (changelog, 0, offset)
+        ended = await answer("abort", *place, "--min-age", "0", "--yes")
+        assert ended["aborted"]["start_offset"] == offset
+        await until(lambda: second.statistics().committed_events == 1, "the restore goes on")
+        assert (await answer("list"))["transactions"] == []
 
 
 async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: KafkaPythonClient) -> None:
@@ -150,18 +146,17 @@ async def test_a_relay_names_what_holds_up_its_positions_and_goes_on_when_it_is_
     positions = positions_name(config.name)
     offset = await asyncio.to_thread(leave_hanging, client, positions)
     stash(b"2")
-    with caplog.at_level(logging.WARNING, "streams"):
-        async with Relay(config):
-            await until(lambda: f"kes txn hanging --topic {positions}" in caplog.text, "the command is named")
-            place = ["--topic", positions, "--partition", "0", "--start-offset", str(offset)]
-            where = ["--bootstrap-servers", servers, "--json"]
-            capsys.readouterr()
-            assert await asyncio.to_thread(main, ["txn", "hanging", "--topic", positions, *where]) == 0
-            [found] = json.loads(capsys.readouterr().out)["transactions"]
-            assert found["start_offset"] == offset
-            ended = ["txn", "abort", *place, "--min-age", "0", "--yes", *where]
-            assert await asyncio.to_thread(main, ended) == 0
-            await is_sent()
+    async with Relay(config):
+        await until(lambda: f"kes txn hanging --topic {positions}" in caplog.text, "the command is named")
+        place = ["--topic", positions, "--partition", "0", "--start-offset", str(offset)]
+        where = ["--bootstrap-servers", servers, "--json"]
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, ["txn", "hanging", "--topic", positions, *where]) == 0
+        [found] = json.loads(capsys.readouterr().out)["transactions"]
+        assert found["start_offset"] == offset
+        ended = ["txn", "abort", *place, "--min-age", "0", "--yes", *where]
+        assert await asyncio.to_thread(main, ended) == 0
+        await is_sent()
     db.close()
     mark = admin.watermarks(topic)[0]
     admin.close()

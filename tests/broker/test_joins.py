@@ -6,25 +6,19 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.codecs import int_codec
-from streams.errors import BrokerUnavailable, TopicError
-from streams.records import TYPE_HEADER, IncomingRecord
+from streams.errors import TopicError
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, decode_offset
 from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker import join_program as program
-from tests.broker.battery_kit import Worker, let_pass, wait_until
+from tests.broker.battery_kit import Worker
+from tests.broker.bench_kit import LoadedBench
 from tests.unit.joins_kit import folded
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
@@ -36,34 +30,20 @@ class JoinWorker(Worker):
     program = Path(__file__).with_name("join_program.py")
 
 
-class JoinBench:
-    """The topics of one test, and what is in them."""
+class JoinBench(LoadedBench):
+    worker = JoinWorker
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        self.bootstrap, self.group = bootstrap, group
-        self.settings = ClientSettings(bootstrap, {}, client_id="joins")
-        self.admin = TopicAdmin(self.settings)
+        super().__init__(bootstrap, group)
         self.orders, self.table, self.said = program.topics_of(group)
-        self.sent = 0
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
+        self.inputs = [self.orders, self.table]
 
     def create(self, policy: str = "compact", partitions: int = program.PARTITIONS) -> None:
-        self.admin.create(
-            [
-                TopicSpec(name=self.orders, partitions=program.PARTITIONS, replication_factor=1),
-                TopicSpec(name=self.said, partitions=program.PARTITIONS, replication_factor=1),
-                TopicSpec(
-                    name=self.table,
-                    partitions=partitions,
-                    replication_factor=1,
-                    configs={"cleanup.policy": policy, "segment.ms": "3600000"},
-                ),
-            ],
-            30.0,
-        )
+        self.make(self.orders, self.said, partitions=program.PARTITIONS)
+        self.make(self.table, partitions=partitions, cleanup_policy=policy, segment_ms="3600000")
 
     def row(self, key: str, value: bytes | None, partition: int) -> None:
-        self._producer.produce(self.table, value, key, partition)
+        self.produce(self.table, value, key, partition)
         self.sent += 1
 
     def send(self, count: int, rng: random.Random, *, rows: float = 0.5) -> None:
@@ -74,26 +54,12 @@ class JoinBench:
                 self.row(key, None if rng.random() < 0.1 else int_codec.encode(self.sent), partition)
             else:
                 value = msgspec.json.encode(program.Ordered(key))
-                self._producer.produce(self.orders, value, key, partition, headers=[(TYPE_HEADER, b"joined.Ordered")])
+                self.produce(self.orders, value, key, partition, b"joined.Ordered")
                 self.sent += 1
-        assert self._producer.flush(60) == 0
-
-    def handled(self) -> int:
-        """Records of both topics below the group's offsets, -1 while a transaction hides them."""
-        try:
-            return sum(sum(self.admin.committed(self.group, name, 5.0).values()) for name in (self.orders, self.table))
-        except BrokerUnavailable:
-            return -1
-
-    def read(self, topic: str) -> dict[int, list[IncomingRecord]]:
-        marks = self.admin.watermarks(topic)
-        ranges = {number: (mark.start, mark.end) for number, mark in marks.items()}
-        with closing(PartitionReader(self.settings)) as reader:
-            found = reader.read_all(topic, ranges, stalled_after_seconds=60.0)
-        return {number: found.get(number, []) for number in ranges}
+        self.flush()
 
     def judge(self) -> None:
-        sent = {topic: self.read(topic) for topic in (self.orders, self.table)}
+        sent = {topic: self.read(topic) for topic in self.inputs}
         said, changelog = self.read(self.said), self.read(f"{self.group}.{self.orders}.changelog")
         for partition, lines in said.items():
             decoded = [msgspec.json.decode(record.value or b"") for record in lines]
@@ -114,34 +80,15 @@ class JoinBench:
 
 @pytest.fixture
 def bench(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[JoinBench]:
-    made = JoinBench(kafka_broker.bootstrap_servers, f"{topic_prefix}join")
-    yield made
-    made.admin.close()
+    with JoinBench(kafka_broker.bootstrap_servers, f"{topic_prefix}join") as made:
+        yield made
 
 
 def killed_under_load(bench: JoinBench, folder: Path, seed: int, *, kills: int, records: int) -> None:
     rng = random.Random(seed)
     bench.create()
     bench.send(records, rng, rows=0.9)
-    members = {name: JoinWorker(bench.bootstrap, bench.group, name, folder) for name in ("one", "two")}
-    try:
-        for _ in range(kills):
-            before = bench.handled()
-            bench.send(records, rng)
-            wait_until(lambda before=before: bench.handled() > before, "some are handled")
-            let_pass(rng.uniform(0.0, 0.3))
-            wait_until(lambda: any(member.times("generation") for member in members.values()), "one has joined")
-            name = rng.choice([name for name, member in sorted(members.items()) if member.times("generation")])
-            members[name].kill()
-            members[name] = JoinWorker(bench.bootstrap, bench.group, name, folder)
-        bench.send(records, rng)
-        wait_until(lambda: bench.handled() == bench.sent, "all are handled")
-        wait_until(lambda: all(member.times("generation") for member in members.values()), "all have joined")
-        assert all(member.stop() == 0 for member in members.values()), members["one"].last_words()
-    finally:
-        for member in members.values():
-            member.kill()
-    bench.judge()
+    bench.kill_under_load(folder, rng, kills=kills, records=records)
 
 
 @pytest.mark.nightly  # in the gate: test_battery_merged

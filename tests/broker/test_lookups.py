@@ -5,27 +5,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
 
 from streams import EventSource
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.codecs import int_codec
 from streams.errors import StreamsError, TopicError
-from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, LookupPosition, decode_offset
 from streams.runtime.reading.log_reader import LogReader
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker import lookup_program as program
 from tests.broker.battery_kit import Worker, wait_until
+from tests.broker.bench_kit import Bench
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(300)]
 
@@ -34,50 +29,34 @@ class LookupWorker(Worker):
     program = Path(__file__).with_name("lookup_program.py")
 
 
-class LookupBench:
-    """The topics of one test, and what is in them."""
+class LookupBench(Bench):
+    worker = LookupWorker
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        self.bootstrap, self.group = bootstrap, group
-        self.settings = ClientSettings(bootstrap, {}, client_id="lookups")
-        self.admin = TopicAdmin(self.settings)
+        super().__init__(bootstrap, group)
         self.payments, self.rates, self.said_topic = program.topics_of(group)
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
 
     def create(self, policy: str = "compact") -> None:
-        self.admin.create(
-            [
-                TopicSpec(name=self.payments, partitions=1, replication_factor=1),
-                TopicSpec(name=self.said_topic, partitions=1, replication_factor=1),
-                TopicSpec(name=self.rates, partitions=2, replication_factor=1, configs={"cleanup.policy": policy}),
-            ],
-            30.0,
-        )
+        self.make(self.payments, self.said_topic, partitions=1)
+        self.make(self.rates, partitions=2, cleanup_policy=policy)
 
     def rate(self, value: int) -> None:
-        self._producer.produce(self.rates, int_codec.encode(value), "EUR", 1)
-        assert self._producer.flush(60) == 0
+        self.produce(self.rates, int_codec.encode(value), "EUR", 1)
+        self.flush()
 
     def pay(self) -> None:
         value = msgspec.json.encode(program.Paid("EUR"))
-        self._producer.produce(self.payments, value, "EUR", 0, headers=[(TYPE_HEADER, b"looked.Paid")])
-        assert self._producer.flush(60) == 0
-
-    def read(self, topic: str) -> list[IncomingRecord]:
-        marks = self.admin.watermarks(topic)
-        with closing(PartitionReader(self.settings)) as reader:
-            found = reader.read_all(topic, {0: (marks[0].start, marks[0].stable)}, stalled_after_seconds=60.0)
-        return found.get(0, [])
+        self.produce(self.payments, value, "EUR", 0, b"looked.Paid")
+        self.flush()
 
     def said(self) -> list[str]:
-        return [(record.value or b"").decode() for record in self.read(self.said_topic)]
+        return [(record.value or b"").decode() for record in self.read(self.said_topic, stable=True)[0]]
 
 
 @pytest.fixture
 def bench(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[LookupBench]:
-    made = LookupBench(kafka_broker.bootstrap_servers, f"{topic_prefix}look")
-    yield made
-    made.admin.close()
+    with LookupBench(kafka_broker.bootstrap_servers, f"{topic_prefix}look") as made:
+        yield made
 
 
 @contextmanager
@@ -119,7 +98,7 @@ def test_the_owner_is_killed_while_its_successors_lookup_is_behind(bench: Lookup
     bench.create()
     bench.rate(1)
     bench.pay()
-    owner = LookupWorker(bench.bootstrap, bench.group, "one", tmp_path)
+    owner = bench.start("one", tmp_path)
     try:
         wait_until(lambda: bench.said() == ["one: 1"], "the first is handled")
         successor = program.build(bench.bootstrap, bench.group, "two")
@@ -140,9 +119,8 @@ def test_the_owner_is_killed_while_its_successors_lookup_is_behind(bench: Lookup
     finally:
         owner.kill()
     assert "two: 1" not in bench.said()
-    last = [record for record in bench.read(f"{bench.group}.{bench.payments}.changelog") if record.key == OFFSET_KEY][
-        -1
-    ]
+    changelog = bench.read(f"{bench.group}.{bench.payments}.changelog", stable=True)[0]
+    last = [record for record in changelog if record.key == OFFSET_KEY][-1]
     identity = bench.admin.identity(bench.rates, 10.0)
     assert identity is not None
     record = decode_offset(last)

@@ -6,22 +6,16 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
-from streams.records import TYPE_HEADER
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker import shop_loop as shop
 from tests.broker.battery_kit import Worker, wait_until
+from tests.broker.bench_kit import Bench
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -30,36 +24,28 @@ class LoopWorker(Worker):
     program = Path(__file__).with_name("shop_loop.py")
 
 
-class Bench:
-    """The topics of one test, and what is in them."""
+class LoopBench(Bench):
+    worker = LoopWorker
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        self.bootstrap, self.group = bootstrap, group
-        self.settings = ClientSettings(bootstrap, {}, client_id="shop")
-        self.admin = TopicAdmin(self.settings)
+        super().__init__(bootstrap, group)
         self.orders, self.output = shop.orders_of(group), shop.output_of(group)
         self.loop = f"{group}.{self.orders}.loop"
         self.sent: dict[int, int] = {}  # chain -> hops
-        names = [self.orders, self.output]
-        specs = [TopicSpec(name=name, partitions=shop.PARTITIONS, replication_factor=1) for name in names]
-        self.admin.create(specs, 30.0)
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
+        self.make(self.orders, self.output, partitions=shop.PARTITIONS)
 
     def send(self, count: int, rng: random.Random) -> None:
         for _ in range(count):
             chain, hops = len(self.sent), rng.randrange(4)
             self.sent[chain] = hops
-            value, headers = msgspec.json.encode(shop.Hop(chain, hops)), [(TYPE_HEADER, b"Hop")]
-            self._producer.produce(self.orders, value, b"k", rng.randrange(shop.PARTITIONS), headers=headers)
-        assert self._producer.flush(60) == 0
+            value = msgspec.json.encode(shop.Hop(chain, hops))
+            self.produce(self.orders, value, "k", rng.randrange(shop.PARTITIONS), b"Hop")
+        self.flush()
 
     def seen(self) -> dict[int, list[tuple[int, str, int, int, int]]]:
         """Count, topic, offset, chain and hops that are left, by partition."""
-        marks = self.admin.watermarks(self.output)
-        ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
-        with closing(PartitionReader(self.settings)) as reader:
-            found = reader.read_all(self.output, ranges, stalled_after_seconds=60.0)
-        lines: dict[int, list[tuple[int, str, int, int, int]]] = {number: [] for number in ranges}
+        found = self.read(self.output, stable=True)
+        lines: dict[int, list[tuple[int, str, int, int, int]]] = {number: [] for number in found}
         for number, records in found.items():
             for record in records:
                 count, topic, *rest = (record.value or b"").decode().split()
@@ -103,20 +89,19 @@ class Bench:
 
 
 @pytest.fixture
-def bench(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[Bench]:
-    made = Bench(kafka_broker.bootstrap_servers, f"{topic_prefix}shop")
-    yield made
-    made.admin.close()
+def bench(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[LoopBench]:
+    with LoopBench(kafka_broker.bootstrap_servers, f"{topic_prefix}shop") as made:
+        yield made
 
 
-def test_a_loop_and_a_kill(bench: Bench, tmp_path: Path, seed: int) -> None:
+def test_a_loop_and_a_kill(bench: LoopBench, tmp_path: Path, seed: int) -> None:
     """The process is killed right after a commit; the next one goes on, and deletes what is handled."""
     rng = random.Random(seed)
     bench.send(60, rng)
-    worker = LoopWorker(bench.bootstrap, bench.group, "one", tmp_path, KILL_AT="commit.after", KILL_TIMES="2")
+    worker = bench.start("one", tmp_path, KILL_AT="commit.after", KILL_TIMES="2")
     try:
         wait_until(lambda: not worker.running, "it is killed")
-        worker = LoopWorker(bench.bootstrap, bench.group, "one", tmp_path)
+        worker = bench.start("one", tmp_path)
         wait_until(lambda: bench.handled() >= bench.due, "all are handled")
         wait_until(lambda: bench.deleted() > 0 and bench.all_deleted(), "what is handled is deleted")
         assert worker.stop() == 0, worker.last_words()
@@ -127,15 +112,15 @@ def test_a_loop_and_a_kill(bench: Bench, tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("point", sorted(shop.POINTS))
-def test_a_loop_and_kills_at_named_points(bench: Bench, tmp_path: Path, seed: int, point: str) -> None:
+def test_a_loop_and_kills_at_named_points(bench: LoopBench, tmp_path: Path, seed: int, point: str) -> None:
     """Two members, one of which dies at this point, again and again."""
     rng = random.Random(seed)
-    steady = LoopWorker(bench.bootstrap, bench.group, "two", tmp_path)
+    steady = bench.start("two", tmp_path)
     workers = [steady]
     try:
         for times in (1, 2, 4):
             bench.send(300, rng)
-            victim = LoopWorker(bench.bootstrap, bench.group, "one", tmp_path, KILL_AT=point, KILL_TIMES=str(times))
+            victim = bench.start("one", tmp_path, KILL_AT=point, KILL_TIMES=str(times))
             workers.append(victim)
             wait_until(lambda victim=victim: victim.times("generation") > 0, "it has joined")
             while victim.running:

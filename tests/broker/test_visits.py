@@ -7,23 +7,17 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
-from streams.records import TYPE_HEADER
 from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker import visit_program as program
 from tests.broker.battery_kit import Worker, let_pass, wait_until
+from tests.broker.bench_kit import Bench
 from tests.broker.kes_kit import Kes
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -35,35 +29,29 @@ class VisitWorker(Worker):
     program = Path(__file__).with_name("visit_program.py")
 
 
-class VisitBench:
-    """The topics of one test, what is in them, and the command."""
+class VisitBench(Bench):
+    """With the command."""
+
+    worker = VisitWorker
 
     def __init__(self, bootstrap: str, group: str, folder: Path) -> None:
-        self.bootstrap, self.group = bootstrap, group
-        self.settings = ClientSettings(bootstrap, {}, client_id="visits")
-        self.admin = TopicAdmin(self.settings)
+        super().__init__(bootstrap, group)
         self.keys, self.said = program.topics_of(group)
-        names = [self.keys, self.said]
-        specs = [TopicSpec(name=name, partitions=program.PARTITIONS, replication_factor=1) for name in names]
-        self.admin.create(specs, 30.0)
+        self.inputs = [self.keys]
+        self.make(self.keys, self.said, partitions=program.PARTITIONS)
         self._kes = Kes(bootstrap, folder)
         self._kes.environment["VISIT_GROUP"] = group
 
     def put(self, count: int) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "log_level": 0})
         for number in range(count):
             key = f"k{number}"
             partition = partition_of(key.encode(), program.PARTITIONS)
-            value, headers = msgspec.json.encode(program.Put(key)), [(TYPE_HEADER, b"visited.Put")]
-            producer.produce(self.keys, value, key, partition, headers=headers)
-        assert producer.flush(60) == 0
+            self.produce(self.keys, msgspec.json.encode(program.Put(key)), key, partition, b"visited.Put")
+        self.flush()
 
     def said_of(self) -> list[tuple[int, str, str, str]]:
         """Partition, key, run and member of each visit."""
-        marks = self.admin.watermarks(self.said)
-        ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
-        with closing(PartitionReader(self.settings)) as reader:
-            found = reader.read_all(self.said, ranges, stalled_after_seconds=60.0)
+        found = self.read(self.said, stable=True)
         lines = [(record, (record.value or b"").decode().split()) for records in found.values() for record in records]
         return [(record.partition, (record.key or b"").decode(), run, member) for record, (run, _, member) in lines]
 
@@ -93,15 +81,13 @@ class VisitBench:
 
 @pytest.fixture
 def bench(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[VisitBench]:
-    made = VisitBench(kafka_broker.bootstrap_servers, f"{topic_prefix}visits", tmp_path)
-    yield made
-    made.admin.close()
+    with VisitBench(kafka_broker.bootstrap_servers, f"{topic_prefix}visits", tmp_path) as made:
+        yield made
 
 
 def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, seed: int) -> None:
     rng, count = random.Random(seed), 1_200
     bench.put(count)
-    members = {name: VisitWorker(bench.bootstrap, bench.group, name, tmp_path) for name in ("one", "two")}
 
     def all_joined() -> bool:
         return all(member.times("generation") for member in members.values())
@@ -109,10 +95,9 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
     def some(run: str, least: int) -> None:
         wait_until(lambda: sum(bench.visited()[run].values()) >= least, f"{least} keys are visited in {run}")
 
-    try:
+    with bench.started(tmp_path, "one", "two") as members:
         wait_until(all_joined, "all have joined")
-        committed = lambda: sum(bench.admin.committed(bench.group, bench.keys, 30.0).values())  # noqa: E731
-        wait_until(lambda: committed() >= count, "all keys are there")
+        wait_until(lambda: bench.handled() >= count, "all keys are there")
         for number in range(3):
             run = f"kill-{number}"
             assert bench.kes("--run", run) == {"visit": "look", "run": run}
@@ -121,12 +106,12 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
             name = rng.choice(sorted(members))
             members[name].kill()
             bench.kes("--run", run)  # a second time, while its partitions are between two members
-            members[name] = VisitWorker(bench.bootstrap, bench.group, name, tmp_path)
+            members[name] = bench.start(name, tmp_path)
             some(run, count)
             wait_until(all_joined, "all have joined")
         bench.kes("--run", program.MOVE)
         some(program.MOVE, 1)
-        members["three"] = VisitWorker(bench.bootstrap, bench.group, "three", tmp_path)
+        members["three"] = bench.start("three", tmp_path)
         some(program.MOVE, count)
         wait_until(lambda: bench.is_over(program.MOVE, "ended"), "its members say so")
         bench.kes("--run", program.CANCELLED)
@@ -137,9 +122,6 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
         bench.kes("--run", "last")
         some("last", count)
         assert all(member.stop() == 0 for member in members.values()), members["one"].last_words()
-    finally:
-        for member in members.values():
-            member.kill()
     found = bench.visited()
     assert any("three" in names for names in bench.moved_in(program.MOVE).values()), (
         "a partition has moved during the run"

@@ -6,15 +6,14 @@ python visit_program.py BOOTSTRAP GROUP INSTANCE
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import sys
 from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import EventContext, EventSource, Table, event_type
 from streams.records import Record
+from tests.broker.program_kit import config_of, main
 
 PARTITIONS = 4
 SECONDS = 0.003
@@ -35,17 +34,7 @@ def topics_of(group: str) -> tuple[str, str]:
 
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
     keys, said = topics_of(group)
-    config = EventSourceConfig(
-        group_id=group,
-        topic=keys,
-        num_partitions=PARTITIONS,
-        bootstrap_servers=bootstrap,
-        instance_id=instance,
-        visits=True,
-        num_standbys=1,
-        session_timeout_seconds=6.0,
-        transaction_timeout_seconds=5.0,
-    )
+    config = config_of(bootstrap, group, instance, keys, PARTITIONS, visits=True)
     source = EventSource(config, Table.factory(key=str, value=int, ordered=True))
 
     @source.on
@@ -72,5 +61,4 @@ def named() -> EventSource[Any]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(module)s %(message)s")
-    build(*sys.argv[1:4]).run()
+    main(build)

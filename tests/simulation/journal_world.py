@@ -7,8 +7,6 @@ leader may not notice. What each append was answered is noted, and judged by the
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -21,10 +19,9 @@ from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLead
 from streams.journal import writer as module
 from streams.journal.writer import TermWriter
 from streams.records import IncomingRecord, Output
-from tests.simulation.outbox_world import Process
+from tests.simulation.turns import Process, TurnWorld
 
 APPENDS, FAULTS = 18, 9
-MOST_STEPS = 6_000
 PATIENCE = 60
 """Steps of the world, as all its seconds."""
 FAILURES: Final = [BrokerUnavailable, BrokerUnavailable, ConfigError, TopicError]
@@ -46,7 +43,7 @@ class SimulatedClaim:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._world: World = process.world  # type: ignore[assignment]
+        self._world: World = process.world
         self._epoch = -1
 
     def _step(self) -> None:
@@ -153,8 +150,8 @@ WITHOUT: Final[dict[str, type[TermWriter]]] = {"J3": Guesses, "J3b": Hopes, "J5"
 class LeaderLoop:
     """What one process does: terms, and appends in each, as ``Candidate`` and the term's pump do it."""
 
-    def __init__(self, config: Any, process: Any, *_: Any, **__: Any) -> None:
-        self._process: Process = process
+    def __init__(self, process: Process) -> None:
+        self._process = process
         self._world: World = process.world
         self._claim: Any = SimulatedClaim(process)
 
@@ -200,77 +197,47 @@ class LeaderLoop:
         return False
 
 
-class World:
-    """Everything but the leaders. ``without``: rules that are taken out."""
+class World(TurnWorld):
+    """A broker, and what the leaders append."""
 
-    loop_class = LeaderLoop
+    most_steps, bad_luck = 6_000, 0.06
 
     def __init__(self, seed: int, without: Iterable[str] = ()) -> None:
-        self.rng = random.Random(seed)
-        self.without = frozenset(without)
+        super().__init__(seed, without, FAULTS)
         self.writer_class = next((WITHOUT[rule] for rule in self.without if rule in WITHOUT), TermWriter)
-        self.turn = threading.Semaphore(0)
-        self.epoch = self.end = self.steps = 0
-        self.left, self.faults = APPENDS, FAULTS
+        self.epoch = self.end = 0
+        self.left = APPENDS
         self.transactions: list[Transaction] = []
         self.late: list[Transaction] = []
         self.tokens: list[int] = []
         self.acknowledged: dict[int, int] = {}
         self.refused: set[int] = set()
-        self.processes: list[Process] = []
-        self.elected: Process | None = None
+
+    def loop_of(self, process: Process) -> LeaderLoop:
+        return LeaderLoop(process)
 
     def next_append(self) -> int:
         self.left -= 1
         return APPENDS - self.left
 
-    def luck(self) -> bool:
-        """Decide whether something goes wrong now."""
-        if self.faults <= 0 or self.rng.random() > 0.06:
-            return False
-        self.faults -= 1
-        return True
-
     def close(self, one: Transaction, state: str) -> None:
         one.state = state
         self.end += 1  # the marker
 
-    def run(self) -> None:
-        """Run until all is appended; raises ``AssertionError`` for a wrong answer, or a log out of order."""
-        self._elect()
-        actions: list[tuple[float, Callable[[], None]]] = [
-            (0.90, self._let_one_run),
-            (0.95, self._deliver),
-            (0.98, self._elect_another),
-            (1.0, self._kill),
-        ]
-        try:
-            for self.steps in range(MOST_STEPS):
-                if not self.left and all(process.is_done for process in self.processes):
-                    break
-                number = self.rng.random()
-                next(action for limit, action in actions if number < limit)()
-                for process in self.processes:
-                    if process.error is not None:
-                        raise AssertionError(f"a leader ends: {process.error!r}") from process.error
-            else:
-                raise AssertionError("the world does not come to an end")
-        finally:
-            for process in self.processes:
-                process.is_killed = True
-                while not process.is_done:
-                    process.go()
-        self._judge()
+    def actions(self) -> list[tuple[float, Callable[[], None]]]:
+        return [(0.90, self.let_one_run), (0.95, self._deliver), (0.98, self.elect_another), (1.0, self.kill)]
 
-    def _let_one_run(self) -> None:
+    def is_quiet(self) -> bool:
+        return not self.left and all(process.is_done for process in self.processes)
+
+    def may_fail(self) -> bool:
+        return self.faults > 0 and self.left > 0
+
+    def let_one_run(self) -> None:
         if not self.left:  # sessions end at last, also those of processes that were cut off
             for process in self.processes:
                 process.is_over = process.is_over or process is not self.elected
-        alive = [process for process in self.processes if not process.is_done]
-        if not alive:
-            self._elect()
-            return
-        self.rng.choice(alive[-3:]).go()
+        super().let_one_run()
 
     def _deliver(self) -> None:
         if self.late:
@@ -278,33 +245,15 @@ class World:
             if one.epoch == self.epoch and one.state == OPEN:
                 self.close(one, COMMITTED)
 
-    def _elect(self) -> None:
-        self.elected = Process(self)  # type: ignore[arg-type]
-        self.processes.append(self.elected)
-
-    def _elect_another(self) -> None:
-        if self.faults > 0 and self.left:
+    def elect_another(self) -> None:
+        unaware = [one for one in self.processes if not (one.is_over or one.is_done or one is self.elected)]
+        if self.may_fail() and unaware and self.rng.random() < 0.6:
             self.faults -= 1
-            unaware = [one for one in self.processes if not (one.is_over or one.is_done or one is self.elected)]
-            if unaware and self.rng.random() < 0.6:  # a coordinator without its memory: one leads again
-                self.elected = self.rng.choice(unaware)
-                return
-            for process in self.processes:
-                # One that is cut off does not notice; its group does not confirm it any more.
-                process.is_over = process.is_over or self.rng.random() < 0.5
-            self._elect()
+            self.elected = self.rng.choice(unaware)  # by a coordinator without its memory: one leads again
+        else:
+            super().elect_another()
 
-    def _kill(self) -> None:
-        alive = [process for process in self.processes if not process.is_done]
-        if self.faults > 0 and alive and self.left:
-            self.faults -= 1
-            victim = self.rng.choice(alive)
-            victim.is_killed = True
-            victim.go()
-            if victim is self.elected:
-                self._elect()
-
-    def _judge(self) -> None:
+    def judge(self) -> None:
         log = [record for one in self.transactions if one.state == COMMITTED for record in one.records]
         order = LogOrder()
         there: dict[int, int] = {}

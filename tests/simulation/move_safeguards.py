@@ -44,13 +44,13 @@ def _always(_: Replica) -> bool:
     return True
 
 
-@instead(Replicas, "take", "marker: to", "struck_moves", "moves", seed=73)
+@instead(Replicas, "take", "marker: to", "struck_moves", "moves", seed=17)
 def markers_are_for_everybody(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     member = self._member.membership.snapshot.member_id
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(member, seen.generation))
 
 
-@instead(Replicas, "take", "marker: a member id", "struck_moves", "evictions", seed=51)
+@instead(Replicas, "take", "marker: a member id", "evictions", "struck_moves", seed=8)
 def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     """Whoever has the same name is meant too: the successor of a receiver that was thrown out."""
     engine: Any = self._member
@@ -72,7 +72,7 @@ def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owne
     return original(read, partition, owner, None)
 
 
-@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions", seed=49)
+@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions", seed=18)
 def withdrawn_orders_count_when_carried_out(self: Holdings, partition: int, order: Order) -> None:
     self.owned -= {partition}
     self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
@@ -117,7 +117,7 @@ def markers_are_not_part_of_the_transaction(
     return done
 
 
-@instead(TakeOvers, "_look_up_once", "donor", "overtaken", seed=12)
+@instead(TakeOvers, "_look_up_once", "donor", "overtaken", seed=14)
 async def foreign_records_answer_a_look_up(
     original: Any, self: TakeOvers, partition: int, cut: Cut, serial: int
 ) -> bool:
@@ -163,7 +163,7 @@ def lost_stores_are_kept_as_copies(original: Any, self: Partitions, worker: Part
         engine.replicas.adopt(worker.partition, store, record, timers, end)
 
 
-@instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=2)
+@instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=17)
 def cancelled_events_leave_their_traces_in_copies(
     original: Any, self: Handover, worker: Any, order: Order, position: int | None
 ) -> None:
@@ -174,7 +174,7 @@ def cancelled_events_leave_their_traces_in_copies(
         worker.scope = scope
 
 
-@instead(Replicas, "adopt", "copies", "standbys", "moves", "rolling", seed=18)
+@instead(Replicas, "adopt", "copies", "moves", "standbys", "rolling", seed=27)
 def spare_copies_begin_where_the_receiver_is(
     original: Any, self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int, *rest: Any
 ) -> None:

@@ -7,8 +7,6 @@ meanwhile, late ones too; the database fails over and loses its newest changes; 
 
 from __future__ import annotations
 
-import random
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -24,14 +22,10 @@ from streams.errors import BrokerUnavailable, RecordsRefused, TransactionFailed
 from streams.outbox import shard
 from streams.outbox.database import DatabaseLost, OutboxAbout, StashedRow
 from streams.records import Output, RefusedRecord
+from tests.simulation.turns import Process, TurnWorld
 
 ROWS, KEYS, FAULTS = 24, 4, 8
-MOST_STEPS = 5_000
 CONFIG = RelayConfig(name="sim", database="postgresql://nowhere/x", bootstrap_servers="nowhere:1", batch_rows=3)
-
-
-class Killed(BaseException):
-    """The process is dead: nothing of it goes on."""
 
 
 class Row(NamedTuple):
@@ -54,54 +48,6 @@ class State:
         self.next_id = 1
         self.numbers: dict[str, int] = defaultdict(int)
         self.alive: set[int] = set()  # serials of rows that were committed, and not lost since
-
-
-class Process:
-    """One relay, on a thread that waits for its turn at each step."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.is_killed = self.is_done = self.is_over = False
-        self.error: BaseException | None = None
-        self.partition, self.reason = 0, ""  # it is its own tenure
-        self._turn = threading.Semaphore(0)
-        double: Any = self
-        session: Any = lambda database, table: Session(self)  # noqa: E731
-        claim: Any = lambda *arguments: FakeClaim(self)  # noqa: E731
-        self.loop = world.loop_class(CONFIG, double, lambda event: None, session=session, claim=claim)
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        self._turn.acquire()
-        try:
-            if not self.is_killed:
-                self.loop.run()
-        except Killed:
-            pass
-        except BaseException as error:
-            self.error = error
-        self.is_done = True
-        self.world.turn.release()
-
-    def go(self) -> None:
-        """Let it run up to its next step; on the world's thread."""
-        self._turn.release()
-        self.world.turn.acquire()
-
-    def step(self) -> None:
-        """Wait for the next turn; on its own thread."""
-        self.world.turn.release()
-        self._turn.acquire()
-        if self.is_killed:
-            raise Killed
-
-    def wait(self, seconds: float) -> bool:
-        self.step()
-        return self.is_over
-
-    def is_confirmed(self) -> bool:
-        self.step()
-        return self.world.elected is self and not self.is_over
 
 
 class Session:
@@ -272,14 +218,13 @@ class DeletesFirst(shard.ShardLoop):
         super()._relay(session, claim, positions, rows, serial)
 
 
-class World:
-    """Everything but the loops. ``without``: rules that are taken out."""
+class World(TurnWorld):
+    """A database and a broker, and the rows that writers commit."""
+
+    most_steps, bad_luck = 5_000, 0.04
 
     def __init__(self, seed: int, without: Iterable[str] = ()) -> None:
-        self.rng = random.Random(seed)
-        self.without = frozenset(without)
-        self.loop_class: type[shard.ShardLoop] = DeletesFirst if "O3" in self.without else shard.ShardLoop
-        self.turn = threading.Semaphore(0)
+        super().__init__(seed, without, FAULTS)
         self.state = State()
         self.replica = deepcopy(self.state)
         self.database_generation = self.epoch = 0
@@ -289,17 +234,14 @@ class World:
         self.open: list[Row] = []  # rows of transactions that are not committed yet; their keys are locked
         self.made = 0
         self.keys: dict[int, str] = {}
-        self.faults = FAULTS
         self.refuses = True
-        self.processes: list[Process] = []
-        self.elected: Process | None = None
 
-    def luck(self) -> bool:
-        """Decide whether something goes wrong now."""
-        if self.faults <= 0 or self.rng.random() > 0.04:
-            return False
-        self.faults -= 1
-        return True
+    def loop_of(self, process: Process) -> shard.ShardLoop:
+        session: Any = lambda database, table: Session(process)  # noqa: E731
+        claim: Any = lambda *arguments: FakeClaim(process)  # noqa: E731
+        double: Any = process
+        loop = DeletesFirst if "O3" in self.without else shard.ShardLoop
+        return loop(CONFIG, double, lambda event: None, session=session, claim=claim)
 
     def commit(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
@@ -308,48 +250,22 @@ class World:
             else:
                 self.sent.append(int(output.value or b""))
 
-    def run(self) -> None:
-        """Run until all rows are sent; raises ``AssertionError`` for a row that is lost, doubled or misplaced."""
-        self._elect()
-        actions: list[tuple[float, Callable[[], None]]] = [
-            (0.80, self._let_one_run),
+    def actions(self) -> list[tuple[float, Callable[[], None]]]:
+        return [
+            (0.80, self.let_one_run),
             (0.90, self._write),
             (0.93, self._replicate),
             (0.95, self._deliver),
-            (0.97, self._elect_another),
-            (0.985, self._kill),
+            (0.97, self.elect_another),
+            (0.985, self.kill),
             (1.0, self._fail_over),
         ]
-        try:
-            for _ in range(MOST_STEPS):
-                if self._is_quiet():
-                    break
-                number = self.rng.random()
-                next(action for limit, action in actions if number < limit)()
-                for process in self.processes:
-                    if process.error is not None:
-                        raise AssertionError(f"a relay ends: {process.error!r}") from process.error
-            else:
-                raise AssertionError(f"rows wait for ever: {self.state.rows} {self.state.parked}")
-        finally:
-            for process in self.processes:
-                process.is_killed = True
-                while not process.is_done:
-                    process.go()
-        self._judge()
 
-    def _is_quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         is_made = self.made == ROWS and not self.open
         if is_made:
             self.faults, self.refuses = min(self.faults, 2), False
         return is_made and not (self.state.rows or self.state.parked or self.late)
-
-    def _let_one_run(self) -> None:
-        alive = [process for process in self.processes if not process.is_done]
-        if not alive:
-            self._elect()
-            return
-        self.rng.choice(alive[-3:]).go()
 
     def _write(self) -> None:
         if self.open and self.rng.random() < 0.6:
@@ -377,28 +293,6 @@ class World:
             if epoch == self.epoch:
                 self.commit(outputs)
 
-    def _elect(self) -> None:
-        self.elected = Process(self)
-        self.processes.append(self.elected)
-
-    def _elect_another(self) -> None:
-        if self.faults > 0:
-            self.faults -= 1
-            for process in self.processes:
-                # One that is cut off does not notice; its group does not confirm it any more.
-                process.is_over = process.is_over or self.rng.random() < 0.5
-            self._elect()
-
-    def _kill(self) -> None:
-        alive = [process for process in self.processes if not process.is_done]
-        if self.faults > 0 and alive:
-            self.faults -= 1
-            victim = self.rng.choice(alive)
-            victim.is_killed = True
-            victim.go()
-            if victim is self.elected:
-                self._elect()
-
     def _fail_over(self) -> None:
         if self.faults <= 0:
             return
@@ -410,7 +304,7 @@ class World:
             self.open.clear()
         # The rest of the transactions that were open is lost, too.
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         assert len(self.sent) == len(set(self.sent)), f"sent twice: {self.sent}"
         lost = self.state.alive - set(self.sent)
         assert not lost, f"never sent: {lost}"

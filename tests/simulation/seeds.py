@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import pytest
+
+from streams.testing.schedule_search import SearchFailed, SearchReport
+
+Removal = Callable[[pytest.MonkeyPatch], None]
+"""Takes a safeguard of the engine out."""
 
 
 class Simulate(Protocol):
@@ -42,3 +47,14 @@ def assert_missed(simulate: Simulate, rule: str, tries: int, monkeypatch: pytest
         except AssertionError:
             return simulate(seed, monkeypatch)
     raise AssertionError(f"{tries} worlds do not miss {rule}")
+
+
+def assert_search_misses(
+    run: Callable[[int | list[int]], SearchReport], removal: Removal, wrong: str, seeds: int = 40
+) -> None:
+    """Check that a search goes ``wrong`` without the safeguard, and that the same seed is right with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        removal(patch)
+        with pytest.raises(Exception, match=wrong) as missed:
+            run(seeds)
+    run([missed.value.seed if isinstance(missed.value, SearchFailed) else 0])  # else it went wrong without any fault

@@ -25,8 +25,9 @@ from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.worker import PartitionWorker
 from streams.testing import TestDriver
-from streams.testing.schedule_search import SearchFailed, SearchReport, search
+from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
+from tests.simulation.seeds import Removal, assert_search_misses
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -235,26 +236,16 @@ def runs_committed_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MergedInputs, "advance", advance)
 
 
-SAFEGUARDS = {
-    function.__name__: function
-    for function in (
+@pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
+@pytest.mark.parametrize(
+    "removal",
+    [
         touched_inputs_only,
         started_at_the_groups_offsets,
         turned_to_another_input_while_work_runs_ahead,
         inputs_committed_apart,
         runs_committed_apart,
-    )
-}
-
-
-@pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
-@pytest.mark.parametrize("name", SAFEGUARDS)
-def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        SAFEGUARDS[name](patch)
-        with pytest.raises(
-            Exception, match=r"seed \d+ goes wrong|not done after|counts|pop from an empty|no offset of"
-        ) as missed:
-            run(40)
-    seed = missed.value.seed if isinstance(missed.value, SearchFailed) else 0  # else it went wrong without any fault
-    run([seed])
+    ],
+)
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|not done after|counts|pop from an empty|no offset of")

@@ -35,8 +35,9 @@ from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.joining import RowChange
 from streams.testing import TestDriver
 from streams.testing.driven_tables import committed_rows
-from streams.testing.schedule_search import SearchFailed, SearchReport, search
+from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
+from tests.simulation.seeds import Removal, assert_search_misses
 from tests.unit.joins_kit import folded
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -196,23 +197,15 @@ def copies_that_stay_without_their_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replicas, "adopt", adopt)
 
 
-SAFEGUARDS = {
-    function.__name__: function
-    for function in (
+@pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
+@pytest.mark.parametrize(
+    "removal",
+    [
         rows_of_this_process_only,
         rows_beside_the_transaction,
         rows_that_a_failed_attempt_leaves,
         copies_that_stay_without_their_rows,
-    )
-}
-
-
-@pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
-@pytest.mark.parametrize("name", SAFEGUARDS)
-def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        SAFEGUARDS[name](patch)
-        with pytest.raises(Exception, match=r"seed \d+ goes wrong|the row|rows") as missed:
-            run(40)
-    seed = missed.value.seed if isinstance(missed.value, SearchFailed) else 0  # else it went wrong without any fault
-    run([seed])
+    ],
+)
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|the row|rows")

@@ -19,7 +19,8 @@ from streams.records import Record
 from streams.runtime.changelog import LookupPosition
 from streams.runtime.reading.lookups import Lookups, _Reading
 from streams.testing import TestDriver
-from streams.testing.schedule_search import SearchFailed, SearchReport, search
+from streams.testing.schedule_search import SearchReport, search
+from tests.simulation.seeds import Removal, assert_search_misses
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -140,17 +141,8 @@ def a_receiver_that_does_not_compare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lookups, "reach_donor", lambda self, record: True)
 
 
-SAFEGUARDS = {
-    function.__name__: function for function in (positions_that_stay_at_the_start, a_receiver_that_does_not_compare)
-}
-
-
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("name", SAFEGUARDS)
-def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        SAFEGUARDS[name](patch)
-        with pytest.raises(SearchFailed, match="looked into an older table") as missed:
-            run(200)
-    run([missed.value.seed])
+@pytest.mark.parametrize("removal", [positions_that_stay_at_the_start, a_receiver_that_does_not_compare])
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, "looked into an older table", seeds=200)

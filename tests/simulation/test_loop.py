@@ -23,8 +23,9 @@ from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver
-from streams.testing.schedule_search import SearchFailed, SearchReport, search
+from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
+from tests.simulation.seeds import Removal, assert_search_misses
 
 from .test_inputs import ORDERS, PARTITIONS, PAYMENTS, build, judge, witness
 
@@ -166,18 +167,8 @@ def started_at_the_end_of_the_loop(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TakeOvers, "_start_offset", start)
 
 
-SAFEGUARDS = {
-    function.__name__: function for function in (deleted_up_to_what_is_admitted, started_at_the_end_of_the_loop)
-}
-
-
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("name", SAFEGUARDS)
-def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        SAFEGUARDS[name](patch)
-        with pytest.raises(Exception, match=r"seed \d+ goes wrong|not done after|counts|are gone") as missed:
-            run(40)
-    seed = missed.value.seed if isinstance(missed.value, SearchFailed) else 0  # else it went wrong without any fault
-    run([seed])
+@pytest.mark.parametrize("removal", [deleted_up_to_what_is_admitted, started_at_the_end_of_the_loop])
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|not done after|counts|are gone")

@@ -18,8 +18,9 @@ from streams.outcomes import ErrorResponse
 from streams.records import Record
 from streams.runtime.partition.timers import PartitionTimers
 from streams.testing import TestDriver
-from streams.testing.schedule_search import SearchFailed, SearchReport, search
+from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
+from tests.simulation.seeds import Removal, assert_search_misses
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -146,22 +147,9 @@ def the_place_is_that_of_this_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartitionTimers, "admitted", admitted)
 
 
-SAFEGUARDS = {
-    function.__name__: function
-    for function in (
-        left_behind_by_a_move,
-        a_run_begins_each_time_it_is_requested,
-        the_place_is_that_of_this_process,
-    )
-}
-
-
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
-@pytest.mark.parametrize("name", SAFEGUARDS)
-def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        SAFEGUARDS[name](patch)
-        with pytest.raises(Exception, match=r"seed \d+ goes wrong|not done after|visited twice|visited in") as missed:
-            run(40)
-    seed = missed.value.seed if isinstance(missed.value, SearchFailed) else 0  # else it went wrong without any fault
-    run([seed])
+@pytest.mark.parametrize(
+    "removal", [left_behind_by_a_move, a_run_begins_each_time_it_is_requested, the_place_is_that_of_this_process]
+)
+def test_each_safeguard_is_missed(removal: Removal) -> None:
+    assert_search_misses(run, removal, r"seed \d+ goes wrong|not done after|visited twice|visited in")

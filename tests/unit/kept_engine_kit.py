@@ -13,6 +13,7 @@ from streams.disk import RocksDB, SQLite
 from streams.metrics import TakeOverDone
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.keeper import StateKeeper
 from streams.stores import Index, NamedTable, Stores
 from tests.unit.runtime_kit import CHANGELOG, TOPIC, Bench, Named
 from tests.unit.waiting import until
@@ -100,11 +101,19 @@ class Kept:
 
     def __init__(self, bench: Bench, folder: Path) -> None:
         self.bench, self.folder = bench, folder
+        self.group_folder = folder / "group-g" / "topic-in"
+        self.partition_folder = self.group_folder / "0"
         self.restored: list[int] = []
 
     def make(self, store: Any = STORES["table"], **settings: Any) -> None:
         state = {"folder": str(self.folder), "checkpoint_seconds": 0.02, **settings}
         self.bench.make(count, store=store, state=StateConfig(**state), metrics_handler=self._measured)
+
+    async def ran(self, *names: str, store: Any = STORES["table"]) -> None:
+        """Run a source over these names, and stop it."""
+        self.make(store)
+        await self.bench.over(*names)
+        await self.bench.stop()
 
     def _measured(self, measurement: Any) -> None:
         if isinstance(measurement, TakeOverDone):
@@ -126,9 +135,16 @@ class Kept:
         return dict(table.items())
 
     @property
+    def keeper(self) -> StateKeeper:
+        """Of the engine that runs now."""
+        keeper = self.bench.engine.keeper
+        assert keeper is not None
+        return keeper
+
+    @property
     def marked(self) -> int:
         """The offset that the folder's mark has now, -1 without one."""
-        mark = StateFolder(self.folder / "group-g" / "topic-in" / "0", -1)._read_mark()
+        mark = StateFolder(self.partition_folder, -1)._read_mark()
         return -1 if mark is None else mark.offset
 
     async def until_marked(self) -> None:
@@ -159,6 +175,4 @@ async def stays_full(kept: Kept, monkeypatch: Any) -> None:
     kept.bench.broker.send(*(f"some longer name {number}" for number in range(100)))
     engine = kept.bench.engine
     await kept.bench.until(lambda: engine.committed_events == 101, "all is committed")
-    keeper = engine.keeper
-    assert keeper is not None
-    await until(lambda: keeper._unwritten() <= 1_000, "memory is bounded", 3.0)
+    await until(lambda: kept.keeper._unwritten() <= 1_000, "memory is bounded", 3.0)

@@ -36,7 +36,7 @@ class Shell:
 
     def __init__(self, kept: Kept, kes: Kes) -> None:
         self.kept, self._kes = kept, kes
-        self.place = kept.folder / "group-g" / "topic-in"
+        self.place = kept.group_folder
         self.store = kept.folder.parent / "snapshots"
 
     async def __call__(self, word: str, *more: str, code: int = 0) -> Answer:

@@ -59,7 +59,7 @@ async def test_the_folder_of_a_running_source_is_read_and_left_as_it_is(
     assert (row["partition"], row["keys"], row["next_offset"]) == (0, 2, 5)
     entries = (await data("scan"))["entries"]
     assert [(entry["key"], entry["value"]) for entry in entries] == [("ada", 2), ("eve", 1)]
-    mark = read_mark(kept.folder / "group-g" / "topic-in" / "0")
+    mark = read_mark(kept.partition_folder)
     assert mark is not None
     assert entries[0]["changed_at_ms"] == mark.as_of_ms
     assert [entry["value"] for entry in (await data("get", "ada"))["entries"]] == [2]
@@ -77,10 +77,8 @@ async def refused(kept: Kept, kes: Kes, monkeypatch: pytest.MonkeyPatch, *more: 
 
 
 async def test_what_cannot_be_shown_is_named(kept: Kept, kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.make()
-    await kept.bench.over("ada")
-    await kept.bench.stop()
-    place = kept.folder / "group-g" / "topic-in"
+    await kept.ran("ada")
+    place = kept.group_folder
     assert "no state of the group g is kept there" in await refused(kept, kes, monkeypatch, str(kept.folder / "x"))
     assert "has the partitions 0, not 7" in await refused(kept, kes, monkeypatch, str(kept.folder), "-p", "7")
     kept.make(Table.factory(key=str, value=bytes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -33,13 +32,12 @@ def test_the_newest_are_kept_and_the_newest_whole_one_is_loaded(
     found = folder.newest("ledger", "id", 0, 100)
     assert found is not None
     assert (found.head.position, found.state) == (90, b"90")
-    with caplog.at_level(logging.WARNING):
-        newest = folder.files()[0]
-        for damage in (b"", newest.read_bytes()[:-1], newest.read_bytes().replace(b"\n90", b"\n91"), b"{}\n"):
-            newest.write_bytes(damage)
-            found = folder.newest("ledger", "id", 0, 100)
-            assert found is not None
-            assert found.state == b"30"
+    newest = folder.files()[0]
+    for damage in (b"", newest.read_bytes()[:-1], newest.read_bytes().replace(b"\n90", b"\n91"), b"{}\n"):
+        newest.write_bytes(damage)
+        found = folder.newest("ledger", "id", 0, 100)
+        assert found is not None
+        assert found.state == b"30"
     assert caplog.text.count("is damaged") == 4
     assert folder.newest("ledger", "id", 31, 100) is None  # the log does not go on behind it
 

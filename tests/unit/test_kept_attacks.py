@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("unflushed")]
 
 
 def keys_on_disk(kept: Kept) -> set[bytes]:
-    place = kept.folder / "group-g" / "topic-in"
+    place = kept.group_folder
     path = place / "0" / "data-sqlite1" / "state.db"
     if not path.exists():
         return {change.key for change in read_state(place, 0)[1]}
@@ -56,8 +56,7 @@ async def test_a_transaction_that_is_aborted_again_and_again_while_checkpoints_r
 
     monkeypatch.setattr(Slot, "commit", aborts)
     bench.broker.send("c", "a-", "d")
-    keeper = bench.engine.keeper
-    assert keeper is not None
+    keeper = kept.keeper
     for turn in range(1, 7):  # with the eighth the source stops
         await bench.until(lambda least=turn: aborted[0] >= least, "it is aborted once more")
         await keeper._thread.call(keeper.open_ones[0].write)

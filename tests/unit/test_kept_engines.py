@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +27,7 @@ Rows = dict[bytes, bytes]
 
 def rows(kept: Kept) -> Rows:
     """What is in the database of partition 0 now, without the checksums."""
-    path = kept.folder / "group-g" / "topic-in" / "0" / "data-sqlite1" / "state.db"
+    path = kept.partition_folder / "data-sqlite1" / "state.db"
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
         found = connection.execute("SELECT key, value FROM state").fetchall()
     connection.close()
@@ -56,8 +55,7 @@ async def only_what_is_committed(kept: Kept, monkeypatch: Any) -> None:
     monkeypatch.setattr(Slot, "commit", waits)
     kept.bench.broker.send("c", "a-")
     await kept.bench.until(lambda: commits, "a transaction is about to be committed")
-    keeper = kept.bench.engine.keeper
-    assert keeper is not None
+    keeper = kept.keeper
     await keeper._thread.call(keeper.open_ones[0].write)
     assert names(rows(kept)) == {"a", "b"}
     await kept.bench.cancel()
@@ -154,7 +152,7 @@ async def test_a_large_restore_is_written_before_its_only_offset_record(kept: Ke
 
 def spoil(kept: Kept) -> None:
     """Change a row behind the database's back."""
-    path = kept.folder / "group-g" / "topic-in" / "0" / "data-sqlite1" / "state.db"
+    path = kept.partition_folder / "data-sqlite1" / "state.db"
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE state SET value = zeroblob(12) WHERE key = ?", (b"a",))
     connection.close()
@@ -174,9 +172,8 @@ async def test_damage_that_a_handler_meets_is_not_its_failure(kept: Kept, caplog
     bench.make(count, store=ON_DISK, blocking=blocking, **more)
     await bench.start()
     spoil(kept)
-    with caplog.at_level(logging.WARNING):
-        bench.broker.send("b", "a", "c")
-        await bench.committed()
+    bench.broker.send("b", "a", "c")
+    await bench.committed()
     assert kept.contents() == {"a": 3, "b": 2, "c": 1} == kept.from_log()
     assert "a row has a wrong checksum; it is set aside" in caplog.text
     assert kept.restored[-1] > 1, "from the changelog"
@@ -187,21 +184,16 @@ async def test_damage_that_a_handler_meets_is_not_its_failure(kept: Kept, caplog
 
 
 async def test_damage_that_the_start_meets(kept: Kept, caplog: Any) -> None:
-    kept.make(ON_DISK)
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b", store=ON_DISK)
     spoil(kept)
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.start()
+    await kept.bench.start()
     assert "is not used" in caplog.text
-    assert (kept.folder / "group-g" / "topic-in" / "0.aside" / "data-sqlite1" / "state.db").exists()
+    assert (kept.group_folder / "0.aside" / "data-sqlite1" / "state.db").exists()
     assert kept.contents() == {"a": 1, "b": 1}
 
 
 async def test_damage_that_is_met_while_indexes_are_built(kept: Kept, caplog: Any, monkeypatch: Any) -> None:
-    kept.make(STORES["Stores on SQLite"])
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b", store=STORES["Stores on SQLite"])
     scan, begun = SQLiteDatabase.scan, []
 
     def broken(self: SQLiteDatabase, low: Any, high: Any, /, **more: Any) -> Any:
@@ -212,8 +204,7 @@ async def test_damage_that_is_met_while_indexes_are_built(kept: Kept, caplog: An
         return scan(self, low, high, **more)
 
     monkeypatch.setattr(SQLiteDatabase, "scan", broken)
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.start()
+    await kept.bench.start()
     assert "is not used: a block is damaged; it is set aside" in caplog.text
     assert len(begun) > 1
     assert kept.contents() == {"a": 1, "b": 1}
@@ -222,12 +213,9 @@ async def test_damage_that_is_met_while_indexes_are_built(kept: Kept, caplog: An
 
 @pytest.mark.parametrize(("first", "second"), [("table", "table on SQLite"), ("table on SQLite", "table")])
 async def test_another_engine_than_the_folders(kept: Kept, caplog: Any, first: str, second: str) -> None:
-    kept.make(STORES[first])
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b", store=STORES[first])
     kept.make(STORES[second])
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.start()
+    await kept.bench.start()
     assert "its codec is" in caplog.text
     assert "on sqlite1" in caplog.text
     assert kept.contents() == {"a": 1, "b": 1}
@@ -236,16 +224,13 @@ async def test_another_engine_than_the_folders(kept: Kept, caplog: Any, first: s
 
 async def test_a_log_that_was_cut_and_written_anew(kept: Kept, caplog: Any) -> None:
     bench = kept.bench
-    kept.make(ON_DISK)
-    await bench.over("a", "b", "c")
-    await bench.stop()
+    await kept.ran("a", "b", "c", store=ON_DISK)
     other_log(kept, ["x", "y", "z", "x", "y", "z"])
     bench.make(count, store=STORES["table"])
     await bench.over()
     await bench.stop()
     kept.make(ON_DISK)
-    with caplog.at_level(logging.WARNING):
-        await bench.start()
+    await bench.start()
     assert "its warm copy starts over" in caplog.text
     assert kept.contents() == kept.from_log() == {"x": 2, "y": 2, "z": 2}
 
@@ -253,10 +238,8 @@ async def test_a_log_that_was_cut_and_written_anew(kept: Kept, caplog: Any) -> N
 @pytest.mark.parametrize("lacks", ["mark", "database"])
 async def test_a_part_of_the_folder_is_missing(kept: Kept, lacks: str) -> None:
     """The mark's file is a copy; a database is not."""
-    kept.make(ON_DISK)
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
-    folder = kept.folder / "group-g" / "topic-in" / "0"
+    await kept.ran("a", "b", store=ON_DISK)
+    folder = kept.partition_folder
     lost = folder / "mark" if lacks == "mark" else folder / "data-sqlite1" / "state.db"
     lost.unlink()
     await kept.bench.start()
@@ -265,15 +248,12 @@ async def test_a_part_of_the_folder_is_missing(kept: Kept, lacks: str) -> None:
 
 
 async def test_a_link_in_place_of_the_database(kept: Kept, caplog: Any) -> None:
-    kept.make(ON_DISK)
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
-    place = kept.folder / "group-g" / "topic-in" / "0" / "data-sqlite1"
+    await kept.ran("a", "b", store=ON_DISK)
+    place = kept.partition_folder / "data-sqlite1"
     elsewhere = kept.folder / "elsewhere"
     place.rename(elsewhere)
     place.symlink_to(elsewhere)
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.start()
+    await kept.bench.start()
     assert "is a link or a file, not a folder" in caplog.text
     assert kept.contents() == {"a": 1, "b": 1}
 
@@ -290,7 +270,7 @@ async def test_a_full_disk_holds_the_intake_until_there_is_room(kept: Kept, capl
     kept.make(ON_DISK, checkpoint_bytes=300, unwritten_bytes=1_000)
     await bench.over("a")
     await kept.until_marked()
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+    with monkeypatch.context() as patch:
         patch.setattr(SQLiteDatabase, "write", full)
         bench.broker.send(*(f"some longer name {number}" for number in range(200)))
         await bench.until(lambda: bench.engine.pool._is_held, "the intake is held")
@@ -325,7 +305,7 @@ async def test_a_write_that_fails_for_good_begins_anew(kept: Kept, caplog: Any, 
     kept.make(ON_DISK)
     await bench.over("a")
     await kept.until_marked()
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+    with monkeypatch.context() as patch:
 
         def broken(*_: Any) -> None:
             raise sqlite3.OperationalError("disk I/O error")
@@ -349,10 +329,8 @@ async def test_without_a_folder_the_start_is_refused(bench: Bench, is_wrapped: b
 
 async def test_a_folder_that_cannot_be_used_stops_the_source(kept: Kept) -> None:
     """Its state does not fit into memory."""
-    kept.make(ON_DISK)
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
-    (kept.folder / "group-g" / "topic-in" / "0").chmod(0o777)
+    await kept.ran("a", "b", store=ON_DISK)
+    kept.partition_folder.chmod(0o777)
     with pytest.raises(
         StreamsError, match=r"changelog\[0\]: its state is on disk, and StateConfig.folder cannot be used"
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import resource
 from typing import Any
@@ -77,8 +76,7 @@ async def test_a_clock_that_jumps_by_a_day(kept: Kept, caplog: Any, monkeypatch:
     await kept.until_marked()
     await bench.stop()
     jumped[0] = 0
-    with caplog.at_level(logging.WARNING):
-        await bench.start()
+    await bench.start()
     assert ("a clock was set" if jump_ms > 0 else "the changelog keeps tombstones") in caplog.text
     assert kept.contents() == kept.from_log() == {"a": 2, "c": 1}
     assert kept.restored[-1] == len(bench.broker.logs[CHANGELOG, 0])
@@ -97,7 +95,7 @@ async def test_a_scan_that_is_held_open_over_a_move(kept: Kept, kind: str) -> No
         list(scan)
     await bench.start()
     assert len(kept.contents()) == 300
-    assert [path.name for path in (kept.folder / "group-g" / "topic-in").iterdir() if path.is_dir()] == ["0"]
+    assert [path.name for path in kept.group_folder.iterdir() if path.is_dir()] == ["0"]
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -106,14 +104,12 @@ async def test_a_process_that_lacks_open_files_or_room_leaves_its_folders_as_the
     kept: Kept, caplog: Any, monkeypatch: Any, kind: str, code: int
 ) -> None:
     """It says nothing of the folder. In memory the source goes on without; a table on an engine cannot."""
-    kept.make(STORES[kind])
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b", store=STORES[kind])
 
     def check(*_: Any, **__: Any) -> bool:
         raise OSError(code, os.strerror(code))
 
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+    with monkeypatch.context() as patch:
         for owner in (StateFolder, DatabaseFolder):
             patch.setattr(owner, "check", check)
         if kind == "table":
@@ -137,7 +133,7 @@ async def test_a_folder_is_opened_only_if_files_are_left_for_the_rest(
     """Connections and checkpoints need files, too. The message says which limit to raise."""
     few = len(os.listdir("/dev/fd")) + 50
     kept.make(STORES[kind])
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+    with monkeypatch.context() as patch:
         patch.setattr(resource, "getrlimit", lambda _: (few, few))
         if kind == "table":
             await kept.bench.over("a", "b")
@@ -171,9 +167,8 @@ async def test_a_read_that_lacks_open_files_costs_neither_the_event_nor_the_fold
 
     monkeypatch.setattr(SQLiteDatabase, "get", get)
     await bench.start()
-    with caplog.at_level(logging.WARNING):
-        bench.broker.send("b", "a", "c")
-        await bench.committed()
+    bench.broker.send("b", "a", "c")
+    await bench.committed()
     assert kept.contents() == {"a": 2, "b": 2, "c": 1} == kept.from_log()
     assert "cannot be read now ([Errno 24] Too many open files; the process may open" in caplog.text
     assert not list(kept.folder.rglob("*.aside"))

@@ -108,9 +108,7 @@ async def old_copy_after_compaction(kept: Kept, monkeypatch: Any) -> None:
 
 async def deleted_and_compacted(kept: Kept, monkeypatch: Any) -> None:
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b")
-    await bench.stop()
+    await kept.ran("a", "b")
     bench.make(count, store=STORES["table"])
     await bench.over("b-", "c")
     await bench.stop()
@@ -127,9 +125,7 @@ async def deleted_and_compacted(kept: Kept, monkeypatch: Any) -> None:
 async def cut_and_written_anew(kept: Kept, monkeypatch: Any) -> None:
     """K4: the record that the folder ends with is another one now."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b", "c")
-    await bench.stop()
+    await kept.ran("a", "b", "c")
     other_log(kept, [f"x{number}" for number in range(8)])
     bench.make(count, store=STORES["table"])
     await bench.over()
@@ -142,9 +138,7 @@ async def cut_and_written_anew(kept: Kept, monkeypatch: Any) -> None:
 async def log_of_a_member_that_had_less(kept: Kept, monkeypatch: Any) -> None:
     """K4: written anew and compacted, so that nothing is at the mark any more; its input offset goes back."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b", "c")
-    await bench.stop()
+    await kept.ran("a", "b", "c")
     other_log(kept, ["x"])
     bench.make(count, store=STORES["table"])
     await bench.over()
@@ -163,9 +157,7 @@ async def log_of_a_member_that_had_less(kept: Kept, monkeypatch: Any) -> None:
 async def another_topic(kept: Kept, monkeypatch: Any) -> None:
     """K4: made again, and all that its records could be told apart by is compacted away."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b")
-    await bench.stop()
+    await kept.ran("a", "b")
     other_log(kept, [f"x{number}" for number in range(8)])
     with monkeypatch.context() as other:
         other.setattr(Group, "identity", lambda *_: TopicIdentity("another", 1))

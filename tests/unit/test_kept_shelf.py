@@ -207,9 +207,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def test_the_first_report_has_the_folders_and_later_ones_what_became_of_them(
     kept: Kept, reported: list[Any]
 ) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b")
     first = reported[0]
     assert isinstance(first, Copies)
     assert first.shelf
@@ -261,14 +259,13 @@ async def test_the_figures_of_a_folder(kept: Kept) -> None:
     await kept.bench.over("a", "b")
     await kept.until_marked()
     (found,) = kept.bench.source.statistics().folders
-    data = next((kept.folder / "group-g" / "topic-in" / "0").glob("data-*"))
+    data = next(kept.partition_folder.glob("data-*"))
     assert (found.partition, found.state, found.offset) == (0, "kept", kept.marked)
     assert found.size_bytes == data.stat().st_size
     assert (found.gathered_changes, found.unwritten_bytes) == (0, 0)
     assert 0 <= found.mark_age_seconds < 60
     assert 0 < found.recover_seconds < 0.1
-    keeper = kept.bench.engine.keeper
-    assert keeper is not None
+    keeper = kept.keeper
     await until(lambda: keeper.open_ones[0].checkpoint_seconds > 0, "it was measured")
     keeper.open_ones[0].give_up("test")
     assert kept.bench.source.statistics().folders[0].state == "left"
@@ -276,21 +273,17 @@ async def test_the_figures_of_a_folder(kept: Kept) -> None:
 
 
 async def test_a_folder_that_is_set_aside_is_counted(kept: Kept) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
-    next((kept.folder / "group-g" / "topic-in" / "0").glob("data-*")).write_bytes(b"")
+    await kept.ran("a", "b")
+    next(kept.partition_folder.glob("data-*")).write_bytes(b"")
     await kept.bench.start()
     assert kept.bench.source.statistics().folders_set_aside == 1
 
 
 async def test_the_progress_of_loading_is_seen(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b")
     seen: list[tuple[int, int]] = []
     loads = "streams.runtime.ownership.replica.Replica.loads"
     monkeypatch.setattr(loads, lambda self, loaded, size: seen.append((loaded, size)))
     await kept.bench.start()
-    size = next((kept.folder / "group-g" / "topic-in" / "0").glob("data-*")).stat().st_size
+    size = next(kept.partition_folder.glob("data-*")).stat().st_size
     assert seen == [(size, size)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -53,9 +52,7 @@ async def test_every_store_survives(kept: Kept, kind: str, end: str) -> None:
 
 async def test_only_the_rest_of_the_changelog_is_read(kept: Kept) -> None:
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b", "b-")
-    await bench.stop()
+    await kept.ran("a", "b", "b-")
     bench.make(count, store=STORES["table"])  # without a folder, on another machine
     await bench.over("c", "a", "d", "a-")
     await bench.stop()
@@ -95,8 +92,7 @@ async def test_a_lost_membership_and_a_restart_keep_the_folder(kept: Kept) -> No
 async def begins_anew(kept: Kept, caplog: Any, reason: str) -> None:
     """Start again: all of the changelog is read, the state is right, and the reason is named once."""
     bench = kept.bench
-    with caplog.at_level(logging.WARNING):
-        await bench.start()
+    await bench.start()
     assert kept.contents() == kept.from_log()
     assert kept.restored[-1] == len(bench.broker.logs[CHANGELOG, 0])
     said = [record.getMessage() for record in caplog.records if reason in record.getMessage()]
@@ -108,58 +104,46 @@ async def begins_anew(kept: Kept, caplog: Any, reason: str) -> None:
 
 
 async def test_a_folder_of_another_topic_id(kept: Kept, caplog: Any, monkeypatch: Any) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b")
     other_log(kept, ["x", "y"])
     monkeypatch.setattr(Group, "identity", lambda *_: TopicIdentity("another", 1))
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.over()
+    await kept.bench.over()
     assert kept.contents() == {"x": 1, "y": 1}
     assert "its topic id is 'id', not 'another'; it is set aside" in caplog.text
-    assert (kept.folder / "group-g" / "topic-in" / "0.aside" / "mark").exists()
+    assert (kept.group_folder / "0.aside" / "mark").exists()
 
 
 async def test_a_folder_of_other_codecs(kept: Kept, caplog: Any) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b")
     kept.make(Table.factory(key=str, value=bytes))
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.start()
+    await kept.bench.start()
     assert "its codec is 'Table(StrCodec, IntCodec)', not 'Table(StrCodec, BytesCodec)'" in caplog.text
     assert kept.restored[-1] == len(kept.bench.broker.logs[CHANGELOG, 0])
 
 
 async def test_a_folder_that_is_older_than_tombstones(kept: Kept, caplog: Any, monkeypatch: Any) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b")
     real = Engine.wall_ms
     monkeypatch.setattr(Engine, "wall_ms", lambda self: real(self) + 23 * 3_600_000 + 60_000)
     await begins_anew(kept, caplog, "the changelog keeps tombstones for 24 h")
 
 
 def damage(kept: Kept) -> None:
-    data = next((kept.folder / "group-g" / "topic-in" / "0").glob("data-*"))
+    data = next(kept.partition_folder.glob("data-*"))
     spoiled = bytearray(data.read_bytes())
     spoiled[-1] ^= 0x20
     data.write_bytes(spoiled)
 
 
 async def test_a_folder_with_a_flipped_byte(kept: Kept, caplog: Any) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b")
     damage(kept)
     await begins_anew(kept, caplog, "another checksum than its mark")
 
 
 async def test_a_folder_that_turns_bad_while_it_is_loaded(kept: Kept, caplog: Any, monkeypatch: Any) -> None:
     """A part of it is in the store then: the store is dropped with it."""
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
+    await kept.ran("a", "b")
     check = StateFolder.check
 
     def check_then_spoil(self: StateFolder, *of: Any, **more: Any) -> bool:
@@ -175,9 +159,7 @@ async def test_a_folder_that_turns_bad_while_it_is_loaded(kept: Kept, caplog: An
 @pytest.mark.parametrize("names", [["x"], ["x", "y", "z", "x", "y", "z"]], ids=["shorter", "longer"])
 async def test_a_log_that_was_cut_and_written_anew(kept: Kept, caplog: Any, names: list[str]) -> None:
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b", "c")
-    await bench.stop()
+    await kept.ran("a", "b", "c")
     other_log(kept, names)
     bench.make(count, store=STORES["table"])
     await bench.over()
@@ -190,16 +172,13 @@ async def test_a_log_that_was_cut_and_written_anew(kept: Kept, caplog: Any, name
 async def test_an_input_offset_that_goes_back(kept: Kept, caplog: Any) -> None:
     """The marked record is there, and what follows is of a member that had less."""
     bench = kept.bench
-    kept.make()
-    await bench.over("a", "b", "c")
-    await bench.stop()
+    await kept.ran("a", "b", "c")
     log = bench.broker.logs[CHANGELOG, 0]
     value = log[-1].value.replace(b'"offset":3', b'"offset":2')  # type: ignore[union-attr]
     assert value != log[-1].value
     bench.broker.append(CHANGELOG, 0, log[-1].key, value, None)
     bench.broker.offsets[0] = 2
-    with caplog.at_level(logging.WARNING):
-        await bench.start()
+    await bench.start()
     assert "goes back from 3 to 2" in caplog.text
     assert kept.restored[-1] == len(log)
 
@@ -215,12 +194,9 @@ async def test_a_root_that_cannot_be_used_stops_the_start(kept: Kept) -> None:
 
 
 async def test_a_folder_that_cannot_be_used_costs_nothing_but_the_restore(kept: Kept, caplog: Any) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
-    (kept.folder / "group-g" / "topic-in" / "0").chmod(0o777)
-    with caplog.at_level(logging.WARNING):
-        await kept.bench.start()
+    await kept.ran("a", "b")
+    kept.partition_folder.chmod(0o777)
+    await kept.bench.start()
     assert "changelog[0] is not kept on disk" in caplog.text
     assert kept.contents() == {"a": 1, "b": 1}
     kept.bench.broker.send("a")
@@ -236,13 +212,12 @@ async def test_a_full_disk_stops_nobody_and_is_written_to_again(kept: Kept, capl
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with caplog.at_level(logging.WARNING):
-        monkeypatch.setattr(folder_module.os, "pwrite", full)
-        kept.bench.broker.send("a", "b")
-        await kept.bench.committed()
-        await kept.bench.until(lambda: "cannot be written to" in caplog.text, "it is logged")
-        kept.bench.broker.send("a")
-        await kept.bench.committed()
+    monkeypatch.setattr(folder_module.os, "pwrite", full)
+    kept.bench.broker.send("a", "b")
+    await kept.bench.committed()
+    await kept.bench.until(lambda: "cannot be written to" in caplog.text, "it is logged")
+    kept.bench.broker.send("a")
+    await kept.bench.committed()
     assert "bytes are free" in caplog.text
     assert caplog.text.count("cannot be written to") == 1, "once"
     monkeypatch.setattr(folder_module.os, "pwrite", real)
@@ -264,10 +239,8 @@ async def test_a_disk_that_stays_full_leaves_the_folder_at_its_mark(kept: Kept, 
 
 
 async def test_a_folder_that_another_process_holds(kept: Kept) -> None:
-    kept.make()
-    await kept.bench.over("a", "b")
-    await kept.bench.stop()
-    frozen = StateFolder.open(kept.folder / "group-g" / "topic-in" / "0")
+    await kept.ran("a", "b")
+    frozen = StateFolder.open(kept.partition_folder)
     assert frozen is not None
     await kept.bench.start()
     assert kept.restored[-1] == len(kept.bench.broker.logs[CHANGELOG, 0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +69,7 @@ def test_what_a_release_has_no_name_for_is_carried(caplog: pytest.LogCaptureFixt
         store.stock.put("y", 2)
 
     state = at(store, 0, work)
-    with caplog.at_level(logging.WARNING):
-        older = loaded(One.factory(), state)
+    older = loaded(One.factory(), state)
     assert caplog.text.count("entries of a structure 'stock', which One does not have") == 1
     assert dict(older.carried()) == {key: value for key, value in state.items() if b"stock" in key}
     state = at(older, 1, lambda: older.orders.put("b", Order("bob")))
@@ -102,8 +100,7 @@ def test_on_disk_what_a_release_has_no_name_for_is_carried(caplog: pytest.LogCap
     database = MemoryDatabase()
     database.rows = {**state, **raw, **own}
     found: Any = (Bare if bare else Two).factory(engine=SQLite())(HERE)
-    with caplog.at_level(logging.WARNING):
-        found.attach(database, lambda why: None)
+    found.attach(database, lambda why: None)
     assert {name for name in ("gone", "zero", "without a name") if name in caplog.text} == {
         "gone", "zero", *([] if bare else ["without a name"]),
     }  # fmt: skip

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -92,9 +91,7 @@ class BatchForwarder:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._stack, contextlib.suppress(KafkaException, TransactionFailed):
             # What a broker may still have before it would come behind the abort: the next owner's fence refuses it.
             if self._is_open and not self._is_in_doubt:

@@ -32,7 +32,6 @@ from streams.records import (
 BATCH_HEAD: Final = 61
 """Bytes of a batch before its records."""
 MOST_HEADERS: Final = 1_000
-_TIMES: Final = 1 << 62  # so that the distance of two times has 64 bits at most
 
 
 @dataclass(frozen=True, eq=False)
