@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -196,3 +197,19 @@ def lose_power(folder: Path, patch: pytest.MonkeyPatch, number: int, seed: int) 
             script.run(stop_at(number))
         left = power.after_loss(folder / "left")
     script.check(left)
+
+
+class FullDisk:
+    """Takes so many bytes, then none, until there is room again."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, room: int) -> None:
+        self.room = room
+        self._real = os.pwrite
+        patch.setattr(folder_module.os, "pwrite", self._pwrite)
+
+    def _pwrite(self, handle: int, data: bytes, at: int) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._real(handle, data[: self.room], at)
+        self.room -= written
+        return written

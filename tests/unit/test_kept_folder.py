@@ -26,6 +26,7 @@ from tests.unit.kept_kit import (
     DAY_MS,
     IDENTITY,
     Cut,
+    FullDisk,
     Script,
     contents,
     lose_power,
@@ -306,29 +307,6 @@ def test_a_folder_that_is_half_removed_is_no_folder(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.iterdir()] == ["0.1"], "nothing of the removed one is left"
 
 
-@pytest.mark.parametrize("step", ["lstat", "open"])
-def test_a_folder_that_another_process_removes_meanwhile_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Between its making and the lock in it: another one is taken, and the partition is kept all the same."""
-    (tmp_path / "0").mkdir(mode=0o700)
-    left = ["once"]
-    real = os.open if step == "open" else Path.lstat
-
-    def removed_first(path: Any, *more: Any) -> Any:
-        if Path(path).name in ("0", "lock") and left:
-            left.clear()
-            (tmp_path / "0").rename(tmp_path / "0.gone")
-        return real(path, *more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os if step == "open" else Path, step, removed_first)
-        folder = StateFolder.find(tmp_path, 0)
-    assert not left
-    assert folder.path.name == "0.1"
-    folder.close()
-
-
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "0").mkdir()
@@ -372,22 +350,6 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
 # -- no room -----------------------------------------------------------------------------------------------------------
 
 
-class FullDisk:
-    """Takes so many bytes, then none, until there is room again."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, room: int) -> None:
-        self.room = room
-        self._real = os.pwrite
-        patch.setattr(folder_module.os, "pwrite", self._pwrite)
-
-    def _pwrite(self, handle: int, data: bytes, at: int) -> int:
-        if self.room <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = self._real(handle, data[: self.room], at)
-        self.room -= written
-        return written
-
-
 @pytest.mark.parametrize("room", [0, 5, 100, 700, 1500])
 def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
@@ -408,37 +370,6 @@ def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(
     offset, state = reopened(tmp_path)
     assert offset == 1_000
     assert state == before[1] | {change.key: change.value for change in changes}
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_rewrite_that_fills_the_disk_gives_the_room_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
-) -> None:
-    """Half a new file must not be what keeps the disk full: no checkpoint could be made any more."""
-    folder = StateFolder.find(tmp_path, 0)
-    changes = [put(b"key %d" % number, bytes(50)) for number in range(40)]
-    for offset in range(3):
-        folder.append(changes)
-        folder.commit(IDENTITY, offset, b"{}", now_ms())
-    before = contents(folder)
-
-    def stop(step: str) -> None:
-        if step == "rewrite flush":
-            raise Cut(step)
-
-    if is_killed:
-        folder.at = stop
-    else:
-        FullDisk(monkeypatch, 1_000)
-    with pytest.raises((OSError, Cut)):
-        folder.rewrite_if_due()
-    if is_killed:
-        folder.close()
-        folder = StateFolder.find(tmp_path, 0)
-    assert contents(folder) == before
-    assert folder.mark is not None
-    assert [path.name for path in folder.path.glob("data-*")] == [folder.mark.file]
-    folder.close()
 
 
 def reopened_beside(folder: StateFolder) -> tuple[int, dict[bytes, bytes]]:
