@@ -31,6 +31,7 @@ class Pairs:
     """All of a kind of handlers that there is to say; it lacks only its option of ``register_event_type``."""
 
     name, option, instead = "pairs", "pairs=True", "there is nothing else"
+    keep = None
 
     def argument(self, partition: Partition, host: Host, record: IncomingRecord, event: Any) -> Any:
         return (record.key or b"").decode(), event

@@ -180,7 +180,7 @@ def test_options_that_no_command_has_are_named(kes: Kes, text: str, said: str) -
     assert said in kes("lag", "shop:source", code=1).words
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "lag --help", "--show-completion bash"])
+@pytest.mark.parametrize("words", ["--help", "--version", "lag --help"])
 def test_help_and_version_work_beside_a_file_that_is_broken(kes: Kes, words: str) -> None:
     write("commands = [")
     assert kes(*words.split()).out
