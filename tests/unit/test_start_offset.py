@@ -13,8 +13,10 @@ from streams.core.position import Position
 from streams.errors import OffsetError
 from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
+from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.takeover import InputStand, Stalls, TakeOvers
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.reading.log_follower import FROM_START
 
 LOG = (10, 100)
 HERE = TopicIds("in-1", "log-1")
@@ -90,6 +92,26 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], said: str) -> N
         start(**arguments)
     assert re.search(said, str(caught.value))
     assert "t[0]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "log", "warned"),
+    [
+        (FROM_START, (0, 100), False),
+        (FROM_START, (40, 100), True),
+        (40, (40, 100), False),  # of a folder, or of a partition that was worked on here: it has what lies below
+    ],
+)
+def test_a_changelog_without_its_beginning_is_reported(
+    begun_at: int, log: tuple[int, int], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EventSourceConfig(group_id="g", topic="t", num_partitions=1)
+    member: Any = SimpleNamespace(config=config, thread=lambda _: None)
+    copy = Replica(3, 1, None, 0.0)
+    copy.begin_at(begun_at)
+    unused: Any = None
+    TakeOvers(member, unused, unused, unused)._report_trimmed(copy, log)
+    assert ("g.t.changelog[3]: the log starts at 40 (end 100)" in caplog.text) == warned
 
 
 async def test_take_overs_that_stand_still_at_the_same_time_are_both_asked_about() -> None:

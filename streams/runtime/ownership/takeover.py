@@ -206,6 +206,7 @@ class TakeOvers:
             if self._replicas.failure(number) is not None:
                 raise BrokerUnavailable(f"the state of {worker.topic_partition} cannot be read on; asking again")
             return None
+        self._report_trimmed(copy, changelog)
         worker.adopt(copy)
         position = self._start_position(worker, found, ids)
         worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
@@ -218,6 +219,21 @@ class TakeOvers:
         ):
             member.pool.admit(number, worker.watermark, [], begun)  # the next start must not skip records from now on
         return copy
+
+    def _report_trimmed(self, copy: Replica, changelog: Range) -> None:
+        """Warn of a copy that was read from the log's start, if that is not 0. Compaction alone leaves it at 0: records
+        were deleted. No error, since the state cannot be told from a complete one, and no command could accept it."""
+        low, high = changelog
+        if low > 0 and copy.start == FROM_START:
+            _log.warning(
+                "%s[%d]: the log starts at %d (end %d): records below it were deleted (DeleteRecords, or a "
+                "cleanup.policy with delete), and keys that were written only there may be missing from the "
+                "state. Restore the topic from a backup, or delete the changelog and the group's offsets to start over",
+                self._config.changelog,
+                copy.partition,
+                low,
+                high,
+            )
 
     def _start_position(self, worker: PartitionWorker, found: Sequence[InputStand], ids: TopicIds) -> Position:
         """Return where the partition goes on, in all its inputs."""
