@@ -222,7 +222,7 @@ class TakeOvers:
 
     def _report_trimmed(self, copy: Replica, changelog: Range) -> None:
         """Warn of a copy that was read from the log's start, if that is not 0. Compaction alone leaves it at 0: records
-        were deleted. No error, since the state cannot be told from a complete one, and no command could accept it."""
+        were deleted. No error, since the state may be complete, and no command could accept it."""
         low, high = changelog
         if low > 0 and copy.start == FROM_START:
             _log.warning(
