@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import ssl
 import threading
 import time
@@ -18,17 +17,13 @@ from typing import Any, TypeVar
 
 from streams.clients.kafka_python import (
     FindCoordinatorRequest,
-    KafkaConnectionManager,
     KafkaNetClient,
-    KafkaNetSocket,
-    KafkaSSLTransport,
-    NetworkSelector,
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchRequest,
-    create_connection,
 )
 from streams.clients.kafka_python import errors as kafka_errors
+from streams.clients.kafka_python_manager import LOST_SECONDS, REFUSED_LOGINS, ConnectionManager, IoLoop
 from streams.clients.permissions import Right, denied
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 from streams.settings_sources import checked_addresses
@@ -50,87 +45,6 @@ REQUEST_TIMEOUT_MS = 10_000
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
 _LOG_UNREACHABLE_AFTER = 2.0  # seconds
-_HANDSHAKE_MS = 5000
-_REFUSED_LOGINS = kafka_errors.SaslAuthenticationFailedError, kafka_errors.UnsupportedSaslMechanismError
-
-
-class _Socket(KafkaNetSocket):
-    """Closes a socket that could not connect; kafka-python leaves that to the garbage collector.
-
-    How kafka-python finds it: a subclass serves the proxy addresses of its schemes, and this one asks no proxy.
-    """
-
-    SCHEMES = ("direct",)
-
-    async def sock_connect(self, net: Any, sock: socket.socket, sockaddr: Any, timeout_at: float | None = None) -> Any:
-        try:
-            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
-        except BaseException:
-            sock.close()
-            raise
-
-
-def with_last_words(transport: Any) -> Any:
-    """Have a transport of kafka-python hand over what came right before the end of the connection, which it throws
-    away: the answer that a login is refused is always there."""
-    receive = transport._sock_recv
-
-    def received() -> tuple[bytes, BaseException | None]:
-        data, error = receive()
-        return data, None if data else error  # the next call meets the end again
-
-    transport._sock_recv = received
-    return transport
-
-
-class _Manager(KafkaConnectionManager):
-    """Remembers why a connection could not be made; kafka-python only logs it."""
-
-    last_failure: BaseException | None = None
-    refused_login: BaseException | None = None
-
-    async def _connect(self, node: Any, conn: Any, *args: Any, **options: Any) -> None:
-        await super()._connect(node, conn, *args, **options)
-        failure = conn.init_future.exception if conn.init_future.failed() else None
-        self.refused_login = failure if isinstance(failure, _REFUSED_LOGINS) else None
-
-    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        build = self._build_tls if self.ssl_enabled else super()._build_transport
-        try:
-            transport = await build(node, timeout_at)
-        except Exception as error:
-            self.last_failure = error
-            raise
-        self.last_failure = None
-        return with_last_words(transport)
-
-    async def _build_tls(self, node: Any, timeout_at: float | None) -> Any:
-        """Open a TLS connection as kafka-python does, but with a time limit; a failed handshake closes its socket."""
-        options, proxy = self.config["socket_options"], self.config["proxy_url"]
-        sock = await create_connection(self._net, node.host, node.port, options, proxy, timeout_at)
-        transport = KafkaSSLTransport(self._net, sock, host=node.host, ssl_context=self.config["ssl_context"])
-        try:
-            await self.wait_for(self.call_soon(transport.handshake), _HANDSHAKE_MS)
-        except BaseException as error:
-            transport.abort(error)
-            if isinstance(error, OSError):  # ssl.SSLError among them
-                raise kafka_errors.KafkaConnectionError(f"TLS handshake failed: {error}") from error
-            raise
-        return transport
-
-
-class _Loop(NetworkSelector):
-    """Reports its end by an error to ``on_crash``; kafka-python's loop dies silently, and heartbeats with it."""
-
-    on_crash: Callable[[BaseException], None] | None = None
-
-    def run_forever(self) -> None:
-        try:
-            super().run_forever()
-        except Exception as error:
-            log.exception("the IO thread of the group member failed")
-            if self.on_crash is not None:
-                self.on_crash(error)
 
 
 class KafkaPythonClient:
@@ -155,8 +69,8 @@ class KafkaPythonClient:
             "receive_message_max_bytes": 100_000_000,  # lists of transactions of large clusters
         }
         checked_addresses(bootstrap_servers)
-        self.net: Any = _Loop(**settings)
-        self.manager: Any = _Manager(self.net, **settings)
+        self.net: Any = IoLoop(**settings)
+        self.manager: Any = ConnectionManager(self.net, **settings)
         self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
         self._closed = False
         self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, no answer will come
@@ -285,6 +199,10 @@ class KafkaPythonClient:
                 if not bootstrap.exception.retriable:
                     raise self.translated(bootstrap.exception, "connecting") from bootstrap.exception
                 bootstrap = self.manager.bootstrap_async(None)
+            elif time.monotonic() - self.manager.tried_at > LOST_SECONDS:
+                # Seen once in hours of killed brokers: it neither ended nor tried on, beside brokers that answered.
+                log.warning("connecting to %s does not go on; it begins anew", self.addresses)
+                bootstrap = self.manager.bootstrap_anew()
             if not (logged or quiet) and time.monotonic() - start > _LOG_UNREACHABLE_AFTER:
                 logged = True
                 log.warning("%s; trying on", self._no_answer())
@@ -356,7 +274,7 @@ class KafkaPythonClient:
     def translated(self, error: BaseException, step: str, needed: Sequence[Right] = ()) -> StreamsError:
         """Translate a kafka-python error into ours. Messages name the step and the addresses, never credentials."""
         where = f"{step} at {self.addresses}"
-        if isinstance(error, _REFUSED_LOGINS):
+        if isinstance(error, REFUSED_LOGINS):
             return ConfigError(
                 f"{where}: the broker refuses the credentials; check sasl.mechanism, sasl.username, sasl.password"
             )

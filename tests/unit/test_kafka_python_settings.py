@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streams.clients.kafka_python_client import KafkaPythonClient, _quiet_kafka_python, with_last_words
+from streams.clients.kafka_python_client import KafkaPythonClient, _quiet_kafka_python
+from streams.clients.kafka_python_manager import with_last_words
 from streams.clients.kafka_python_settings import security_only, translate
 from streams.errors import ConfigError
 
@@ -134,3 +136,30 @@ def test_no_credentials_are_logged_although_the_application_wants_every_line(
     assert f"connection Request 7: {kind}" in caplog.text
     assert SECRET not in caplog.text
     assert len(caplog.records) == (2 if kind == "SaslAuthenticateRequest" else 1)
+
+
+def test_a_bootstrap_that_does_not_go_on_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of kafka-python it waits for: its connection, or the metadata that another one wanted."""
+    future = import_module("kafka.future").Future
+    client = KafkaPythonClient("127.0.0.1:1", "test", {})
+    monkeypatch.setattr("streams.clients.kafka_python_client.LOST_SECONDS", 0.05)
+    began, metadata = [], future()
+
+    async def bootstrap(deadline: float | None) -> bool:
+        began.append(deadline)
+        if len(began) == 1:
+            client.manager.cluster._refresh_future = metadata
+            await future()
+        return True
+
+    async def attempt() -> str:
+        return "answered"
+
+    monkeypatch.setattr(client.manager, "_do_bootstrap", bootstrap)
+    client.start()
+    try:
+        assert client.ask("a question", time.monotonic() + 10, attempt) == "answered"
+    finally:
+        client.close(1.0)
+    assert len(began) == 2
+    assert metadata.failed(), "who waits for it goes on"
