@@ -18,7 +18,6 @@ import msgspec
 from streams import (
     EventContext,
     EventSource,
-    EventSourceConfig,
     Heap,
     Index,
     NamedTable,
@@ -32,6 +31,7 @@ from streams import (
 )
 from streams.records import IncomingRecord
 from streams.testing.oracle import Sent, State
+from tests.broker.program_kit import config_of
 
 PARTITIONS = 2
 
@@ -132,15 +132,12 @@ def fold(group: str) -> Callable[[State, IncomingRecord], Iterator[Sent]]:
 def build(bootstrap: str, group: str, instance: str) -> EventSource[Any]:
     folder, engine = os.environ.get("SITE_FOLDER", ""), os.environ.get("SITE_ENGINE", "")
     source: EventSource[Any] = EventSource(
-        EventSourceConfig(
-            group_id=group,
-            topic=topic_of(group),
-            num_partitions=PARTITIONS,
-            bootstrap_servers=bootstrap,
-            instance_id=instance,
-            num_standbys=1,
-            session_timeout_seconds=6.0,
-            transaction_timeout_seconds=5.0,
+        config_of(
+            bootstrap,
+            group,
+            instance,
+            topic_of(group),
+            PARTITIONS,
             state=StateConfig(folder=folder, checkpoint_seconds=0.2),
         ),
         store=stores_of(group).factory(engine=getattr(disk, engine)() if engine else None),

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, Update, event_type
+from streams import EventContext, EventSource, StateConfig, Table, Update, event_type
 from streams.disk import SQLite
 from streams.errors import StreamsError
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
+from tests.broker.program_kit import config_of
 
 PARTITIONS = 2
 CUSTOMERS = [f"c{number}" for number in range(20)]
@@ -76,17 +77,15 @@ def topics_of(group: str) -> dict[str, str]:
 def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: float = 6.0) -> EventSource[Any]:
     topics, folder = topics_of(group), os.environ.get("MERGED_FOLDER", "")
     engine = SQLite() if folder else None
-    config = EventSourceConfig(
-        group_id=group,
-        topic=topics["orders"],
-        num_partitions=PARTITIONS,
-        bootstrap_servers=bootstrap,
-        instance_id=instance,
+    config = config_of(
+        bootstrap,
+        group,
+        instance,
+        topics["orders"],
+        PARTITIONS,
+        session=session,
         loop=True,
         visits=True,
-        num_standbys=1,
-        session_timeout_seconds=session,
-        transaction_timeout_seconds=session - 1.0,
         metrics_handler=settled_hook(plan),
         state=StateConfig(folder=folder, checkpoint_seconds=0.2),
     )

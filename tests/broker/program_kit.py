@@ -10,8 +10,10 @@ from typing import Any
 from streams import EventSource, EventSourceConfig
 
 
-def config_of(bootstrap: str, group: str, instance: str, topic: str, partitions: int, **more: Any) -> EventSourceConfig:
-    """Settings with a standby, and a session that ends soon."""
+def config_of(
+    bootstrap: str, group: str, instance: str, topic: str, partitions: int, *, session: float = 6.0, **more: Any
+) -> EventSourceConfig:
+    """Settings with a standby, and a session (seconds) that ends soon."""
     return EventSourceConfig(
         group_id=group,
         topic=topic,
@@ -19,8 +21,8 @@ def config_of(bootstrap: str, group: str, instance: str, topic: str, partitions:
         bootstrap_servers=bootstrap,
         instance_id=instance,
         num_standbys=1,
-        session_timeout_seconds=6.0,
-        transaction_timeout_seconds=5.0,
+        session_timeout_seconds=session,
+        transaction_timeout_seconds=session - 1.0,
         **more,
     )
 
