@@ -72,7 +72,7 @@ def test_the_pages_of_a_supervisor_show_each_worker_and_outlive_it(
     arguments = Path(f"/proc/{running.process.pid}/cmdline")
     assert not arguments.exists() or ACT not in arguments.read_text()
     complaints = running.close_and_read()
-    assert running.process.returncode == 0
+    assert running.process.returncode == 0, (running.seen, complaints)
     assert ACT not in complaints + str(running.seen)
 
 
