@@ -102,7 +102,8 @@ class Arrivals:
 
     def _read(self) -> None:
         while not self._stopped.is_set():
-            for message in self._consumer.consume(500, 0.05):
-                if message.error() is None:
-                    self._parts.append(parts(message))
-                    self.at.append(time.time())
+            # One by one: ``consume`` keeps what has come until it has so many, or its time is over.
+            message = self._consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                self._parts.append(parts(message))
+                self.at.append(time.time())
