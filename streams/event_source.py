@@ -22,6 +22,7 @@ from streams.core.router import check_callable
 from streams.errors import RegistrationError, Stopped, StreamsError
 from streams.interjecting import Interjecting
 from streams.metrics import Measurement, MetricsHandler
+from streams.protocols import StateStore
 from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import KafkaConnections
@@ -32,6 +33,7 @@ from streams.runtime.reading.lookups import Lookups
 from streams.runtime.replay import Program
 from streams.runtime.system import MACHINE, Environment
 from streams.sak import leaves
+from streams.sak.users_code import calling_place
 from streams.statistics import SourceState, SourceStatistics
 from streams.stores.stateless import Stateless
 from streams.topics import TopicSpec
@@ -75,7 +77,10 @@ class EventSource(Interjecting[StoreT]):
     ) -> None:
         super().__init__(config)
         if store is not None:
-            check_callable("the store, which is to be a factory such as Table.factory(...),", store, "topic_partition")
+            what = "the store, which is to be a factory such as Table.factory(...),"
+            check_callable(what, store, "topic_partition")
+            if isinstance(store, type) and not issubclass(store, StateStore):
+                raise RegistrationError(f"{what} is the class {store.__qualname__}{calling_place()}, which is no store")
         self._lifespan = lifespan
         self._further_lifespans: list[Lifespan] = []
         self._is_stateless = store is None

@@ -34,7 +34,7 @@ from streams.codecs import (
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
-from streams.sak.users_code import place_of
+from streams.sak.users_code import calling_place, place_of
 
 T = TypeVar("T")
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
@@ -204,8 +204,8 @@ def _check_name(cls: type, name: str) -> None:
 def _check_class(cls: type) -> None:
     if not (issubclass(cls, msgspec.Struct) or is_pydantic(cls) or "__dataclass_params__" in vars(cls)):
         raise RegistrationError(
-            f"{cls.__qualname__} is no dataclass, msgspec.Struct or pydantic model: make it one of them "
-            "(@event_type stands above @dataclass), or give a codec: @event_type(codec=...)"
+            f"{cls.__qualname__}{calling_place()} is no dataclass, msgspec.Struct or pydantic model: make it one of "
+            "them (@event_type stands above @dataclass), or give a codec: @event_type(codec=...)"
         )
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, overload
 
 from streams.config import EventSourceConfig
+from streams.config_groups import check_type
 from streams.core.router import Route, Router, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
@@ -26,7 +27,7 @@ from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
 from streams.runtime.partition.visiting import requested
 from streams.sak.numbers import is_number, is_whole
-from streams.sak.users_code import name_of, parameter_types, place_of
+from streams.sak.users_code import calling_place, name_of, parameter_types, place_of
 from streams.topics import InputSpec, TopicSpec
 from streams.topology import Topology, TopologyHandler, TopologyTopic
 from streams.tracing import Tracer
@@ -45,6 +46,7 @@ class Handlers(VisitDeclarations[StoreT], LookupDeclarations):
     """The registering half of ``EventSource``."""
 
     def __init__(self, config: EventSourceConfig) -> None:
+        check_type((EventSourceConfig,), "the config of the event source", config, "an EventSourceConfig")
         self.config = config
         self._router = Router()
         self._is_stateless = False
@@ -124,8 +126,8 @@ class Handlers(VisitDeclarations[StoreT], LookupDeclarations):
             self._check(f"the handler of {name}", function, "ctx", "events" if batch else "event")
             if batch and settings is not None:
                 raise RegistrationError(
-                    f"the handler of {name} has batch=True and a concurrency: its events have their turn already; for "
-                    "work on many items ahead of it there is AsyncBatcher"
+                    f"the handler of {name}{place_of(function)} has batch=True and a concurrency: its events have "
+                    "their turn already; for work on many items ahead of it there is AsyncBatcher"
                 )
             ahead = None if settings is None else _concurrent(name, function, policy, settings)
             kind = BATCH if batch else None
@@ -165,6 +167,11 @@ class Handlers(VisitDeclarations[StoreT], LookupDeclarations):
         """
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            if isinstance(function, type):
+                raise RegistrationError(
+                    f"@source.on got the class {name_of(function)}{calling_place()}; it takes the event's class from "
+                    f"the handler's annotation. To name the class: @source.register_event_type({function.__name__})"
+                )
             check_callable("the handler", function, "ctx", "event")
             event_class = _annotated_class(function, batch=bool(options.get("batch")))
             self.register_event_type(event_class, function, **options)
@@ -419,14 +426,14 @@ def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
 
 
 def _concurrent(name: str, handler: Callable[..., Any], policy: Retry, settings: SchedulerConfig) -> Ahead:
+    what = f"the handler of {name}{place_of(handler)}"
     if not inspect.iscoroutinefunction(handler):
         raise RegistrationError(
-            f"the handler of {name} has a concurrency, so it must be async def; for plain functions there is "
-            "AsyncJobScheduler"
+            f"{what} has a concurrency, so it must be async def; for plain functions there is AsyncJobScheduler"
         )
     if settings.timeout_seconds is not None or settings.retry is not None:
         raise RegistrationError(
-            f"the handler of {name}: timeout_seconds and retry are for the jobs of AsyncJobScheduler; a handler has "
+            f"{what}: timeout_seconds and retry are for the jobs of AsyncJobScheduler; a handler has "
             "on_error=Retry(attempts=...), and asyncio.timeout"
         )
     return Ahead(ConcurrentStageDefinition(name=name, handler=handler, policy=policy, config=settings), key_of)

@@ -41,7 +41,7 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
         signature.bind(*arguments)
     except TypeError:
         name = getattr(function, "__qualname__", None) or repr(function)
-        where = place_of(function) or calling_place()
+        where = (not isinstance(function, type) and place_of(function)) or calling_place()
         raise RegistrationError(
             f"{what} is {name}{signature}{where}; it is called with ({', '.join(arguments)})"
         ) from None
@@ -80,6 +80,13 @@ class Route:
         kind: Any = None,
     ) -> None:
         check_callable(f"the handler of {name}", handler)
+        what = f"the handler of {name}{place_of(handler)}"
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+            raise RegistrationError(f"{what} has a yield, so a call would run nothing of it; use ctx.forward to send")
+        if not isinstance(policy, Retry):
+            raise RegistrationError(
+                f"{what}: on_error is {policy!r}; it must be an error policy: STOP, SKIP, DEAD_LETTER or Retry(...)"
+            )
         self.name = name
         self.event_type = event_type
         self.handler = handler
@@ -88,12 +95,11 @@ class Route:
         )
         self.is_blocking = blocking
         if self.is_async and blocking:
-            raise RegistrationError(f"the handler of {name} is async; blocking=True is for plain functions")
+            raise RegistrationError(f"{what} is async; blocking=True is for plain functions")
         self.kind = kind
         if kind is not None and (self.is_async or blocking):
             raise RegistrationError(
-                f"the handler of {name} has {kind.option}, which is for plain functions, without blocking=True; "
-                f"{kind.instead}"
+                f"{what} has {kind.option}, which is for plain functions, without blocking=True; {kind.instead}"
             )
         self.ahead = ahead
         self.plain = not self.is_async and not blocking and ahead is None and kind is None

@@ -15,7 +15,7 @@ import msgspec
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
-from streams.errors import StreamsError
+from streams.errors import ConfigError, StreamsError
 from streams.event_source import EventSource
 from streams.group import transactional_id
 from streams.lookups import Lookup
@@ -107,13 +107,20 @@ class _Broker(Broker):
         return int(self._world.wall_seconds() * 1000)
 
 
+def _made_by(make: object) -> EventSource[Any]:
+    source: object = make() if callable(make) else None
+    if not isinstance(source, EventSource):
+        raise ConfigError(f"a driver takes an event source, or a function that makes one; it got {make!r}")
+    return source
+
+
 class DrivenWorld:
     """``simulation.process.World``: the state that all members share. Everything that chance decides comes from
     ``seed``."""
 
     def __init__(self, source: Source, *, seed: int, conditions: Conditions, start_time: float) -> None:
         self._make = source if not isinstance(source, EventSource) else None
-        self._source = _snapshot(source) if isinstance(source, EventSource) else source()
+        self._source = _snapshot(source) if isinstance(source, EventSource) else _made_by(source)
         self._start_time = start_time
         self.loop = VirtualTimeLoop(float("inf"))
         self.rng = random.Random(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from streams import (
     SKIP,
     AsyncJobScheduler,
     BatchContext,
+    ErrorResponse,
     EventContext,
     EventSource,
     EventSourceConfig,
@@ -126,16 +128,27 @@ def keeps(ctx: EventContext[Table[str, int]], event: First) -> None: ...
 def of_one(ctx: EventContext[Any], event: First) -> None: ...
 
 
+def of_int(ctx: EventContext[Any], event: int) -> None: ...
+
+
+def yields(ctx: EventContext[Any], event: First) -> Iterator[None]:
+    yield
+
+
+async def yields_async(ctx: EventContext[Any], event: First) -> AsyncIterator[None]:
+    yield
+
+
 def of_nobody(ctx: EventContext[Any], event: OnlyForCheckers) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
 @pytest.mark.parametrize(
     ("register", "said"),
     [
-        (lambda: route(slow, blocking=True), "the handler of a is async"),
+        (lambda: route(slow, blocking=True), r"the handler of a at .* is async"),
         (lambda: route("plain"), "the handler of a is 'plain', which cannot be called"),
-        (lambda: route(slow, kind=BATCH), "the handler of a has batch=True, which is for plain functions"),
-        (lambda: route(plain, blocking=True, kind=BATCH), "the handler of a has batch=True, which is for plain"),
+        (lambda: route(slow, kind=BATCH), "the handler of a at .* has batch=True, which is for plain functions"),
+        (lambda: route(plain, blocking=True, kind=BATCH), "the handler of a at .* has batch=True, which is for plain"),
         (
             lambda: Source().register_event_type(First, one),
             r"the handler of core\.router\.first is one\(ctx.*\(ctx, event\)",
@@ -151,8 +164,21 @@ def of_nobody(ctx: EventContext[Any], event: OnlyForCheckers) -> None: ...  # ty
             lambda: Source().register_event_type(plain),
             r"plain at .* is no class.*@source\.register_event_type\(Deposited\)",
         ),
-        (lambda: Source(Table), r"a factory such as Table\.factory\(\.\.\.\), is Table\("),
+        (
+            lambda: Source(Table),
+            rf"such as Table\.factory\(\.\.\.\), is Table\(.* at {__file__}:\d+; it is called with",
+        ),
+        (lambda: Source(dict), rf"is the class dict at {__file__}:\d+, which is no store"),
         (lambda: Source(object()), "which cannot be called"),
+        (lambda: Source().on(First), rf"got the class First at {__file__}:\d+; .*register_event_type\(First\)"),
+        (lambda: Source().on(of_int), rf"int at {__file__}:\d+ is no dataclass"),
+        (lambda: Source().on(yields), r"the handler of core\.router\.first at .* has a yield"),
+        (lambda: Source().on(yields_async), r"the handler of core\.router\.first at .* has a yield"),
+        (
+            lambda: Source().on(on_error=ErrorResponse.DEAD_LETTER)(of_one),
+            r"the handler of core\.router\.first at .*: on_error is <ErrorResponse.*must be an error policy: STOP",
+        ),
+        (lambda: Source().on(concurrency=2)(of_one), "the handler of .* at .* has a concurrency, so it must be async"),
         (
             lambda: AsyncJobScheduler(Source(), one, plain),
             r"finalizer of the jobs one is plain\(.*\(ctx, item, result\)",

@@ -262,6 +262,8 @@ def test_bad_use_is_told() -> None:
     source = build()
     made = TestDriver(source)
     of_no_driver: list[Wrong] = [
+        (ConfigError, "takes an event source, or a function that makes one; it got 5", lambda: TestDriver(5)),  # type: ignore[arg-type]
+        (ConfigError, "makes one; it got <function", lambda: TestDriver(lambda: None)),  # type: ignore[arg-type, return-value]
         (ConfigError, "members is 0", lambda: TestDriver(source, members=0)),
         (ConfigError, "patience is -1", lambda: TestDriver(source, patience=-1)),
         (ConfigError, "totals 0 partitions", lambda: TestDriver(source, topics={OUT: 0})),
