@@ -27,7 +27,7 @@ from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
 from streams.runtime.partition.visiting import requested
 from streams.sak.numbers import is_number, is_whole
-from streams.sak.users_code import calling_place, name_of, parameter_types, place_of
+from streams.sak.users_code import calling_place, name_of, parameter_types, place_of, unknown_name
 from streams.topics import InputSpec, TopicSpec
 from streams.topology import Topology, TopologyHandler, TopologyTopic
 from streams.tracing import Tracer
@@ -420,8 +420,8 @@ def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
         return annotated
     wanted = "events: list[Deposited]" if batch else "event: Deposited"
     raise RegistrationError(
-        f"the handler {name_of(function)}{place_of(function)} has no class as the annotation of its second parameter; "
-        f"write {wanted}, or name the class: @source.register_event_type(Deposited)"
+        f"the handler {name_of(function)}{place_of(function)} has no class as the annotation of its second parameter"
+        f"{unknown_name(function, 1)}; write {wanted}, or name the class: @source.register_event_type(Deposited)"
     )
 
 

@@ -59,6 +59,17 @@ def parameter_types(function: Callable[..., Any]) -> list[Any]:
     return found
 
 
+def unknown_name(function: Callable[..., Any], number: int) -> str:
+    """Say of a parameter without a type in ``parameter_types`` that its annotation is a name which is not found, as of
+    a class in an outer function under ``from __future__ import annotations``; empty if that is not why."""
+    found = parameter_types(function)
+    if len(found) <= number or found[number] is not None:
+        return ""
+    bare = _bare(function)
+    written = bare.__annotations__.get(list(inspect.signature(bare).parameters)[number])
+    return f" ({written!r} is no name at this place)" if isinstance(written, str) else ""
+
+
 def _bare(function: Any) -> Any:
     """Return what a user wrote: the function under decorators, ``partial`` and objects that can be called."""
     while isinstance(function, functools.partial):

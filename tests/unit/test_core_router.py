@@ -187,7 +187,11 @@ def of_nobody(ctx: EventContext[Any], event: OnlyForCheckers) -> None: ...  # ty
         (lambda: Source().on(one), r"the handler is one\(ctx.*\(ctx, event\)"),
         (lambda: Source().on(lambda ctx, event: None), r"the handler <lambda>.* at .* has no class as the annotation"),
         (lambda: Source().on(batch=True)(of_one), r"the handler of_one at .* write events: list\[Deposited\]"),
-        (lambda: Source().on(of_nobody), "has no class as the annotation"),
+        (
+            lambda: Source().on(of_nobody),
+            r"has no class as the annotation .* \('OnlyForCheckers' is no name at this place\)",
+        ),
+        (lambda: Source().on(print), "print has no class as the annotation of its second parameter; write event"),
         (lambda: [source.on(of_one) for source in [Source()] * 2], r"has a handler already; .* \(the first is at .*\)"),
     ],
 )
