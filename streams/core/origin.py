@@ -3,7 +3,8 @@
 Every output and every change carries its origin, so that a record that the broker refuses is traced back to the event
 that sent it. Two origins are made per event, so an origin is one integer. This module alone knows the ranges:
 
-* an event: its offset, below 2**52; of a source's further inputs plus the input's place (1, 2 ...) times 2**52;
+* an event: its offset, below 2**52; of a source's further inputs plus the input's place (1, 2 ...) times
+  ``OF_EACH_INPUT``, 2**52;
 * an interjection: -1;
 * the event of a timer: a hash of its name and time, below -1;
 * the event of a visited key: a hash of the run and the key, below those of timers;
@@ -18,8 +19,8 @@ from typing import Final, TypeAlias
 Origin: TypeAlias = int
 
 INTERJECTION: Final[Origin] = -1
+OF_EACH_INPUT: Final = 1 << 52
 _FIRST_BATCH: Final = 1 << 62
-_PLACE_BITS: Final = 52
 _HASH_BYTES: Final = 7
 _FIRST_VISIT: Final = -2 - (1 << 8 * _HASH_BYTES)
 
@@ -50,12 +51,12 @@ def batch_end(origin: Origin) -> int:
 def in_input(place: int, origin: Origin) -> Origin:
     """Return the origin of an event or a batch, made of its offset, in the input at this place. All others belong to
     no input, and stay as they are."""
-    return origin + (place << _PLACE_BITS) if origin >= 0 else origin
+    return origin + place * OF_EACH_INPUT if origin >= 0 else origin
 
 
 def place_and_offset(origin: Origin) -> tuple[int, int]:
     """Return the place of an event's input, and its offset there."""
-    return origin >> _PLACE_BITS, origin & ((1 << _PLACE_BITS) - 1)
+    return divmod(origin, OF_EACH_INPUT)
 
 
 def place_of(origin: Origin) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from streams.core.origin import in_input
+from streams.core.origin import OF_EACH_INPUT
 from streams.records import Change, IncomingRecord, Output
 from streams.sak import leaves
 
@@ -103,7 +103,7 @@ def name_input(
     no input."""
     if not place:
         return
-    shift = in_input(place, 0)
+    shift = place * OF_EACH_INPUT
     while sent < stop_sent:
         output = outputs[sent]
         if output.origin >= 0:

@@ -238,6 +238,11 @@ def finished(bench: MergedBench, *members: MergedWorker) -> None:
     bench.judge()
 
 
+def all_visited(bench: MergedBench) -> None:
+    due = len(bench.runs) * program.KEYS * program.PARTITIONS
+    wait_until(lambda: sum(map(len, bench.visits().values())) >= due, "all runs are over", 150)
+
+
 def until_dead(bench: MergedBench, member: MergedWorker, rng: random.Random) -> None:
     """Send until it has killed itself."""
 
@@ -264,17 +269,29 @@ def strikes(point: str, rng: random.Random) -> int:
 def test_killed_at_named_points(
     merged: MergedBench, tmp_path: Path, seed: int, points: tuple[str, ...], on_disk: bool
 ) -> None:
-    """The only member dies at one point after another, the first time within the table's first load."""
+    """The only member dies at one point after another, the first time within the table's first load; where there are
+    many, later within runs of the visit."""
     rng, disk = random.Random(seed), {"MERGED_FOLDER": str(tmp_path / "state")} if on_disk else {}
     merged.send(400, rng, rows=0.9)
     with started(merged, tmp_path) as start:
-        order = rng.sample(points, len(points))
-        if order[0] == "restore.half":  # there is nothing to restore yet
-            order.reverse()
-        for point in order:
+        first, *later = rng.sample(points, len(points))
+        if first == "restore.half":  # there is nothing to restore yet
+            first, *later = *reversed(later), first
+        until_dead(merged, start("victim", KES_FAULT=f"{first}:{strikes(first, rng)}", **disk), rng)
+        has_visits = len(points) > 2
+        if has_visits:
+            whole = start("victim", **disk)
+            merged.send(20_000, rng, rows=0.5)
+            wait_until(lambda: merged.handled() == merged.sent, "all keys are there", 150)
+            whole.kill()
+        for point in later:
             victim = start("victim", KES_FAULT=f"{point}:{strikes(point, rng)}", **disk)
+            if has_visits:
+                merged.visit(f"run-{point}")
             until_dead(merged, victim, rng)
-        finished(merged, start("victim", **disk))
+        last = start("victim", **disk)
+        all_visited(merged)
+        finished(merged, last)
 
 
 @pytest.mark.nightly
@@ -351,6 +368,5 @@ def test_killed_at_random_under_load(merged: MergedBench, tmp_path: Path, seed: 
             let_pass(rng.uniform(0.0, 0.5))
             members[name].kill()
             members[name] = start(name)
-        due = len(merged.runs) * program.KEYS * program.PARTITIONS
-        wait_until(lambda: sum(map(len, merged.visits().values())) >= due, "all runs are over", 150)
+        all_visited(merged)
         finished(merged, *members.values())

@@ -245,6 +245,14 @@ def test_the_one_with_most_makes_room() -> None:
     assert told.calls[2:] == [("pause", 0), ("handled", 3, 30)], "next time it is another one's turn"
 
 
+def test_short_batches_are_taken_as_one() -> None:
+    inbox = inbox_of(Told())
+    for offset, count in ((0, 100), (100, 100), (200, 50)):
+        inbox.add(records_of(0, offset, count), count, short=128)
+    assert [(batch[0].offset, len(batch)) for batch in (inbox.take(), inbox.take())] == [(0, 200), (200, 50)]
+    assert not inbox
+
+
 def test_bytes_that_count_make_room_though_no_record_counts() -> None:
     """Small records that are not counted any more wait before large ones that are: handling the small ones uncounts as
     many records, but few bytes."""

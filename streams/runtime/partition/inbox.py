@@ -39,9 +39,13 @@ class Inbox:
     def __bool__(self) -> bool:
         return bool(self._batches)
 
-    def add(self, records: list[IncomingRecord], size: int) -> None:
-        """Queue records of so many bytes; pauses the partition when its queue is full."""
-        self._batches.append(records)
+    def add(self, records: list[IncomingRecord], size: int, short: int = 0) -> None:
+        """Queue records of so many bytes, as a batch, or as part of the one before them if that has fewer than
+        ``short``; pauses the partition when its queue is full."""
+        if short and self._batches and len(self._batches[-1]) < short:
+            self._batches[-1] += records
+        else:
+            self._batches.append(records)
         self._unhandled.append((len(records), size))
         self.records += len(records)
         self.size += size

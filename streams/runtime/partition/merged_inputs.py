@@ -9,6 +9,7 @@ this one runs ahead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from streams.core import runs as runs_of_several
 from streams.core.merging import InputHead, InputKind, Wait, next_input
@@ -20,6 +21,9 @@ from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.state import Partition
 from streams.statistics import InputStatistics
 from streams.topics import InputSpec
+
+SHORT: Final = 128
+"""Records of a queued batch that gets those behind it, too: a slice ends where the batch of any input does."""
 
 
 class PartitionInput:
@@ -86,6 +90,7 @@ class MergedInputs:
         for place, (spec, inbox) in enumerate(others, 1):
             where = TopicPartition(spec.topic, partition.partition)
             self.all.append(PartitionInput(place, where, inbox, spec))
+        self.wheres = [one.where for one in self.all]
         self.wait_until: float | None = None
 
     def start_at(self, position: Sequence[int], now: float) -> None:
@@ -110,7 +115,7 @@ class MergedInputs:
         one = self.all[place]
         one.at_end = at_end
         if records:
-            one.inbox.add(records, size)
+            one.inbox.add(records, size, SHORT)
         else:
             one.inbox.wake()
         one.note(now)
@@ -131,10 +136,6 @@ class MergedInputs:
         records = one.inbox.take_run(answer.until_ms)
         one.note(now)
         return records
-
-    def where(self, place: int) -> TopicPartition:
-        """Return the partition of this input."""
-        return self.all[place].where
 
     def next_runs(self, now: float, most: int) -> tuple[list[IncomingRecord], list[Run]]:
         """Return the records that come next, ``most`` of them at most, and their runs, if they are of several inputs:

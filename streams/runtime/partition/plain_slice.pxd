@@ -2,6 +2,8 @@
     record=IncomingRecord,
     change=Change,
     routes=dict,
+    wheres=list,
+    known=list,
     outputs=list,
     journal=list,
     position=Py_ssize_t,

@@ -62,7 +62,8 @@ def run(
     journal: list[Change] = []
     sent = written = 0  # so many of them are of events that are complete
     number = place = first_sent = first_written = 0  # of the run
-    next_run = stop if inputs is None else start
+    next_run, wheres = (stop, []) if inputs is None else (start, inputs.wheres)
+    known: list[Any] = [(headers, route, decode, handler, keep)] * len(wheres)  # of each input, as its last run left it
     position = start
     failure: BaseException | None = None
     if partition.failures.events:
@@ -71,10 +72,13 @@ def run(
         store.begin(journal)
     try:
         while position < stop:
-            if position == next_run and inputs is not None:
-                name_input(place, outputs, first_sent, sent, journal, first_written, written)
+            if position == next_run:  # only with several inputs
+                if place:
+                    name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                known[place] = headers, route, decode, handler, keep
                 place, next_run, _, _ = runs[number]
-                where, number, first_sent, first_written = inputs.where(place), number + 1, sent, written
+                headers, route, decode, handler, keep = known[place]
+                where, number, first_sent, first_written = wheres[place], number + 1, sent, written
             record = records[position]
             if record.headers is not headers:  # else it is like the one before
                 headers = record.headers
