@@ -48,6 +48,14 @@ _PAUSE_SECONDS: Final = 0.05
 AtLeast = Delivery | Mapping[TopicPartition, int]
 
 
+class _Busy(NotOwned):
+    """A member has no room for a question, and wants it again after so many seconds."""
+
+    def __init__(self, text: str, seconds: int) -> None:
+        super().__init__(text)
+        self.seconds = seconds
+
+
 class StateReader(Generic[K, V]):
     """Reads the ``Table`` of a running source, from any process::
 
@@ -258,13 +266,15 @@ class StateReader(Generic[K, V]):
             servers = await self._servers(left)
             asked = candidates(servers, question.partition, copies=question.max_staleness is not None)
             for server in asked:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                try:
-                    return await self._put(server, question, left), called
-                except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
-                    reason = error
+                while (left := deadline - time.monotonic()) > 0:
+                    try:
+                        return await self._put(server, question, left), called
+                    except _Busy as error:
+                        reason = NotOwned(str(error))
+                        await asyncio.sleep(max(_PAUSE_SECONDS, min(error.seconds, deadline - time.monotonic())))
+                    except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
+                        reason = error
+                        break
                 if first and server is asked[0]:
                     break  # the description is too old: look once more before others are bothered
             first = False
@@ -317,12 +327,15 @@ class StateReader(Generic[K, V]):
                 while not response.content.at_eof() and len(content) < MOST_BYTES_READ:
                     content += await response.content.read(MOST_BYTES_READ - len(content))
                 status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
+                retry_after = response.headers.get("retry-after", "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None
         if status == 401 and not sealed:
             raise TicketRefused(
                 f"{server.instance} at {server.address} does not accept the ticket: secret or clocks differ"
             )
+        if not sealed and status == 503 and retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6:
+            raise _Busy(f"{server.instance} at {server.address} is busy (503)", int(retry_after))
         if not sealed and status in (413, 503, 504):
             raise NotOwned(f"{server.instance} at {server.address} is busy ({status})")
         check_seal(self._secret, sealed, asked, status, content)
