@@ -18,7 +18,15 @@ from streams.clients.group_view import GroupQuestions
 from streams.clients.status_board import StatusBoard
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig
-from streams.errors import ConfigError, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    NotCaughtUp,
+    NotOwned,
+    Stopped,
+    StoreError,
+    StreamsError,
+)
 from streams.event_source import EventSource
 from streams.protocols import Codec
 from streams.queries.questions import MOST_BYTES_IN, MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
@@ -284,7 +292,14 @@ class StateReader(Generic[K, V]):
         raise type(reason)(f"{where}: no answer within {timeout_seconds:g} s; the last reason: {reason}")
 
     async def _servers(self, seconds: float) -> tuple[Server, ...]:
-        async with self._looking:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._looking.acquire()
+        except TimeoutError:  # the look of another question may have more time than this one
+            raise BrokerUnavailable(
+                f"the group {self.config.group_id} could not be looked at within {seconds:.3g} s"
+            ) from None
+        try:
             if self._found:
                 return self._found
             pause = self._looked_at + SECONDS_BETWEEN_LOOKS - time.monotonic()
@@ -293,13 +308,15 @@ class StateReader(Generic[K, V]):
             self._looked_at = time.monotonic()
             self._found = await asyncio.to_thread(self._look, max(seconds, 1.0))
             return self._found
+        finally:
+            self._looking.release()
 
     def _look(self, seconds: float) -> tuple[Server, ...]:
         """Describe the group, and read the notes of its members. Blocks."""
-        config = self.config
+        config, deadline = self.config, time.monotonic() + seconds
         view = self._questions.look(config.group_id, seconds)
         instances = [member.instance for member in view.members if member.instance]
-        notes = self._board.read(instances, seconds, config.offsets_topic)
+        notes = self._board.read(instances, deadline - time.monotonic(), config.offsets_topic)
         texts = {
             instance: found[config.offsets_topic, 0].text
             for instance, found in notes.items()
@@ -310,7 +327,7 @@ class StateReader(Generic[K, V]):
     async def _put(self, server: Server, question: Question, left: float) -> Reply:
         """Put the question to one member. Raises ``NotOwned`` also for one that does not answer."""
         assert self._session is not None
-        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=left))
+        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=min(left, _REQUEST_SECONDS)))
         if len(body) > MOST_BYTES_IN:
             raise ConfigError(f"the question has {len(body)} bytes, its keys included; members take {MOST_BYTES_IN}")
         asked = ticket(self._secret, "POST", PATH, body, server.address, time.time())

@@ -22,7 +22,7 @@ import pytest
 from streams.answers import Answer
 from streams.cli.worker import port_behind
 from streams.config_groups import QueryConfig
-from streams.errors import ConfigError, NotOwned, StoreError
+from streams.errors import BrokerUnavailable, ConfigError, NotOwned, StoreError
 from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
@@ -311,6 +311,41 @@ async def test_a_reader_comes_again_when_a_member_wants_it(tmp_path: Path, monke
         with pytest.raises(NotOwned, match=r"w-0 at .* is busy"):
             await states.get("ann", timeout_seconds=0.5)
     assert asked == times, "at once, and no third time before the end of the minute"
+
+
+async def test_a_reader_does_not_wait_beyond_its_time_for_the_look_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = private(tmp_path / "secret", SECRET)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    begun, goes_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(seconds: float) -> tuple[Server, ...]:
+        loop.call_soon_threadsafe(begun.set)
+        goes_on.wait(30.0)
+        return ()
+
+    async with reader_module.StateReader(config, key=str, value=str) as states:
+        monkeypatch.setattr(states, "_look", look)
+        patient = asyncio.create_task(states.get("ann", timeout_seconds=60.0))
+        await begun.wait()
+        try:
+            async with asyncio.timeout(5.0):
+                with pytest.raises(BrokerUnavailable, match="the group shop could not be looked at"):
+                    await states.get("bob", timeout_seconds=0.1)
+        finally:
+            goes_on.set()
+            patient.cancel()
+
+
+async def test_a_question_has_all_the_time_of_its_caller(server: QueryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members take none that may wait for more than an hour."""
+    answers(monkeypatch, b"1")
+    states = reader_module.StateReader(source_at(server).config, key=str, value=str)
+    async with states:
+        states._found = (Server("w-0", server.address),)
+        assert await states.len(timeout_seconds=7_200.0) == 0
 
 
 async def test_what_a_forged_address_is_sent_is_of_no_use_at_a_member(server: QueryServer, tmp_path: Path) -> None:
