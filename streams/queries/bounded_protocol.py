@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import weakref
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
@@ -24,11 +25,13 @@ MOST_RECEIVED: Final = 1024 * 1024
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection, with its bounds. ``waiting``: those of its server from which a request, or the rest of one, is
-    awaited, the longest first; where there are too many connections, the first of them makes room."""
+    """One connection, with its bounds. ``waiting``: those of its server from which a handshake, a request, or the rest
+    of one, is awaited, the longest first; where there are too many connections, the first of them makes room.
+    ``handshake``: the task that waits for that of TLS; ``None``: there is none."""
 
     most_connections = MOST_CONNECTIONS
     waiting: dict[BoundedProtocol, None]
+    handshake: asyncio.Task[Any] | None = None
     _is_refused = False
     _received = 0
     _head_timer: asyncio.TimerHandle | None = None
@@ -40,6 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_refused = True
             transport.abort()
             return
+        self.handshake = None
         self.waiting[self] = None
         link = transport.get_extra_info("socket")
         if link is not None and link.family != socket.AF_UNIX:
@@ -55,8 +59,11 @@ class BoundedProtocol(HttpToolsProtocol):
         longest = next(iter(waiting), None)
         if longest is not None:
             del waiting[longest]
-            longest.connections.discard(longest)
-            longest.transport.abort()
+            if longest.handshake is not None:
+                longest.handshake.cancel()  # asyncio ends the connection then; nothing else of it is here yet
+            else:
+                longest.connections.discard(longest)
+                longest.transport.abort()
         return longest
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -156,7 +163,15 @@ class BoundedServer(uvicorn.Server):
             made = kind(self.config, self.server_state, self.lifespan.state)
             made.waiting = waiting
             alive.add(made)
+            if tls and (accepting := asyncio.current_task()) is not None:
+                made.handshake, waiting[made] = accepting, None
+                accepting.add_done_callback(partial(accepted, made))
             return made
+
+        def accepted(made: BoundedProtocol, _: asyncio.Task[Any]) -> None:
+            if made.handshake is not None:  # it has failed
+                waiting.pop(made, None)
+                alive.discard(made)
 
         self.servers = [
             await loop.create_server(protocol, sock=each, ssl=self.config.ssl, backlog=64, **tls)

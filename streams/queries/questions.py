@@ -115,7 +115,7 @@ def checked(question: Question, group: str, partitions: int) -> Question:
     if not 1 <= question.limit <= PAGE:
         raise ConfigError(f"limit is {question.limit}; it must be 1 to {PAGE}")
     if not 0 < question.timeout_seconds <= 3600:
-        raise ConfigError(f"timeout_seconds is {question.timeout_seconds}; it must be more than 0")
+        raise ConfigError(f"timeout_seconds is {question.timeout_seconds}; it must be more than 0, and 3600 at most")
     if question.max_staleness is not None and not question.max_staleness > 0:
         raise ConfigError(f"max_staleness is {question.max_staleness}; it must be more than 0 seconds")
     if question.confirm and question.max_staleness is not None:

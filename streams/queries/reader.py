@@ -18,7 +18,15 @@ from streams.clients.group_view import GroupQuestions
 from streams.clients.status_board import StatusBoard
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig
-from streams.errors import ConfigError, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    NotCaughtUp,
+    NotOwned,
+    Stopped,
+    StoreError,
+    StreamsError,
+)
 from streams.event_source import EventSource
 from streams.protocols import Codec
 from streams.queries.questions import MOST_BYTES_IN, MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
@@ -46,6 +54,14 @@ _REQUEST_SECONDS: Final = 6.0
 _PAUSE_SECONDS: Final = 0.05
 
 AtLeast = Delivery | Mapping[TopicPartition, int]
+
+
+class _Busy(NotOwned):
+    """A member has no room for a question, and wants it again after so many seconds."""
+
+    def __init__(self, text: str, seconds: int) -> None:
+        super().__init__(text)
+        self.seconds = seconds
 
 
 class StateReader(Generic[K, V]):
@@ -258,13 +274,15 @@ class StateReader(Generic[K, V]):
             servers = await self._servers(left)
             asked = candidates(servers, question.partition, copies=question.max_staleness is not None)
             for server in asked:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                try:
-                    return await self._put(server, question, left), called
-                except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
-                    reason = error
+                while (left := deadline - time.monotonic()) > 0:
+                    try:
+                        return await self._put(server, question, left), called
+                    except _Busy as error:
+                        reason = NotOwned(str(error))
+                        await asyncio.sleep(max(_PAUSE_SECONDS, min(error.seconds, deadline - time.monotonic())))
+                    except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
+                        reason = error
+                        break
                 if first and server is asked[0]:
                     break  # the description is too old: look once more before others are bothered
             first = False
@@ -274,7 +292,14 @@ class StateReader(Generic[K, V]):
         raise type(reason)(f"{where}: no answer within {timeout_seconds:g} s; the last reason: {reason}")
 
     async def _servers(self, seconds: float) -> tuple[Server, ...]:
-        async with self._looking:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._looking.acquire()
+        except TimeoutError:  # the look of another question may have more time than this one
+            raise BrokerUnavailable(
+                f"the group {self.config.group_id} could not be looked at within {seconds:.3g} s"
+            ) from None
+        try:
             if self._found:
                 return self._found
             pause = self._looked_at + SECONDS_BETWEEN_LOOKS - time.monotonic()
@@ -283,13 +308,15 @@ class StateReader(Generic[K, V]):
             self._looked_at = time.monotonic()
             self._found = await asyncio.to_thread(self._look, max(seconds, 1.0))
             return self._found
+        finally:
+            self._looking.release()
 
     def _look(self, seconds: float) -> tuple[Server, ...]:
         """Describe the group, and read the notes of its members. Blocks."""
-        config = self.config
+        config, deadline = self.config, time.monotonic() + seconds
         view = self._questions.look(config.group_id, seconds)
         instances = [member.instance for member in view.members if member.instance]
-        notes = self._board.read(instances, seconds, config.offsets_topic)
+        notes = self._board.read(instances, deadline - time.monotonic(), config.offsets_topic)
         texts = {
             instance: found[config.offsets_topic, 0].text
             for instance, found in notes.items()
@@ -300,7 +327,7 @@ class StateReader(Generic[K, V]):
     async def _put(self, server: Server, question: Question, left: float) -> Reply:
         """Put the question to one member. Raises ``NotOwned`` also for one that does not answer."""
         assert self._session is not None
-        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=left))
+        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=min(left, _REQUEST_SECONDS)))
         if len(body) > MOST_BYTES_IN:
             raise ConfigError(f"the question has {len(body)} bytes, its keys included; members take {MOST_BYTES_IN}")
         asked = ticket(self._secret, "POST", PATH, body, server.address, time.time())
@@ -317,12 +344,15 @@ class StateReader(Generic[K, V]):
                 while not response.content.at_eof() and len(content) < MOST_BYTES_READ:
                     content += await response.content.read(MOST_BYTES_READ - len(content))
                 status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
+                retry_after = response.headers.get("retry-after", "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None
         if status == 401 and not sealed:
             raise TicketRefused(
                 f"{server.instance} at {server.address} does not accept the ticket: secret or clocks differ"
             )
+        if not sealed and status == 503 and retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6:
+            raise _Busy(f"{server.instance} at {server.address} is busy (503)", int(retry_after))
         if not sealed and status in (413, 503, 504):
             raise NotOwned(f"{server.instance} at {server.address} is busy ({status})")
         check_seal(self._secret, sealed, asked, status, content)

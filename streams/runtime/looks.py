@@ -6,7 +6,8 @@ order. Each but the lease is of a moment *after* the look, at which the partitio
 
 * the commit of a transaction whose offsets are sent after the look, if one is unsettled: the group fences it;
 * for queries, the *lease*: a heartbeat sent less than half a session ago was answered, and no rebalance had begun then.
-  No other member may own the partition yet, unless the coordinator has lost its memory since;
+  No other member may own the partition yet, unless the coordinator has lost its memory since. A static member has no
+  lease: a process that joins under its name has its partitions at once;
 * else the group's answer to a heartbeat that was sent after the look: one for all looks that wait;
 * else, where the group's answer proves nothing (the broker's own protocol, a rebalance, an outage), and for queries
   that are to be confirmed, an empty transaction, which sends the watermark again (rule R1).
@@ -114,7 +115,7 @@ class Looks:
             )
         except StreamsError:
             return False
-        if known:
+        if known and not self._member.config.static_membership:
             self._lease = snapshot, sent + self._lease_seconds
         return known and member.is_current and self._clock() < sent + self._lease_seconds
 

@@ -170,7 +170,7 @@ FREEZING = """
 import os
 import signal
 from pathlib import Path
-from streams.queries import service
+from streams.queries import points, service
 
 read_of = service.read_of
 
@@ -182,7 +182,7 @@ def freezing(question, store):
         os.kill(os.getpid(), signal.SIGSTOP)
     return found
 
-service.read_of = freezing
+points.read_of = service.read_of = freezing
 """
 
 

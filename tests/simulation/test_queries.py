@@ -14,8 +14,12 @@ from streams.runtime.looks import Looks
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Proof
 
+from . import test_joins, test_loop, test_visits
+from .plans import plan_of
 from .query_world import QueryWorld, simulate_queries
 from .seeds import assert_missed, assert_right
+from .shadows import Shadows
+from .world import simulate
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -71,3 +75,26 @@ NIGHTLY = ("any proof, and the commit", "the heartbeat", "the changes that are u
 )
 def test_each_proof_is_missed(proof: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_missed(simulate_queries, proof, TRIES, monkeypatch)
+
+
+WORLDS: dict[str, Callable[[], object]] = {
+    "joins": lambda: test_joins.run(6),
+    "loop": lambda: test_loop.run(6),
+    "visits": lambda: test_visits.run(6),
+    "timers": lambda: [simulate(seed, plan_of(seed)) for seed in range(6)],
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_no_transaction_changes_is_committed(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changes a key: a slice, a batch, work ahead of its turn, an update handler, a timer, a visit. So its
+    value may be told by the lease alone."""
+    shadows = Shadows(monkeypatch)
+    WORLDS[world]()
+    assert not shadows.wrong, f"{len(shadows.wrong)}: {shadows.wrong[0]}"
+    assert shadows.looks > shadows.under_way > 200
+    monkeypatch.setattr(Looks, "pending", lambda self, partition: [])
+    WORLDS[world]()
+    assert shadows.wrong, "it would be seen"

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, StoreError, WouldDeadlock
@@ -130,6 +131,24 @@ def test_no_lease_from_a_group_that_rebalances(driver: TestDriver[Any]) -> None:
     driver._world.group.state = "preparing"
     assert query(driver, total).value is None
     assert not looks.has_lease(), "it was proven by an empty transaction"
+
+
+def test_a_static_member_has_no_lease(driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that joins under its name has its partitions at once, whatever the group has answered before."""
+    heartbeats: list[str] = []
+    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    engine = driver._world.members[0].source._engine
+    assert engine is not None
+    engine.config = msgspec.structs.replace(
+        engine.config, group=msgspec.structs.replace(engine.config.group, static_membership=True)
+    )
+    found: list[Any] = []
+    for number in (1, 2):
+        query(driver, total)
+        point(driver, "ann", found)
+        driver.advance(0.2)
+        assert len(found) == number
+        assert len(heartbeats) == 2 * number, "each after its read"
 
 
 def test_at_least_waits_for_what_was_sent(driver: TestDriver[Any]) -> None:

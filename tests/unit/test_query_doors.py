@@ -22,7 +22,7 @@ import pytest
 from streams.answers import Answer
 from streams.cli.worker import port_behind
 from streams.config_groups import QueryConfig
-from streams.errors import ConfigError, StoreError
+from streams.errors import BrokerUnavailable, ConfigError, NotOwned, StoreError
 from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
@@ -262,7 +262,8 @@ def test_workers_take_the_ports_behind_the_first_one() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio drops what is refused
 def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would take the files of the process, which are the source's, too. And an answer comes by TLS."""
+    """They would take the files of the process, which are the source's, too. The one that has let the server wait for
+    the longest time makes room, so those that never end theirs keep no others out: an answer comes by TLS."""
     trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
@@ -275,12 +276,76 @@ def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypat
     authority.configure_trust(context)
     with QueryServer(source_of(queries=settings), "127.0.0.1:0") as made:
         wait_until(lambda: made._server.started, "its start", step=0.01)
-        with closing(http.client.HTTPSConnection("127.0.0.1", port_of(made), timeout=30, context=context)) as asking:
-            asking.request("POST", PATH, b"{}")
-            assert asking.getresponse().status == 401
         with ExitStack() as stack:
             connections = [stack.enter_context(raw(port_of(made), 30.0)) for _ in range(5)]
-            assert [until_closed(each) for each in connections[2:]] == [b""] * 3, "there is no room for them"
+            assert [until_closed(each) for each in connections[:3]] == [b""] * 3, "there is no room for them"
+            asking = stack.enter_context(
+                closing(http.client.HTTPSConnection("127.0.0.1", port_of(made), timeout=30, context=context))
+            )
+            for _ in range(2):
+                asking.request("POST", PATH, b"{}")
+                answer = asking.getresponse()
+                assert (answer.status, len(answer.read()) > 0) == (401, True)
+            assert until_closed(connections[3]) == b""
+
+
+async def test_a_reader_comes_again_when_a_member_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that is busy owns the partition all the same: the group is not looked at again."""
+    times = ["0", "60"]
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.append(times[len(asked)])
+        writer.write(b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: 0\r\n")
+        writer.write(f"Retry-After: {asked[-1]}\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    path = private(tmp_path / "secret", SECRET)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    reader = reader_module.StateReader(config, key=str, value=str)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as made, reader as states:
+        monkeypatch.setattr(states, "_look", lambda seconds: pytest.fail("it looks at the group"))
+        states._found = (Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}"),)
+        with pytest.raises(NotOwned, match=r"w-0 at .* is busy"):
+            await states.get("ann", timeout_seconds=0.5)
+    assert asked == times, "at once, and no third time before the end of the minute"
+
+
+async def test_a_reader_does_not_wait_beyond_its_time_for_the_look_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = private(tmp_path / "secret", SECRET)
+    config = source_of(queries=QueryConfig(secret_file=str(path))).config
+    begun, goes_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(seconds: float) -> tuple[Server, ...]:
+        loop.call_soon_threadsafe(begun.set)
+        goes_on.wait(30.0)
+        return ()
+
+    async with reader_module.StateReader(config, key=str, value=str) as states:
+        monkeypatch.setattr(states, "_look", look)
+        patient = asyncio.create_task(states.get("ann", timeout_seconds=60.0))
+        await begun.wait()
+        try:
+            async with asyncio.timeout(5.0):
+                with pytest.raises(BrokerUnavailable, match="the group shop could not be looked at"):
+                    await states.get("bob", timeout_seconds=0.1)
+        finally:
+            goes_on.set()
+            patient.cancel()
+
+
+async def test_a_question_has_all_the_time_of_its_caller(server: QueryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members take none that may wait for more than an hour."""
+    answers(monkeypatch, b"1")
+    states = reader_module.StateReader(source_at(server).config, key=str, value=str)
+    async with states:
+        states._found = (Server("w-0", server.address),)
+        assert await states.len(timeout_seconds=7_200.0) == 0
 
 
 async def test_what_a_forged_address_is_sent_is_of_no_use_at_a_member(server: QueryServer, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.unit.web_kit import (
     web_port,
 )
 
+from streams.queries import bounded_protocol  # isort: skip
 from streams.web import Monitor, doors, tokens  # isort: skip
 
 __all__ = ["web_port"]  # the fixture
@@ -341,7 +342,9 @@ def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_named(tmp_path:
             monitor.start()
 
 
-def test_by_tls_the_cookie_is_for_tls_alone_and_plain_text_gets_nothing(tmp_path: Path) -> None:
+def test_by_tls_the_cookie_is_for_tls_alone_and_plain_text_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
     certificate = str(tmp_path / "cert.pem")
@@ -367,6 +370,11 @@ def test_by_tls_the_cookie_is_for_tls_alone_and_plain_text_gets_nothing(tmp_path
         with raw(monitor.port) as connection:
             connection.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{monitor.port}\r\n\r\n".encode())
             assert b"HTTP" not in until_closed(connection)
+        monkeypatch.setattr(bounded_protocol.BoundedProtocol, "most_connections", 2)
+        with contextlib.ExitStack() as stack:
+            stalled = [stack.enter_context(raw(monitor.port)) for _ in range(2)]
+            assert login("https")[0] == 303, "those that never end their handshake keep no others out"
+            assert until_closed(stalled[0]) == b""
 
 
 def test_behind_a_proxy_it_is_reached_by_its_name(tmp_path: Path) -> None:
