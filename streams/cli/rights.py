@@ -19,6 +19,7 @@ def of_source(config: EventSourceConfig, outputs: Iterable[str] = ()) -> list[Ri
     written = (config.changelog, config.dead_letters, *outputs, *loop)  # requests for visits come from others
     return [
         on_topic("Read", config.changelog),
+        *(of_input(config.offsets_topic) if config.source_is_elsewhere else ()),
         *(on_topic(operation, topic) for topic in written for operation in ("Write", "DescribeConfigs")),
         *(on_topic("Delete", topic) for topic in loop),  # of records that are handled
         on_group("Read", config.group_id),

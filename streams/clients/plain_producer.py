@@ -36,6 +36,7 @@ class PlainProducer:
         self.is_broken = False
         """Whether the producer takes no records any more (a fatal error of librdkafka): another one is needed."""
         self._alone = one_by_one
+        self._may_write_nowhere = False
         self._timeout_ms = delivery_timeout_ms
         self._connection = ConnectionLog(settings.bootstrap_servers, f"{settings.client_id}.plain")
         self._reports: list[Acknowledgement] = []
@@ -81,8 +82,10 @@ class PlainProducer:
 
     def poll(self, timeout_seconds: float) -> list[Acknowledgement]:
         """Wait for reports, for up to this long, and return those that there are. Blocks."""
-        with contextlib.suppress(KafkaException):
+        try:
             self._poll(timeout_seconds)
+        except KafkaException as exception:  # a fatal error; the records that are purged by it are reported next
+            self._may_write_nowhere |= error_of(exception).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
         reports, self._reports = self._reports, []
         return reports
 
@@ -113,6 +116,9 @@ class PlainProducer:
     def failure(self, topic: str, partition: int, error: KafkaError) -> StreamsError:
         """Translate the error of a record: ``RecordRefused``, or ``BrokerUnavailable`` where it may be there or not."""
         where = topic if partition < 0 else f"{topic}[{partition}]"
+        if self._may_write_nowhere and error.code() == KafkaError._PURGE_QUEUE:
+            # Without the right to write to any topic at all a producer gets no id, and nothing is sent.
+            self.is_broken, error = True, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
         if error.code() in REFUSED or error.code() in BLOCKED:  # no transaction waits here: the item has its policy
             rights = [permissions.on_topic("Write", topic)]
             why = denied(error.name(), rights) if error.code() in NOT_AUTHORIZED else f"{error.name()}: {error.str()}"

@@ -1,5 +1,5 @@
-"""The rows of the table of least rights for inputs, joined tables, lookups, loops, visits, imports of state, and the
-monitor."""
+"""The rows of the table of least rights for inputs, joined tables, lookups, loops, visits, a source on another cluster,
+changes to state, and the monitor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
-from streams import EventContext, EventSource, Table
+from streams import EventContext, EventSource, NamedTable, StateConfig, Stores, Table
 from streams.runtime.ownership import loop_purge
 from streams.web.group_look import GroupLook
 from tests.broker.engine_kit import Running
@@ -20,6 +20,7 @@ from tests.broker.permissions_kit import (
     Refused,
     all_topics,
     command,
+    commands,
     feature,
     has_run,
     picky,
@@ -104,6 +105,40 @@ async def looping(office: Office, kes: Kes) -> None:
             await running.until(lambda: office.begins_at(office.names["LOOP"]) > 0, "its topic is purged")
 
 
+async def has_commits(office: Office, kes: Kes) -> None:
+    """The topics of a source that reads from another cluster; here the two are one."""
+    await office.lab.create()
+    await run(kes, office.lab.telling(source_bootstrap_servers=office.lab.bootstrap), "topics", "apply")
+
+
+async def handles_one(office: Office, **settings: Any) -> None:
+    await office.lab.add("a")
+    async with Running(picky(office.lab.source(**settings))) as running:
+        await running.until_handled(1)
+
+
+@feature(
+    "a source whose topic is on another cluster: there",
+    "Read topic SOURCE",
+    "DescribeConfigs topic SOURCE",
+    prepare=has_commits,
+)
+async def there(office: Office, kes: Kes) -> None:
+    user = {f"source_{name}": value for name, value in office.user.items()}
+    await handles_one(office, bootstrap_servers=office.lab.bootstrap, client_settings={}, **user)
+
+
+@feature(
+    "a source whose topic is on another cluster: where its group is",
+    *(right for right in SOURCE if "SOURCE" not in right),
+    "Read topic COMMITS",
+    "DescribeConfigs topic COMMITS",
+    prepare=has_commits,
+)
+async def here(office: Office, kes: Kes) -> None:
+    await handles_one(office, source_bootstrap_servers=office.lab.bootstrap, **office.user)
+
+
 async def has_visits(office: Office, kes: Kes) -> None:
     """The topics of a source with visits."""
     await office.lab.create()
@@ -170,6 +205,61 @@ command(
     "--yes",
     rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-state"],
     prepare=is_exported,
+)
+
+
+class Before(Stores):
+    people = NamedTable.of(str, Added)
+
+
+class After(Stores):
+    people = NamedTable.of(str, Added, version=2, upcast={1: lambda old: old})
+
+
+def release(office: Office, store: type[Stores], **settings: Any) -> EventSource[Any]:
+    """A source with this version of its values."""
+    source: EventSource[Any] = EventSource(office.lab.config(**settings), store.factory())
+    register(source, lambda ctx, event: ctx.store.people.put(event.name, event))
+    return source
+
+
+async def has_old_values(office: Office, kes: Kes) -> None:
+    """A release with an older version of values has run."""
+    await office.lab.create()
+    await office.lab.add("a")
+    async with Running(release(office, Before)) as running:
+        await running.until_handled(1)
+
+
+command(
+    "state",
+    "migrate",
+    "--yes",
+    rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-state"],
+    prepare=has_old_values,
+    source=lambda office: release(office, After, **office.user),
+)
+
+
+async def has_snapshot(office: Office, kes: Kes) -> None:
+    """A source with a folder and snapshots, that has run."""
+    for name in ("FOLDER", "SNAPSHOTS", "ANOTHER"):
+        office.names[name] = f"{office.names['FILE']}-{name.lower()}"
+    state = StateConfig(folder=office.names["FOLDER"], snapshots=office.names["SNAPSHOTS"], checkpoint_seconds=0.1)
+    source = picky(office.lab.source(state=state))
+    await office.lab.create()
+    await office.lab.add("a")
+    async with Running(source) as running:
+        await running.until_handled(1)
+    await run(kes, source, "state", "snapshot")
+
+
+commands(
+    "`kes state restore`, `kes state verify --what snapshots`",
+    "state restore --folder ANOTHER --snapshots SNAPSHOTS",
+    "state verify --what snapshots --snapshots SNAPSHOTS",
+    rights=["Describe topic CHANGELOG"],
+    prepare=has_snapshot,
 )
 
 

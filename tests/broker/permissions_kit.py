@@ -24,7 +24,7 @@ from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.permissions import Right
 from streams.clients.status_board import StatusBoard
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
-from streams.topics import loop_name, visits_name
+from streams.topics import commit_log_name, loop_name, visits_name
 from tests.broker.client_kit import leave_hanging
 from tests.broker.engine_kit import Lab, Running, until
 from tests.broker.membership_kit import untyped as admin
@@ -67,6 +67,7 @@ class Office:
             "GROUP": lab.group,
             "LOOP": loop_name(lab.group, lab.topic),
             "VISITS": visits_name(lab.group, lab.topic),
+            "COMMITS": commit_log_name(lab.group, lab.topic),
             "INPUT": f"{prefix}more",
             "FILE": str(Path(FOLDER.name) / f"{prefix}state"),
             "ID": f"{prefix}id",

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import patch
 
@@ -79,10 +80,29 @@ async def applied(office: Office, kes: Kes) -> None:
     "Write transactional-id ID.outbox.*",
     prepare=has_outbox,
 )
-async def purged(office: Office, kes: Kes) -> None:
-    file = Path(FOLDER.name) / f"{office.names['ID']}.db"
+async def purged(office: Office, kes: Kes, *words: str) -> None:
+    config = config_of(office)
     with patch.dict(os.environ, office.environment):
-        await run(kes, None, "outbox", "purge", "--name", office.names["ID"], "--database", f"sqlite:{file}", "--yes")
+        names = "--name", config.name, "--database", config.database
+        await run(kes, None, "outbox", "purge", *names, "--yes", *words)
+
+
+async def has_lost_batches(office: Office, kes: Kes) -> None:
+    """The same as ``has_outbox``, as if the topic had lost its last batches."""
+    await has_outbox(office, kes)
+    with closing(sqlite3.connect(config_of(office).database.removeprefix("sqlite:"))) as db, db:
+        db.execute("UPDATE kes_outbox_shards SET serial = serial + 5")
+
+
+@feature(
+    "`kes outbox purge --after-restore`, with the name `ID`",
+    "Read topic ID.outbox",
+    "Write topic ID.outbox",
+    "Write transactional-id ID.outbox.*",
+    prepare=has_lost_batches,
+)
+async def purged_after_restore(office: Office, kes: Kes) -> None:
+    await purged(office, kes, "--after-restore", "send")
 
 
 async def has_election(office: Office, kes: Kes) -> None:

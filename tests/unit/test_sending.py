@@ -6,10 +6,10 @@ from collections import deque
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from streams.clients import sending
-from streams.clients.plain_producer import DeliveryReport
+from streams.clients.plain_producer import DeliveryReport, PlainProducer
 from streams.clients.sending import SendQueue
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, Stopped, StreamsError
@@ -129,6 +129,22 @@ def test_records_behind_a_broken_client_have_the_report_of_the_next(queue: SendQ
         (b"1", False),
         (b"2", True),
     ]
+
+
+def test_a_producer_that_may_write_to_no_topic_names_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka refuses it the id of a producer, as a matter of the cluster; what is queued is purged."""
+    producer = PlainProducer(ClientSettings("127.0.0.1:1", {}, client_id="test"), delivery_timeout_ms=1_000)
+
+    def refused(_: float) -> int:
+        raise KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True))
+
+    monkeypatch.setattr(producer, "_poll", refused)
+    assert producer.poll(0) == []
+    failure = producer.failure("t", 0, KafkaError(KafkaError._PURGE_QUEUE))
+    assert isinstance(failure, RecordRefused)
+    assert "--operation Write --topic t" in str(failure)
+    assert producer.is_broken
+    producer.close()
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
