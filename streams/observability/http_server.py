@@ -1,14 +1,16 @@
 """A small HTTP server beside an event source: metrics, and probes. Threads of its own, never the event loop's.
 
-A client that hangs holds one thread, for ``CLIENT_SECONDS`` at most; beyond ``MOST_CLIENTS`` at a time,
-further ones are turned away.
+A client that hangs holds one thread, for ``CLIENT_SECONDS`` at most. Where there are ``MOST_CLIENTS``, the one whose
+request has been waited for longest makes room for a new one; without such a one, the new one is turned away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from errno import EADDRINUSE
 from socketserver import TCPServer
@@ -25,6 +27,8 @@ from streams.observability.health import Verdict
 
 CLIENT_SECONDS: Final = 10.0
 MOST_CLIENTS: Final = 32
+_ROOM_SECONDS: Final = 1.0
+"""The time for the thread of a client that is cut off to end."""
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
@@ -109,13 +113,24 @@ def parse_address(address: str) -> tuple[str, int]:
 class _Handler(WSGIRequestHandler):
     timeout = CLIENT_SECONDS
 
+    def parse_request(self) -> bool:
+        """Parse the head of the request, which is not waited for any more."""
+        is_good = super().parse_request()
+        self.server.waiting.pop(self.request, None)  # type: ignore[attr-defined]
+        return is_good
+
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a scrape is no news."""
 
 
 class _BoundedServer(ThreadingWSGIServer):
+    """``waiting``: connections whose request is awaited, the longest first; no method takes two steps with it."""
+
+    request_queue_size = 512  # with the 5 of the standard library a burst of clients keeps others out for a second
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._room = threading.BoundedSemaphore(MOST_CLIENTS)
+        self.waiting: OrderedDict[socket.socket, None] = OrderedDict()
         super().__init__(*args, **kwargs)
 
     def server_bind(self) -> None:
@@ -125,15 +140,27 @@ class _BoundedServer(ThreadingWSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
+        if self._room.acquire(blocking=False) or self._make_room():
+            self.waiting[request] = None
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def _make_room(self) -> bool:
+        """Cut off the client that has let the server wait for the longest time; ``False``: there is none."""
+        try:
+            longest, _ = self.waiting.popitem(last=False)
+        except KeyError:
+            return False
+        with contextlib.suppress(OSError):  # it is closed by now
+            longest.shutdown(socket.SHUT_RDWR)
+        return self._room.acquire(timeout=_ROOM_SECONDS)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.waiting.pop(request, None)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

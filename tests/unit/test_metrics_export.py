@@ -11,7 +11,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
@@ -399,35 +398,34 @@ def test_other_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert text.endswith("# EOF\n")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
-    """A server with room for three clients, which waits for each for half a second."""
+def test_clients_that_hang_hold_up_nothing_and_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that has been waited for longest makes room. A request that is answered makes none."""
     monkeypatch.setattr(http_server, "MOST_CLIENTS", 3)
     monkeypatch.setattr(http_server._Handler, "timeout", 0.5)
-    with HttpServer("127.0.0.1:0", nothing, {"/live": lambda query: Verdict(True, "yes")}) as server:
-        yield server
+    late, clients = threading.Event(), list[socket.socket]()
+    probes = {"/live": lambda query: Verdict(True, "yes"), "/late": lambda query: Verdict(late.wait(10), "late")}
 
-
-def test_clients_that_hang_hold_up_nothing_and_are_few(small: HttpServer) -> None:
     def hangs(words: bytes) -> socket.socket:
-        client = socket.create_connection(("127.0.0.1", small.port), 10)
-        client.sendall(words)
-        return client
+        clients.append(socket.create_connection(("127.0.0.1", server.port), 10))
+        clients[-1].sendall(words)
+        return clients[-1]
 
-    clients = [hangs(b""), hangs(b"GET /live HT")]
-    try:
-        assert get(small, "/live") == (200, "yes\n"), "beside two that hang"
-        clients.append(hangs(b"GET "))
-        wait_until(lambda: small._server._room._value == 0, "no room")
-        turned_away = hangs(b"GET /live HTTP/1.0\r\n\r\n")
-        clients.append(turned_away)
+    with HttpServer("127.0.0.1:0", nothing, probes) as server, contextlib.ExitStack() as opened:
+        opened.callback(lambda: [client.close() for client in clients])
+        threads = threading.active_count()
+        for words in [b"", b"GET /live HT", b"GET "] * 20:
+            hangs(words)
+        assert get(server, "/live") == (200, "yes\n")
+        assert threading.active_count() <= threads + 6, "of 61 clients"
         with contextlib.suppress(ConnectionResetError):
-            assert turned_away.recv(100) == b""
-        wait_until(lambda: small._server._room._value == 3, "the clients that hang are given up")
-        assert get(small, "/live") == (200, "yes\n")
-    finally:
-        for client in clients:
-            client.close()
+            assert clients[0].recv(100) == b"", "it is cut off"
+        wait_until(lambda: server._server._room._value == 3, "the clients that hang are given up")
+        answered = [hangs(b"GET /late HTTP/1.0\r\n\r\n") for _ in range(3)]
+        wait_until(lambda: not (server._server._room._value or server._server.waiting), "all are at work")
+        with contextlib.suppress(ConnectionResetError):
+            assert hangs(b"GET /live HTTP/1.0\r\n\r\n").recv(100) == b"", "turned away"
+        late.set()
+        assert [client.recv(12) for client in answered] == [b"HTTP/1.0 200"] * 3
 
 
 async def test_a_look_that_a_closed_loop_left_behind_is_not_waited_for(bench: Bench) -> None:
