@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import LogConsumer
@@ -19,6 +19,7 @@ from streams.clients.settings import ClientSettings
 from streams.errors import StreamsError
 from streams.records import IncomingRecord
 from streams.topics import TopicSpec
+from tests.unit.waiting import wait_until
 
 PATIENCE = 60.0
 Row = tuple[int, str, str | None]
@@ -139,3 +140,29 @@ def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
         return offset
 
     return client.call(work, deadline)
+
+
+def trim(admin: TopicAdmin, topic: str, before: Mapping[int, int] | None = None) -> None:
+    """Delete the records of a compacted topic, those before these offsets or all. Brokers do so only where a topic may
+    lose any, so its policy is another one meanwhile."""
+
+    def set_policy(policy: str) -> None:
+        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+        change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin._client.incremental_alter_configs([change])[change].result(30)
+
+    if before is None:
+        before = {number: mark.end for number, mark in admin.watermarks(topic).items()}
+    ends = [TopicPartition(topic, number, offset) for number, offset in before.items()]
+
+    def is_trimmed() -> bool:
+        try:
+            return all(future.result(30) for future in admin._client.delete_records(ends).values())
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION:  # the broker does not know of the change yet
+                raise
+            return False
+
+    set_policy("compact,delete")
+    wait_until(is_trimmed, "the records are deleted")
+    set_policy("compact")

@@ -8,8 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from streams import Outbox, Record, Relay
 from streams.cli.main import main
@@ -21,6 +19,7 @@ from streams.outbox.shard import RelayEvent, RowParked
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 from tests.broker.battery_kit import wait_until
+from tests.broker.client_kit import trim
 from tests.broker.outbox_kit import Ledger, PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
@@ -147,24 +146,6 @@ def test_positions_or_a_database_that_were_set_back_stop_the_relay_by_name(ledge
     apply(config, 2)
     admin.close()
     assert "it was recreated, or another cluster answers" in str(fails(ledger))
-
-
-def trim(admin: TopicAdmin, topic: str) -> None:
-    """Delete all records of a topic: brokers do so where a topic may lose any."""
-    policy = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
-    change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[policy])
-    admin._client.incremental_alter_configs([change])[change].result(30)
-    ends = [TopicPartition(topic, number, mark.end) for number, mark in admin.watermarks(topic).items()]
-
-    def is_trimmed() -> bool:
-        try:
-            return all(future.result(30) for future in admin._client.delete_records(ends).values())
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.POLICY_VIOLATION:  # the broker does not know of the change yet
-                raise
-            return False
-
-    wait_until(is_trimmed, "the topic is empty")
 
 
 @pytest.mark.nightly
