@@ -61,7 +61,21 @@ RESERVED: Final[Mapping[str, str]] = {
 }
 """Keys of librdkafka that overrides may not have, and why."""
 
-_SECRET_PARTS: Final = ("password", "secret", "token", ".key", "key.pem", "oauthbearer.config", "credential", "jaas")
+_SECRET_PARTS: Final = ("pass", "secret", "token", ".key", "key.pem", "credential", "jaas")
+_SHOWN: Final = frozenset(
+    {
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.kerberos.service.name",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.crl.location",
+        "ssl.endpoint.identification.algorithm",
+    }
+)
+"""Settings of logins and TLS whose values are no secrets. Those of others are hidden: one may be a name misspelt."""
 
 _COMMON: Final[Mapping[str, object]] = {
     "reconnect.backoff.ms": 50,
@@ -185,7 +199,8 @@ def build(factory: Callable[..., C], config: dict[str, object], connection: Conn
 
 def is_secret(key: str) -> bool:
     """Check whether the value of a setting must not be shown."""
-    return any(part in key for part in _SECRET_PARTS)
+    name = key.lower()
+    return any(part in name for part in _SECRET_PARTS) or (name.startswith(("sasl.", "ssl.")) and name not in _SHOWN)
 
 
 def _addresses(text: str) -> str:

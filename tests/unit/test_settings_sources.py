@@ -202,6 +202,7 @@ def test_kes_config_shows_where_each_comes_from(kes: Kes, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(".")
     monkeypatch.setenv("KES_POOL_POOL_SIZE", "6")
     monkeypatch.setenv("KES_POOL_POOL_SISE", "6")
+    monkeypatch.setenv("KES_CLIENT_SETTINGS_SASL_PASWORD", SECRET)  # misspelt
     shown = kes("config", "market:source", "--json", "--all")
     assert "KES_POOL_POOL_SISE is no setting: it has no effect; did you mean KES_POOL_POOL_SIZE?" in shown.words
     origins = {line["setting"]: (line["value"], line["origin"]) for line in shown.data}
@@ -210,6 +211,7 @@ def test_kes_config_shows_where_each_comes_from(kes: Kes, monkeypatch: pytest.Mo
     assert origins["group.num_standbys"] == (1, "kes.toml: group.num_standbys")
     assert origins["bootstrap_servers"] == ("file:1", "kes.toml: bootstrap_servers")
     assert origins["client_settings.sasl.password"] == ("***", "kes.toml: client_settings.sasl.password")
+    assert origins["client_settings.sasl.username"][0] == "file"
     assert origins["client_settings.ssl.key.password"] == ("***", "code")
     assert origins["pool.max_batch_size"][1] == "default"
     tables = [kes("config"), kes("config", "market:source"), shown]
