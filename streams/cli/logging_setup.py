@@ -7,14 +7,17 @@ import enum
 import json
 import logging
 import logging.config
+import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from streams.errors import ConfigError
 from streams.logs import FloodHandler, JsonFormatter
+
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class LogLevel(enum.StrEnum):
@@ -47,6 +50,14 @@ class _OursAtTheRoot(FloodHandler):
     """The handler that the command line has put at the root: the next configuration replaces it."""
 
 
+class _TextFormatter(logging.Formatter):
+    """Formats a record as text that a terminal cannot obey: errors and messages may quote what is in an event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format the record, with escapes in place of control characters, those of lines and tabs aside."""
+        return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().format(record))
+
+
 def configure_logging(options: LogOptions, worker: str = "") -> None:
     """Configure the loggers of this process. ``worker`` is in every line (for formats of a configuration file:
     ``%(worker)s``). Raises ``ConfigError`` for a file that cannot be applied."""
@@ -59,7 +70,7 @@ def configure_logging(options: LogOptions, worker: str = "") -> None:
         stream.setFormatter(JsonFormatter())
     else:
         name = worker.replace("%", "%%") + " " if worker else ""
-        stream.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {name}%(name)s: %(message)s"))
+        stream.setFormatter(_TextFormatter(f"%(asctime)s %(levelname)-7s {name}%(name)s: %(message)s"))
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _OursAtTheRoot)]:
         root.removeHandler(handler)

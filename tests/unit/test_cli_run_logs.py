@@ -23,7 +23,7 @@ log = logging.getLogger("shop")
 
 class Source:
     def run(self):
-        log.debug("a detail")
+        log.debug("a detail of %s", "\\x1b[2J")
         log.info("order %s paid", "o1", extra={"order": 7})
         log.warning("order %s is late", "o2")
         logging.getLogger("streams.runtime.engine").info("joined")
@@ -69,7 +69,7 @@ def talk(kes: Callable[..., Kes], tmp_path: Path) -> Callable[..., list[str]]:
     [
         ([], ["INFO    w-0 shop: order o1 paid", "WARNING w-0 shop: order o2 is late",
               "INFO    w-0 streams.runtime.engine: joined"]),
-        (["--log-level", "debug"], ["DEBUG   w-0 shop: a detail", "INFO    w-0 shop: order o1 paid",
+        (["--log-level", "debug"], [r"DEBUG   w-0 shop: a detail of \x1b[2J", "INFO    w-0 shop: order o1 paid",
                                     "WARNING w-0 shop: order o2 is late",
                                     "INFO    w-0 streams.runtime.engine: joined"]),
         (["--log-level", "WARNING"], ["WARNING w-0 shop: order o2 is late"]),
