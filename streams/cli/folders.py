@@ -13,8 +13,8 @@ from streams.event_source import EventSource
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import place_of
 from streams.runtime.keeping.on_disk import layout_of
+from streams.runtime.keeping.place import place_of
 from streams.runtime.keeping.shelf import partitions_in, read_state
 from streams.runtime.ownership.replicas import make_store
 

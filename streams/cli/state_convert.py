@@ -24,8 +24,9 @@ from streams.errors import DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskEngine, DiskStore
 from streams.records import TopicPartition
 from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import StateFolder, place_of, read_mark
+from streams.runtime.keeping.folder import StateFolder, read_mark
 from streams.runtime.keeping.on_disk import DatabaseFolder, layout_of
+from streams.runtime.keeping.place import place_of
 from streams.runtime.ownership.replicas import make_store
 from streams.stores.layered_bytes import without_engine
 

@@ -22,21 +22,15 @@ from streams.cli.folders import partitions_on_disk
 from streams.cli.records import harmless
 from streams.cli.scans import late_lines
 from streams.cli.state_sources import folder_of, newest, snapshots_at, topic_id_of
-from streams.core.checkpoints import LogIdentity
+from streams.core.checkpoints import LogIdentity, distrust_by
 from streams.core.manifests import BLOCK_BYTES, SnapshotRefused
 from streams.errors import DiskDamaged, StoreError, StreamsError
 from streams.event_source import EventSource
 from streams.records import TopicPartition
 from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import (
-    StateFolder,
-    check_private,
-    partition_of_name,
-    place_of,
-    prepare_root,
-    read_mark,
-)
+from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, read_mark
 from streams.runtime.keeping.on_disk import finder_for, layout_of, read_database
+from streams.runtime.keeping.place import place_of, prepare_root
 from streams.runtime.keeping.snapshots import SnapshotStore
 from streams.runtime.keeping.snapshotting import WritingPace
 from streams.runtime.ownership.replicas import make_store
@@ -252,12 +246,13 @@ def restore(
                 raise StoreError("there is a folder already: kes state drop removes it")
             manifest = newest(store, store.place(topic_id, number))
             identity = LogIdentity(manifest.mark.identity.cluster, config.changelog, topic_id, number, codec)
+            ages = {"now_ms": _wall_ms(), "tombstones_ms": 1 << 62}
             name = store.fill(
-                partial(find, parent, number),
+                partial(find, parent, number, distrust_by(identity, **ages)),
                 identity,
                 set(),
                 partial(report, f"filling {number}"),
-                tombstones_ms=1 << 62,
+                tombstones_ms=ages["tombstones_ms"],
             )
             problem = "" if name else "no snapshot can be used; the log has the reasons"
         except (*_WRONG, StreamsError) as error:

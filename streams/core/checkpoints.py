@@ -7,6 +7,7 @@ and ``reason_to_refuse`` with the first record that is read behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -64,6 +65,11 @@ def reason_to_distrust(mark: FolderMark, identity: LogIdentity, *, now_ms: int, 
     if age_ms < -MARGIN_MS:
         return f"it is from {-age_ms / 3_600_000:.1f} h in the future: a clock was set, so its age is not known"
     return ""
+
+
+def distrust_by(identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> Callable[[FolderMark], str]:
+    """Return ``reason_to_distrust`` as a function of the mark."""
+    return lambda mark: reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
 
 
 def reason_to_refuse(

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from streams.clients.admin import Watermarks
-from streams.core.checkpoints import LogIdentity
+from streams.core.checkpoints import LogIdentity, distrust_by
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, more_may_follow
 from streams.records import Change
 from streams.runtime.keeping.entries import Damaged, Point
-from streams.runtime.keeping.folder import prepare_root
 from streams.runtime.keeping.on_disk import DatabaseFolder
+from streams.runtime.keeping.place import prepare_root
 from streams.runtime.keeping.shelf import TOMBSTONES_MS, set_aside
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
 
@@ -189,11 +189,12 @@ class ViewFolders:
         """Open the folder of one partition; empty if what is in it is not to be gone on from."""
         folder = None
         try:
-            folder = DatabaseFolder.find(self._parent, number)
+            identity = LogIdentity("", self._topic, self._topic_id, number, self._layout)
+            ages = {"now_ms": self._wall_ms, "tombstones_ms": self._tombstones_ms}
+            folder = DatabaseFolder.find(self._parent, number, distrust_by(identity, **ages))
             assert isinstance(folder, DatabaseFolder)
             folder.engine, folder.memory_bytes = self._engine, MEMORY_BYTES
             folder.partitions = max(1, len(self._ends))
-            identity = LogIdentity("", self._topic, self._topic_id, number, self._layout)
             try:
                 self._check(folder, identity, number)
             except Damaged as error:

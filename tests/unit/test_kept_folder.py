@@ -21,7 +21,8 @@ from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping.entries import Damaged, decode, encode
-from streams.runtime.keeping.folder import Broken, StateFolder, prepare_root, read_mark
+from streams.runtime.keeping.folder import Broken, StateFolder, read_mark
+from streams.runtime.keeping.place import prepare_root
 from tests.unit.kept_kit import (
     DAY_MS,
     IDENTITY,

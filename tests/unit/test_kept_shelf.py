@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.core.checkpoints import FORMAT
+from streams.core.checkpoints import FORMAT, distrust_by
 from streams.errors import RecordRefused
 from streams.group import Copies, Shelf
 from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import shelf as shelf_module
 from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.shelf import ShelfWatch
 from streams.topics import TopicIdentity
 from tests.unit.kept_engine_kit import STORES, Kept
@@ -179,6 +180,39 @@ def test_a_lock_in_a_folder_that_was_removed_meanwhile_is_none(tmp_path: Path, m
         folder.close()
 
 
+@pytest.mark.parametrize("kind", [StateFolder, DatabaseFolder])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"topic_id": "made again"}, {"cluster": "c2"}, {"codec": "other"}, {"format": FORMAT + 1}, {"as_of_ms": 0}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_of_several_folders_one_that_is_believed_is_adopted_before_a_farther_one(
+    tmp_path: Path, kind: type[StateFolder], wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that was frozen has held the first one, until its topic was made again, or its codec was another."""
+    held = [checkpoint(tmp_path, 0, 90, **wrong), checkpoint(tmp_path, 0, 5), checkpoint(tmp_path, 0, 7)]
+    for folder in held:
+        folder.close()
+    distrust = distrust_by(IDENTITY, now_ms=now_ms(), tombstones_ms=DAY_MS)
+    found = kind.find(tmp_path, 0, distrust)
+    assert found.mark is not None
+    assert found.mark.offset == 7
+    found.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.2", "0.aside"]
+    assert (tmp_path / "0.aside" / "mark").exists(), "it is kept for looking at"
+    assert f"{tmp_path / '0'} is not used: it" in caplog.text
+
+
+def test_of_several_folders_that_are_not_believed_the_farthest_is_named(tmp_path: Path) -> None:
+    for folder in [checkpoint(tmp_path, 0, 90, topic_id="other"), checkpoint(tmp_path, 0, 5, topic_id="other")]:
+        folder.close()
+    found = StateFolder.find(tmp_path, 0, lambda mark: "its topic id is another")
+    assert found.mark is not None
+    assert found.mark.offset == 90
+    found.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
 # -- under an engine ---------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +255,19 @@ async def test_the_first_report_has_the_folders_and_later_ones_what_became_of_th
     await kept.bench.committed()
     await kept.until_marked()
     await until(lambda: reported[-1].shelf.offsets == {0: kept.marked}, "the later mark is reported")
+
+
+async def test_a_folder_of_the_topic_that_was_there_before_displaces_none(kept: Kept) -> None:
+    """Its offset is higher, so it was taken, and set aside; the whole changelog was read."""
+    await kept.ran("a", "b")
+    other = StateFolder.open(kept.group_folder / "0.1")
+    assert other is not None
+    other.append([put(b"a", b"1")], pause=False)
+    other.commit(IDENTITY, 90, b"{}", now_ms())
+    other.close()
+    await kept.bench.start()
+    assert kept.restored[-1] == 1
+    assert kept.contents() == kept.from_log() == {"a": 1, "b": 1}
 
 
 async def test_without_a_folder_nothing_is_reported_before_the_start(bench: Bench, reported: list[Any]) -> None:

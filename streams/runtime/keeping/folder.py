@@ -10,6 +10,7 @@ Everything here blocks; it runs on the keeper's thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -17,16 +18,17 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
-from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping.entries import HEAD, Damaged, decode_pieces, encode
+
+_log = logging.getLogger(__name__)
 
 BATCH: Final = 250
 """Entries that are encoded and written without a pause: the event loop waits for the interpreter so long, at most."""
@@ -36,8 +38,8 @@ LEAST_REWRITE: Final = 1 << 20
 """Bytes below which a data file is not written anew."""
 
 MARK, _NEW_MARK, _LOCK = "mark", "mark.new", "lock"
-_GONE: Final = ".gone"
-"""Ends the name of a folder that is being removed."""
+_GONE, _ASIDE = ".gone", ".aside"
+"""They end the name of a folder that is being removed, and of one that is kept for looking at."""
 _NUMBERED: Final = re.compile(r"(\d+)(?:\.(\d+))?")
 
 
@@ -83,51 +85,66 @@ class StateFolder:
         return cls(path, lock)
 
     @classmethod
-    def find(cls, parent: Path, partition: int) -> StateFolder:
+    def find(cls, parent: Path, partition: int, distrust: Callable[[FolderMark], str] = lambda mark: "") -> StateFolder:
         """Open the newest folder of a partition that no other process has; older ones are removed. A partition has a
-        second one while a process that was stopped, or a donor beside us, still holds the first."""
+        second one while a process that was stopped, or a donor beside us, still holds the first.
+
+        ``distrust`` returns why a mark is not to be believed. It decides first: offsets are compared only within one
+        log, and the folder of a topic that was made again may well have the higher one.
+        """
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        numbers = [0]
-        for entry in parent.iterdir():
-            named = partition_of_name(entry.name.removesuffix(_GONE))
-            if entry.name.endswith(_GONE):
-                if named is not None and named[0] == partition:  # of a process that was killed meanwhile
-                    shutil.rmtree(entry, ignore_errors=True)
-                continue
-            if named is not None and named[0] == partition:
-                numbers.append(named[1])
+        numbers = cls._numbers(parent, partition)
         found: list[StateFolder] = []
         try:
-            for number in sorted(set(numbers)):
+            for number in chain(numbers, count(numbers[-1] + 1)):
+                if found and number > numbers[-1]:
+                    break
                 folder = cls.open(parent / (f"{partition}.{number}" if number else str(partition)))
                 if folder is not None:
                     found.append(folder)
-            while not found:
-                number = max(numbers) + 1
-                numbers.append(number)
-                folder = cls.open(parent / f"{partition}.{number}")
-                if folder is not None:
-                    found.append(folder)
+            ranks: list[tuple[bool, int]] = []
             for folder in found:
                 with contextlib.suppress(Damaged):
                     folder.mark = folder._read_mark()
-            best = max(found, key=lambda folder: -1 if folder.mark is None else folder.mark.offset)
-            for folder in found:
-                if folder is not best:
-                    folder._remove()
+                mark = folder.mark
+                ranks.append((False, -1) if mark is None else (not distrust(mark), mark.offset))
+            best = max(range(len(found)), key=ranks.__getitem__)
+            for place, folder in enumerate(found):
+                if place != best:
+                    why = distrust(folder.mark) if folder.mark is not None and ranks[place][1] > ranks[best][1] else ""
+                    folder._remove(why)
         except BaseException:
             for folder in found:
                 folder.close()
             raise
-        return best
+        return found[best]
 
-    def _remove(self) -> None:
-        """Remove an older folder. It loses its name first: without its file ``lock``, which may be the first to go,
-        another process could lock the rest."""
-        gone = self.path.with_name(self.path.name + _GONE)
+    @staticmethod
+    def _numbers(parent: Path, partition: int) -> list[int]:
+        """Return the numbers of a partition's folders, in order, 0 among them; remove what is left of others."""
+        numbers = {0}
+        for entry in parent.iterdir():
+            named = partition_of_name(entry.name.removesuffix(_GONE))
+            if named is None or named[0] != partition:
+                continue
+            if entry.name.endswith(_GONE):  # of a process that was killed meanwhile
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                numbers.add(named[1])
+        return sorted(numbers)
+
+    def _remove(self, why: str) -> None:
+        """Remove an older folder; set aside one that goes farther, and is not believed for the reason given. It loses
+        its name first: without its file ``lock``, which may be the first to go, another process could lock the rest."""
+        gone = self.path.with_name(self.path.name + (_ASIDE if why else _GONE))
         with contextlib.suppress(OSError):  # then it stays, until the partition is opened again
+            if why:
+                shutil.rmtree(gone, ignore_errors=True)
             os.rename(self.path, gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            if why:
+                _log.warning("%s is not used: %s; it is set aside as %s", self.path, why, gone)
+            else:
+                shutil.rmtree(gone, ignore_errors=True)
         self.close()
 
     def check(self, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
@@ -327,7 +344,7 @@ class StateFolder:
         """Move the files away, into the one folder beside this one that is kept for looking at; go on as an empty one.
         Raises ``OSError``."""
         self._close_data()
-        aside = self.path.with_name(self.path.name + ".aside")
+        aside = self.path.with_name(self.path.name + _ASIDE)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(mode=0o700)
         data = sorted(path.name for path in self.path.glob("data-*"))
@@ -389,33 +406,6 @@ def check_private(path: Path) -> None:
         raise PermissionError(f"{path} belongs to the user {found.st_uid}, not to {os.geteuid()}")
     if found.st_mode & 0o022:
         raise PermissionError(f"{path} can be written to by other users: chmod go-w {path}")
-
-
-def place_of(folder: str, group_id: str, topic: str) -> Path:
-    """Return the parent of a source's folders; its names cannot lead elsewhere (a group may be called ``..``)."""
-    return Path(folder).absolute() / f"group-{group_id}" / f"topic-{topic}"  # the program may change its directory
-
-
-def prepare_root(folder: str, group_id: str, topic: str) -> Path:
-    """Make the parent of the partitions' folders, and check that it can be used. Raises ``ConfigError``."""
-    root, parent = Path(folder).absolute(), place_of(folder, group_id, topic)
-    try:
-        import fcntl  # noqa: F401  # not on Windows
-
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in (root, parent.parent, parent):
-            path.mkdir(mode=0o700, exist_ok=True)
-            check_private(path)
-        probe = os.open(parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            _lock(probe)
-        finally:
-            os.close(probe)
-    except ImportError:
-        raise ConfigError("StateConfig.folder: state on disk needs file locks of POSIX, which Windows lacks") from None
-    except OSError as error:
-        raise ConfigError(f"StateConfig.folder is {folder!r}, and cannot be used: {error}") from error
-    return parent
 
 
 def _lock(handle: int) -> bool:

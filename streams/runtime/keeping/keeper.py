@@ -22,15 +22,16 @@ from typing import Any, Final
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.config import EventSourceConfig
 from streams.core.admission import size_of_changes
-from streams.core.checkpoints import LogIdentity
+from streams.core.checkpoints import FolderMark, LogIdentity, distrust_by
 from streams.core.transaction import Cut
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import KEPT_PREFIXES, OFFSET_KEY
 from streams.runtime.keeping.entries import Damaged, HalfLoaded, NotKept, Point
 from streams.runtime.keeping.figures import LoadRate, figures_of, room_at, room_for
-from streams.runtime.keeping.folder import PIECE, Broken, StateFolder, prepare_root
+from streams.runtime.keeping.folder import PIECE, Broken, StateFolder
 from streams.runtime.keeping.intake import Intake, KeeperHost
+from streams.runtime.keeping.place import prepare_root
 from streams.runtime.keeping.shelf import LOOK_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
 from streams.runtime.keeping.snapshotting import Snapshotting
 from streams.runtime.ports import Blocking, Topics
@@ -59,12 +60,10 @@ class KeptPartition:
         self.folder = folder
         self.identity = identity
         self.partition = identity.partition
-        self.distrusted = ""
-        """Why the folder is not to be used any more."""
+        self.distrusted = ""  # why the folder is not to be used any more
         self.written_at = keeper.now()
         self.checkpoint_seconds = 0.0
-        self.snapshot_at_ms = -1
-        """When the newest snapshot was made that is known here."""
+        self.snapshot_at_ms = -1  # when the newest snapshot was made that is known here
         mark = folder.mark
         self.point: Point | None = None if mark is None else Point(mark.offset, mark.record, mark.as_of_ms)
         """How far it goes, written or not."""
@@ -265,8 +264,7 @@ class StateKeeper:
         self.lock = threading.Lock()
         self.now = now
         self.open_ones: list[KeptPartition] = []
-        self.folders_set_aside = 0
-        """In this run."""
+        self.folders_set_aside = 0  # in this run
         self._load_rate = LoadRate()
         self._room = threading.Condition()
         self.parent = prepare_root(config.state.folder, config.group_id, config.topic)
@@ -310,8 +308,7 @@ class StateKeeper:
                     host.renew_offset(kept.partition)
 
     async def changelog(self) -> tuple[TopicIdentity, int]:
-        """Return the changelog's identity, and for how many milliseconds it keeps tombstones. Raises
-        ``BrokerUnavailable``."""
+        """See ``known_changelog``."""
         return await self._thread.call(self.known_changelog)
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
@@ -393,7 +390,7 @@ class StateKeeper:
         codec: str,
         restore: Callable[[Sequence[Change]], None],
         progress: Callable[[int, int], None],
-        find: Callable[[Path, int], StateFolder] = StateFolder.find,
+        find: Callable[[Path, int, Callable[[FolderMark], str]], StateFolder] = StateFolder.find,
         kind: Callable[[StateKeeper, LogIdentity, Any], KeptPartition] = KeptPartition,
     ) -> KeptPartition:
         """Open a partition's folder, and give what is in it to ``restore``; ``progress`` learns how many bytes that is
@@ -403,14 +400,15 @@ class StateKeeper:
         known, tombstones_ms = self.known_changelog()
         self.shelf.codec = codec
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
+        ages = {"now_ms": self.wall_ms(), "tombstones_ms": tombstones_ms}
         try:
             refuse_if_few_are_free()
-            folder = find(self.parent, partition)
+            folder = find(self.parent, partition, distrust_by(identity, **ages))
         except OSError as error:
             raise NotKept(str(error)) from error
         has_begun, began = False, time.monotonic()
         try:
-            if folder.check(identity, now_ms=self.wall_ms(), tombstones_ms=tombstones_ms):
+            if folder.check(identity, **ages):
                 assert folder.mark is not None
                 changes, size = 0, folder.mark.size
                 for number, some in enumerate(folder.load(), 1):
@@ -441,7 +439,7 @@ class StateKeeper:
         return kept
 
     def known_changelog(self) -> tuple[TopicIdentity, int]:
-        """See ``changelog``; requested once."""
+        """Return the changelog's identity, and for how many ms it keeps tombstones. Raises ``BrokerUnavailable``."""
         if self._log_known is None:
             name = self.config.changelog
             identity = self._identity(name, self.now() + REQUEST_SECONDS)

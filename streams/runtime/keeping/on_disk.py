@@ -40,8 +40,8 @@ LEAST_PIECE = 1 << 20
 """Bytes of a piece of a database, at the least; above it one row in ``CUTS`` ends it."""
 CUTS = 1024
 
-Finder = Callable[[Path, int], StateFolder]
-"""Opens the folder of a partition, below a parent."""
+Finder = Callable[[Path, int, Callable[[FolderMark], str]], StateFolder]
+"""Opens the folder of a partition, below a parent (``StateFolder.find``)."""
 
 
 class DatabaseFolder(StateFolder):
@@ -309,8 +309,8 @@ def finder_for(config: EventSourceConfig, store: object) -> Finder:
         return StateFolder.find
     engine = store.disk
 
-    def find(parent: Path, partition: int) -> StateFolder:
-        folder = DatabaseFolder.find(parent, partition)
+    def find(parent: Path, partition: int, distrust: Callable[[FolderMark], str]) -> StateFolder:
+        folder = DatabaseFolder.find(parent, partition, distrust)
         assert isinstance(folder, DatabaseFolder)
         folder.equip(engine, config, getattr(store, "row_prefixes", ()))
         return folder

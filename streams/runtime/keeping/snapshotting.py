@@ -15,12 +15,13 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from streams.core.checkpoints import MARGIN_MS, LogIdentity, reason_to_distrust
+from streams.core.checkpoints import MARGIN_MS, FolderMark, LogIdentity, distrust_by, reason_to_distrust
 from streams.core.manifests import BLOCK_BYTES
 from streams.disk.blobs import open_blobs
 from streams.errors import Stopped, StoreError, StreamsError
@@ -53,7 +54,7 @@ class WantedFolder(NamedTuple):
 
     partition: int
     codec: str
-    find: Callable[[Path, int], StateFolder]
+    find: Callable[[Path, int, Callable[[FolderMark], str]], StateFolder]
     load: Callable[[], Any]
     progress: Callable[[int, int], None]
     is_discarded: Callable[[], bool]
@@ -168,8 +169,9 @@ class Snapshotting:
         parent = self._keeper.parent
         began = time.monotonic()
         store = self._open(is_over=lambda: self._is_over or wanted.is_discarded())
+        ages = {"now_ms": self._keeper.wall_ms(), "tombstones_ms": tombstones_ms}
         name = store.fill(
-            lambda: wanted.find(parent, wanted.partition),
+            partial(wanted.find, parent, wanted.partition, distrust_by(identity, **ages)),
             identity,
             self._refused[wanted.partition],
             wanted.progress,
