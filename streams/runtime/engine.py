@@ -119,7 +119,7 @@ class Engine:
             self.keeper = StateKeeper(
                 config,
                 lambda: self.thread("kes-keeper"),
-                lambda topic, deadline: self.takeover_client.identity(topic, deadline),
+                lambda: self.takeover_client,
                 connections.topics,
                 now=now,
                 wall_ms=self.wall_ms,

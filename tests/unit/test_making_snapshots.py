@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -18,8 +19,8 @@ from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import snapshotting
 from streams.runtime.keeping.entries import Damaged
 from streams.runtime.keeping.snapshots import SnapshotStore
-from tests.unit.kept_engine_kit import STORES, count
-from tests.unit.runtime_kit import Bench
+from tests.unit.kept_engine_kit import STORES, count, other_log
+from tests.unit.runtime_kit import CHANGELOG, Bench
 from tests.unit.snapshots_kit import Backed
 from tests.unit.waiting import until
 
@@ -126,6 +127,25 @@ async def test_an_older_state_is_not_saved_again(kept: Backed) -> None:
     before = kept.manifests
     snapshots._save_on_thread(partition, 0.0)
     assert kept.manifests == before
+
+
+@pytest.mark.parametrize("seconds", [0.05, 3_600.0], ids=["when it is due", "although one was made a moment ago"])
+async def test_after_the_log_was_cut_a_snapshot_is_made_at_once(kept: Backed, monkeypatch: Any, seconds: float) -> None:
+    """The one that is there goes farther than the log, so it can never be used again."""
+    monkeypatch.setattr(snapshotting, "LOOK_SECONDS", 0.02)
+    await kept.with_a_snapshot()
+    (old, *_) = kept.manifests
+    other_log(kept, ["x"])
+    kept.make(snapshot_seconds=seconds)
+    await kept.bench.over()
+    await kept.bench.until(lambda: old not in kept.manifests, "the new one is there, and the old one gone")
+    assert kept.newest().mark.offset == len(kept.bench.broker.logs[CHANGELOG, 0]) - 1
+    await kept.bench.stop()
+    shutil.rmtree(kept.folder)
+    kept.restored.clear()
+    await kept.bench.start()
+    assert kept.restored == [1]
+    assert kept.contents() == kept.from_log() == {"x": 1}
 
 
 @pytest.mark.parametrize(

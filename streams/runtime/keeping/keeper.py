@@ -24,6 +24,7 @@ from streams.config import EventSourceConfig
 from streams.core.admission import size_of_changes
 from streams.core.checkpoints import FolderMark, LogIdentity, distrust_by
 from streams.core.transaction import Cut
+from streams.group import TakeOver
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import KEPT_PREFIXES, OFFSET_KEY
@@ -251,13 +252,13 @@ class StateKeeper:
         self,
         config: EventSourceConfig,
         thread: Callable[[], Blocking],
-        identity: Callable[[str, float], TopicIdentity],
+        questions: Callable[[], TakeOver],
         topics: Callable[[], Topics],
         *,
         now: Callable[[], float],
         wall_ms: Callable[[], int],
     ) -> None:
-        """``thread`` starts the one that writes. ``identity`` and ``topics`` make requests about the changelog; they
+        """``thread`` starts the one that writes. ``questions`` and ``topics`` make requests about the changelog; they
         block. Raises ``ConfigError`` for a folder that cannot be used."""
         self.config = config
         self.snapshots = Snapshotting(self, thread) if config.state.snapshots else None
@@ -271,7 +272,7 @@ class StateKeeper:
         self.shelf = ShelfWatch(self.parent, config.changelog, wall_ms)
         self.shelf.look()  # for the first report to the group
         self._thread = thread()
-        self._identity, self._topics = identity, topics
+        self.questions, self._topics = questions, topics
         self.wall_ms = wall_ms
         self._log_known: tuple[TopicIdentity, int] | None = None
         self._work = Signal()
@@ -442,7 +443,7 @@ class StateKeeper:
         """Return the changelog's identity, and for how many ms it keeps tombstones. Raises ``BrokerUnavailable``."""
         if self._log_known is None:
             name = self.config.changelog
-            identity = self._identity(name, self.now() + REQUEST_SECONDS)
+            identity = self.questions().identity(name, self.now() + REQUEST_SECONDS)
             with closing(self._topics()) as topics:
                 self._log_known = identity, tombstones_ms_of(topics, name, REQUEST_SECONDS)
         return self._log_known

@@ -11,6 +11,11 @@ a store of objects has no locks. So (``tests/model/snapshot_rules.py`` has the r
 * Before that its maker sees that the snapshot whose blocks it uses again is still there. Else it withdraws its own.
 * A collector lists the blocks first, then holds and manifests in one look. It removes what none of them names.
 
+A log may lose its end (an unclean election). A snapshot that goes farther than the log does then holds up no new one:
+it counts neither as one that is there nor as one that was made lately. It stays until a new one is written, read back
+and counts; then it goes, whatever the number that is kept. Its offset is the highest, so it would displace good ones,
+and once the log is written past it, and compacted there, nothing tells it from them.
+
 Everything here blocks.
 """
 
@@ -58,6 +63,7 @@ from streams.sak.private_files import read_private
 
 _log = logging.getLogger(__name__)
 
+_NOT_CUT: Final = 1 << 63
 _TOO_SHORT: Final = 16
 """Bytes below which a secret is none."""
 
@@ -87,10 +93,12 @@ class SnapshotStore:
         keep: int = 3,
         pace: Callable[[int], None] = lambda size: None,
         is_over: Callable[[], bool] = lambda: False,
+        end: Callable[[int], int] = lambda partition: -1,
     ) -> None:
-        """``pace`` is called with the bytes of each block that was written, and may wait."""
+        """``pace`` is called with the bytes of each block that was written, and may wait. ``end`` requests the end of
+        a partition's log, -1 if it cannot be had."""
         self._blobs, self._wall_ms = blobs, wall_ms
-        self._secret, self._keep, self._pace, self._is_over = secret, keep, pace, is_over
+        self._secret, self._keep, self._pace, self._is_over, self._end = secret, keep, pace, is_over, end
         self._root = f"group-{_encoded(group_id)}/topic-{_encoded(topic)}"
         self._known: dict[str, Manifest] = {}  # they never change
 
@@ -139,10 +147,23 @@ class SnapshotStore:
         return ranked(found)
 
     def has(self, mark: FolderMark) -> bool:
-        """Check for a snapshot of the same log and codec that goes as far as this mark. Raises ``OSError``."""
+        """Check for a snapshot of the same log and codec that goes as far as this mark, which the log goes on from.
+        Raises ``OSError``."""
         place = self.place(mark.identity.topic_id, mark.identity.partition)
         marks = [manifest.mark for _, manifest in self.manifests(place)]
-        return any(one.identity == mark.identity and one.offset >= mark.offset for one in marks)
+        cut = self.cut_at(mark, (one.offset for one in marks))
+        marks = [one for one in marks if one.identity == mark.identity and mark.offset <= one.offset < cut]
+        return any(one.offset > mark.offset or one.record == mark.record for one in marks)
+
+    def cut_at(self, mark: FolderMark, offsets: Iterable[int]) -> int:
+        """Return the offset from which on snapshots are of records that the log has lost, ``_NOT_CUT`` if there are
+        none. ``mark``: of a folder that the log goes on from; ``offsets``: of snapshots that are there before this
+        call, as the log grows. So this says too much only if its end is that of a leader which is none any more; then
+        an older state is the newest snapshot until the next one is made."""
+        if max(offsets, default=-1) <= mark.offset:
+            return _NOT_CUT
+        end = self._end(mark.identity.partition)
+        return end if end > mark.offset else _NOT_CUT
 
     def pieces(self, manifest: Manifest, progress: Callable[[int, int], None]) -> Iterator[bytes]:
         """Yield the blocks of a snapshot, each of which is what it should be. Raises ``SnapshotRefused``, ``OSError``
@@ -256,7 +277,7 @@ class SnapshotStore:
             now = next((blob.written_at for blob in self._blobs.list(place) if blob.name == name), 0.0)
             self._blobs.delete(hold)
             self.at("collect")
-            self._collect(place, now)
+            self._collect(place, now, saved)
         except OSError as error:  # the snapshot is there all the same
             _log.warning("%s: old snapshots and blocks stay there until the next one is made: %s", place, error)
         return SavedSnapshot(name, saved.size, sum(block.size for block in {*blocks} if block.token == token))
@@ -309,10 +330,11 @@ class SnapshotStore:
         held = {token: blob.written_at for blob in blobs if (token := token_of_hold(blob.name))}
         return parsed_names(blob.name for blob in blobs), held
 
-    def _collect(self, place: str, now: float) -> None:
-        """Remove old snapshots, and what no snapshot names. Those that cannot be read stay, and all blocks with them:
-        what they name is not known. ``now`` is when the store took the new manifest: this machine's clock may be a
-        day ahead, or was when another object was written."""
+    def _collect(self, place: str, now: float, mark: FolderMark) -> None:
+        """Remove old snapshots, those of records that the log has lost, and what no snapshot names. Those that cannot
+        be read stay, and all blocks with them: what they name is not known. ``now`` is when the store took the new
+        manifest, whose mark this is: this machine's clock may be a day ahead, or was when another object was
+        written."""
 
         def refuse(name: str, error: SnapshotRefused) -> None:
             _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
@@ -324,7 +346,12 @@ class SnapshotStore:
         found = self._read(place, (one.name for one in names), refuse)
         is_held = {one.name for one in names if one.token in held}
         expired = {token for token, at in held.items() if now - at > HOLD_SECONDS}
-        for name in superfluous([one for one in found if one[0] not in is_held], self._keep):
+        counted = [one for one in found if one[0] not in is_held]
+        cut = self.cut_at(mark, (manifest.mark.offset for _, manifest in counted))
+        lost = [name for name, manifest in counted if manifest.mark.offset >= cut]
+        for name in lost:
+            _log.warning("%s/%s is removed: the changelog lost its end, and ended at offset %d", place, name, cut)
+        for name in lost + superfluous(counted[len(lost) :], self._keep):
             self.at("remove")
             self._blobs.delete(f"{place}/{name}")
         for name in [one.name for one in names if one.token in expired]:  # before their holds: they must never count
@@ -350,12 +377,21 @@ def open_snapshots(
     wall_ms: Callable[[], int],
     pace: Callable[[int], None] = lambda size: None,
     is_over: Callable[[], bool] = lambda: False,
+    end: Callable[[int], int] = lambda partition: -1,
 ) -> SnapshotStore:
     """Open the snapshots that the settings name. Raises ``ConfigError``; connects to nothing yet."""
     secret = read_secret(config.snapshot_secret_file)
     blobs = open_blobs(config.snapshots)
     return SnapshotStore(
-        blobs, group_id, topic, wall_ms=wall_ms, secret=secret, keep=config.snapshots_kept, pace=pace, is_over=is_over
+        blobs,
+        group_id,
+        topic,
+        wall_ms=wall_ms,
+        secret=secret,
+        keep=config.snapshots_kept,
+        pace=pace,
+        is_over=is_over,
+        end=end,
     )
 
 

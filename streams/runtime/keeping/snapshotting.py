@@ -42,6 +42,8 @@ LOOK_SECONDS: Final = 1.0
 """Between two looks at what is due."""
 PATIENCE: Final = 1.25
 """Of an owner, for a standby to make the snapshot."""
+REQUEST_SECONDS: Final = 10.0
+"""For a request to the broker about the changelog."""
 RETRY_SECONDS: Final = 60.0
 """After a failure, at the least."""
 _TRIES: Final = 3
@@ -219,9 +221,12 @@ class Snapshotting:
     def _save_on_thread(self, kept: KeptPartition, seconds: float) -> float:
         """Make a snapshot, if one is due; return after how many seconds to look again."""
         store = self._open(is_over=lambda: self._is_over, pace=WritingPace(self._config.snapshot_bytes_per_second))
-        identity = kept.identity
+        identity, mark = kept.identity, kept.folder.mark
+        if mark is None:  # it is set aside just now
+            return seconds / 4
         names = store.names(store.place(identity.topic_id, identity.partition))
-        ages = [(self._keeper.wall_ms() - name.made_at_ms) / 1000 for name in names]
+        cut = store.cut_at(mark, (name.offset for name in names))
+        ages = [(self._keeper.wall_ms() - name.made_at_ms) / 1000 for name in names if name.offset < cut]
         youngest = min((age for age in ages if age >= 0), default=seconds)  # one from the future says nothing
         if youngest < seconds:
             kept.snapshot_at_ms = self._keeper.wall_ms() - int(youngest * 1000)
@@ -245,9 +250,22 @@ class Snapshotting:
 
     def _open(self, *, is_over: Callable[[], bool], pace: Callable[[int], None] = lambda size: None) -> SnapshotStore:
         config = self._keeper.config
+        wall_ms, end = self._keeper.wall_ms, self._end_on_thread
         return open_snapshots(
-            self._config, config.group_id, config.topic, wall_ms=self._keeper.wall_ms, pace=pace, is_over=is_over
+            self._config, config.group_id, config.topic, wall_ms=wall_ms, pace=pace, is_over=is_over, end=end
         )
+
+    def _end_on_thread(self, partition: int) -> int:
+        """Return the end of a partition of the changelog, -1 if it cannot be had now."""
+        keeper, changelog = self._keeper, self._keeper.config.changelog
+        try:
+            found = keeper.questions().log_range(changelog, [partition], keeper.now() + REQUEST_SECONDS)
+        except StreamsError as error:
+            _log.info(
+                "%s[%d]: its end is not known, snapshots are not compared with it: %s", changelog, partition, error
+            )
+            return -1
+        return found[partition][1]
 
 
 class WritingPace:
