@@ -160,7 +160,7 @@ def lost_stores_are_kept_as_copies(original: Any, self: Partitions, worker: Part
     if is_kept:
         engine: Any = self._member
         end = engine.connections.process.broker.log(engine.config.changelog, worker.partition).stable
-        engine.replicas.adopt(worker.partition, store, record, timers, end)
+        engine.replicas.adopt(worker.partition, store, record, timers, end, engine.wall_ms())
 
 
 @instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=17)

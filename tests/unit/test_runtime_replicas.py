@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streams.errors import OffsetError
+from streams.errors import BrokerUnavailable, OffsetError
 from streams.protocols import StateStore
 from streams.records import Change, IncomingRecord
 from streams.runtime.ownership.replicas import Replicas
@@ -49,12 +49,12 @@ class Bench:
         tail: Any = SimpleNamespace(start=lambda *_: None, close=lambda: None, remove=lambda _: None)
         tail.add = lambda partition, position, epoch: setattr(self, "epoch", epoch)
         self.epoch = 0
-        self.wall = 1_000_000_000_000
+        self.wall, self.now, self.requests = 1_000_000_000_000, 0.0, 0
         member: Any = SimpleNamespace(
             connections=SimpleNamespace(tail=lambda: tail),
             keeper=None,
             config=SimpleNamespace(topic="t", changelog="c"),
-            now=lambda: 0.0,
+            now=lambda: self.now,
             wall_ms=lambda: self.wall,
             revoke_store=lambda store, _: store.revoked(),
             workers={},
@@ -66,6 +66,18 @@ class Bench:
         self.copies.start()
         self.copies.hold(0)
         self._thread = ThreadPoolExecutor(1)
+
+    def topics(self, found: int | Exception) -> None:
+        """For so many milliseconds the changelog keeps tombstones; or that is not known."""
+
+        def describe(names: list[str], _: float) -> Any:
+            self.requests += 1
+            if isinstance(found, Exception):
+                raise found
+            return dict.fromkeys(names, SimpleNamespace(configs={"delete.retention.ms": str(found)}))
+
+        topics: Any = SimpleNamespace(describe=describe, close=lambda: None)
+        self.member.connections.topics = lambda: topics
 
     def _make(self, _: Any) -> StateStore:
         self.stores.append(SlowStore())
@@ -166,16 +178,20 @@ HOUR_MS = 3_600_000
         (30 * HOUR_MS, 24 * HOUR_MS, 2, 24 * HOUR_MS, False),  # the tombstone behind it may be gone
     ],
 )
+@pytest.mark.parametrize("has_folder", [True, False], ids=["folder", "memory"])
 async def test_a_copy_that_was_frozen_for_longer_than_tombstones_live_begins_anew(
-    bench: Bench, away_ms: int, tombstones_ms: int, offset: int | None, age_ms: int, good: bool
+    bench: Bench, away_ms: int, tombstones_ms: int, offset: int | None, age_ms: int, good: bool, has_folder: bool
 ) -> None:
     """K4 while it is open: the tombstone of a key that it has may be gone, and with it all that was behind. It would
     mark its folder as new with that key in it."""
     kept: Any = SimpleNamespace(receive=lambda *_: None, close=lambda: None, distrusted="", is_ready=True)
-    bench.member.keeper = SimpleNamespace(known_changelog=lambda: (None, tombstones_ms))
     [copy], [store] = bench.copies._copies.values(), bench.stores
-    copy.kept = kept
+    bench.topics(tombstones_ms)
+    if has_folder:
+        bench.member.keeper = SimpleNamespace(known_changelog=lambda: (None, tombstones_ms))
+        copy.kept = kept
     store.go_on.set()
+    bench.wall += 1
     bench.copies._received(0, bench.epoch, [IncomingRecord("c", 0, 0, b"key", b"v", None, bench.wall)], 1, 1)
     bench.wall += away_ms
     later = [] if offset is None else [IncomingRecord("c", 0, offset, b"other", b"v", None, bench.wall - age_ms)]
@@ -190,4 +206,73 @@ async def test_a_copy_that_was_frozen_for_longer_than_tombstones_live_begins_ane
     assert store.log == ["changed"], "nothing more is put into it"
     bench.member.keeper = None
     bench.copies.hold(0)
-    assert "was not read on" in kept.distrusted
+    assert ("was not read on" in kept.distrusted) == has_folder
+
+
+def record_at(offset: int, timestamp_ms: int) -> list[IncomingRecord]:
+    return [IncomingRecord("c", 0, offset, b"key", b"v", None, timestamp_ms)]
+
+
+async def test_how_long_tombstones_live_is_requested_once_and_after_a_pause(bench: Bench) -> None:
+    """A copy that is read on all the time costs no request; a broker that does not answer costs one a minute."""
+    bench.stores[0].go_on.set()
+    bench.topics(BrokerUnavailable("no answer"))
+    receive = bench.copies._received
+    for offset in range(3):
+        bench.wall += 60_000
+        receive(0, bench.epoch, record_at(offset, bench.wall), offset + 1, offset + 1)
+    assert bench.requests == 0
+    for offset in range(3, 6):  # after a pause; a day is assumed
+        bench.wall += 23 * HOUR_MS
+        receive(0, bench.epoch, record_at(offset, bench.wall), offset + 1, offset + 1)
+    assert bench.requests == 1
+    bench.now += 60.0
+    bench.topics(7 * 24 * HOUR_MS)
+    for offset in range(10, 40, 10):
+        bench.wall += 7 * 23 * HOUR_MS
+        receive(0, bench.epoch, record_at(offset, bench.wall), offset + 1, offset + 1)
+    assert bench.requests == 2
+    bench.wall += 7 * 24 * HOUR_MS
+    with pytest.raises(OffsetError, match="keeps tombstones for 168 h"):
+        receive(0, bench.epoch, record_at(50, bench.wall), 51, 51)
+
+
+@pytest.mark.parametrize(("seconds", "good"), [(7_200, True), (7_204, False)])
+async def test_a_restore_may_take_as_long_as_tombstones_live(bench: Bench, seconds: int, good: bool) -> None:
+    """Its beginning is known by the same clock as its end. If it began anew after less, it might never end."""
+    bench.stores[0].go_on.set()
+    bench.topics(2 * HOUR_MS)
+    old = bench.wall - 10 * HOUR_MS
+    for offset in range(4):
+        bench.wall += seconds * 250
+        if offset < 3 or good:
+            bench.copies._received(0, bench.epoch, record_at(offset, old), offset + 1, 100)
+    if not good:
+        with pytest.raises(OffsetError, match=r"not read on for 2\.0 h"):
+            bench.copies._received(0, bench.epoch, record_at(3, old), 4, 100)
+
+
+async def test_a_clock_that_was_ahead_hides_no_pause(bench: Bench) -> None:
+    """It was a day ahead when the copy was begun, and is set back."""
+    bench.stores[0].go_on.set()
+    bench.topics(24 * HOUR_MS)
+    bench.wall += 24 * HOUR_MS
+    bench.copies.unhold(0)
+    bench.copies.hold(0)
+    bench.stores[1].go_on.set()
+    bench.wall -= 24 * HOUR_MS
+    bench.copies._received(0, bench.epoch, record_at(0, bench.wall), 1, 1)
+    bench.wall += 30 * HOUR_MS
+    with pytest.raises(OffsetError, match=r"not read on for 30\.0 h"):
+        bench.copies._received(0, bench.epoch, record_at(9, bench.wall), 10, 10)
+
+
+async def test_a_store_that_was_handed_over_is_as_old_as_its_position(bench: Bench) -> None:
+    """The process stood still between the last transaction and the copy of it."""
+    bench.topics(24 * HOUR_MS)
+    bench.wall += 30 * HOUR_MS
+    store = SlowStore()
+    store.go_on.set()
+    bench.copies.adopt(0, store, None, {}, 5, bench.wall - 30 * HOUR_MS)
+    with pytest.raises(OffsetError, match=r"not read on for 30\.0 h"):
+        bench.copies._received(0, bench.epoch, record_at(9, bench.wall), 10, 10)

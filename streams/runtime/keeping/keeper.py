@@ -302,9 +302,9 @@ class StateKeeper:
             for kept in self.open_ones:
                 if host.at_work(kept.partition) is kept:
                     kept.relieve()
-                point = kept.point
-                since = 0 if point is None else max(point.as_of_ms, renewed.get(kept.partition, 0))
-                if point is not None and wall_ms - since > RENEW_MS:
+                point, last_ms = kept.point, renewed.get(kept.partition, 0)
+                # Too old, or of a time when the clock was ahead: a start would believe neither.
+                if point is not None and min(abs(wall_ms - point.as_of_ms), abs(wall_ms - last_ms)) > RENEW_MS:
                     renewed[kept.partition] = wall_ms
                     host.renew_offset(kept.partition)
 

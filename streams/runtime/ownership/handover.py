@@ -125,10 +125,11 @@ class Handover:
     # -- the donor -----------------------------------------------------------------------------------------------------
 
     async def _hand_over(self, orders: Mapping[int, Order], standby: frozenset[int]) -> None:
+        as_of_ms = self._member.wall_ms()
         positions = await self._positions(orders.keys() & standby)
         async with anyio.create_task_group() as tasks:
             for partition, order in orders.items():
-                tasks.start_soon(self._hand_over_one, partition, order, positions.get(partition))
+                tasks.start_soon(self._hand_over_one, partition, order, positions.get(partition), as_of_ms)
 
     async def _positions(self, partitions: frozenset[int] | set[int]) -> dict[int, int]:
         """Return the offsets where spare copies begin to read: everything below these ends is in our stores. Requested
@@ -145,7 +146,7 @@ class Handover:
             return {}
         return {partition: end for partition, (_, end) in ranges.items()}
 
-    async def _hand_over_one(self, partition: int, order: Order, position: int | None) -> None:
+    async def _hand_over_one(self, partition: int, order: Order, position: int | None, as_of_ms: int) -> None:
         member, partitions = self._member, self._partitions
         while self._releasing.get(partition) == order:
             worker = partitions.workers.get(partition)
@@ -154,11 +155,11 @@ class Handover:
                 continue
             began = member.now()
             if await partitions.release(worker, order):
-                self._was_handed_over(worker, order, position)
+                self._was_handed_over(worker, order, position, as_of_ms)
                 member.measure(PartitionMoved(partition, "out", order.to, member.now() - began))
                 return
 
-    def _was_handed_over(self, worker: PartitionWorker, order: Order, position: int | None) -> None:
+    def _was_handed_over(self, worker: PartitionWorker, order: Order, position: int | None, as_of_ms: int) -> None:
         member, partition = self._member, worker.partition
         self._handed_over[partition] = order
         # Only a store of bytes by key may receive the last records again; a cancelled event may have left its traces.
@@ -171,6 +172,7 @@ class Handover:
                 worker.offset_record,
                 timers,
                 position,
+                as_of_ms,
                 worker.take_kept(),
                 worker.joined,
             )

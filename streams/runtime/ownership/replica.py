@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streams.codecs import RESERVED_KEY_PREFIX
@@ -29,6 +29,8 @@ from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 
 _log = logging.getLogger(__name__)
 
+NO_PAUSE_MS = 60_000
+"""Since the last record: no tombstone is gone in such a time. It is short beside ``MARGIN_MS``."""
 READY_WITHIN = 100_000
 """Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
 
@@ -53,7 +55,7 @@ class Replica(FollowedPartition):
         self.timers: dict[str, Timer] = {}
         self.marker: ReleaseMarker | None = None
         self.failure: Exception | None = None
-        self.timestamp_ms = self.as_of_ms = 0
+        self.timestamp_ms = self.as_of_ms = self.begun_ms = 0
         self.is_outlived = False  # by tombstones that it has not read
         self.kept: KeptPartition | None = None
         self.witness: Point | None = None
@@ -110,20 +112,26 @@ class Replica(FollowedPartition):
                 self.witness = None
 
     def refuse_if_outlived(
-        self, records: Sequence[IncomingRecord], position: int, now_ms: int, tombstones_ms: int
+        self, records: Sequence[IncomingRecord], position: int, now_ms: int, tombstones_ms: Callable[[], int]
     ) -> None:
         """Compare the time since its last record with the life of tombstones: this process may have been frozen, or cut
         off, for longer, and a key whose tombstone it never saw would stay in it, and in its folder. Raises
-        ``OffsetError``. On the tail's thread."""
-        most, age_ms = tombstones_ms - MARGIN_MS, now_ms - self.as_of_ms
-        if position <= self.position or not 0 < most < age_ms:
+        ``OffsetError``. On the tail's thread. ``tombstones_ms`` may make a request: it is called only after a pause."""
+        age_ms = now_ms - self.as_of_ms
+        if position <= self.position or age_ms <= NO_PAUSE_MS:
+            return
+        life_ms = tombstones_ms()
+        most = life_ms - MARGIN_MS
+        if self.as_of_ms == self.begun_ms and most > 0:  # by this clock alone; or a slow restore would never end
+            most = life_ms
+        if not 0 < most < age_ms:
             return
         # A young record right behind: the partition was idle. A transaction that is gone leaves a wider hole, for its
         # records and its marker; one offset is the marker of the last one.
         young = bool(records) and now_ms - records[0].timestamp_ms <= most
         if not (young and records[0].offset - self.position <= 1):
             self.is_outlived = True
-            hours, kept = age_ms / 3_600_000, tombstones_ms / 3_600_000
+            hours, kept = age_ms / 3_600_000, life_ms / 3_600_000
             raise OffsetError(
                 f"partition {self.partition}: it was not read on for {hours:.1f} h; the changelog keeps tombstones for "
                 f"{kept:g} h (delete.retention.ms)"

@@ -9,8 +9,10 @@ that is discarded meanwhile is freed afterwards.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.keeping.entries import HalfLoaded
 from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.keeping.on_disk import load_after_snapshot, open_for, refuse_without_folder
+from streams.runtime.keeping.shelf import TOMBSTONES_MS, tombstones_ms_of
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.joined_rows import JoinedRows
@@ -33,6 +36,8 @@ from streams.statistics import CopyStatistics
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+REQUEST_SECONDS, REQUEST_AGAIN_SECONDS = 10.0, 60.0
+"""For a request about the changelog, and until the next one if it has failed."""
 CLOSE_SECONDS = 5.0
 """At the end, for stores that are being written to."""
 
@@ -65,6 +70,7 @@ class Replicas:
         self._standing: frozenset[int] = frozenset()  # to be kept warm, as the plan has it
         self._held: set[int] = set()  # being taken over
         self._epoch = 0
+        self._tombstones = 0, -math.inf  # how long they live in the changelog, and until when that is not requested
         self._tail = member.connections.tail()
         self._inlet = Inlet(self._news)
         self._loads: Inlet[tuple[Replica, Exception | None]] = Inlet(lambda load: self._has_loaded(*load))
@@ -133,14 +139,16 @@ class Replicas:
         offset_record: OffsetRecord | None,
         timers: dict[str, Timer],
         position: int,
+        as_of_ms: int,
         kept: KeptPartition | None = None,
         joined: JoinedRows | None = None,
     ) -> None:
         """Keep store, timers and joined rows of a partition that was worked on here until now. They contain everything
-        below ``position``, and maybe more: reading that again ends at the same state. ``kept``: the store's way to the
-        disk."""
+        below ``position``, the end of the log at ``as_of_ms`` or later, and maybe more: reading that again ends at the
+        same state. ``kept``: the store's way to the disk."""
         self._discard(partition)
         copy = self._new(partition, store)
+        copy.as_of_ms = as_of_ms
         copy.kept = kept
         copy.offset_record = offset_record
         copy.timers = timers
@@ -259,7 +267,7 @@ class Replicas:
             store = self._make_store(TopicPartition(self._member.config.topic, partition))
         joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition, store)
         copy = Replica(partition, self._epoch, store, self._member.now(), joined)
-        copy.as_of_ms = self._member.wall_ms()
+        copy.as_of_ms = copy.begun_ms = self._member.wall_ms()
         return copy
 
     def _begin(self, copy: Replica) -> None:
@@ -356,13 +364,12 @@ class Replicas:
             copy.busy = True
         failure = None
         try:
-            now_ms, keeper = self._member.wall_ms(), self._member.keeper
-            if copy.kept is not None and keeper is not None:
-                copy.refuse_if_outlived(records, position, now_ms, keeper.known_changelog()[1])  # known by now
+            now_ms = self._member.wall_ms()
+            copy.refuse_if_outlived(records, position, now_ms, self._tombstones_ms)
             copy.examine(records, position, end)
             if records:
                 copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
-                copy.as_of_ms = max(copy.as_of_ms, min(copy.timestamp_ms, now_ms))
+                copy.as_of_ms = min(now_ms, max(copy.as_of_ms, copy.timestamp_ms))  # a clock may be set back
         except Exception as error:
             failure = error
         with self._lock:
@@ -379,6 +386,21 @@ class Replicas:
             self._inlet.put(partition)
         if failure is not None:
             raise failure
+
+    def _tombstones_ms(self) -> int:
+        """Return for how long the changelog keeps tombstones; requested once. On the tail's thread."""
+        member, (found, until) = self._member, self._tombstones
+        if member.keeper is not None:
+            return member.keeper.known_changelog()[1]  # known by now: a copy begins with its folder
+        if member.now() < until:
+            return found
+        try:
+            with closing(member.connections.topics()) as topics:
+                self._tombstones = tombstones_ms_of(topics, member.config.changelog, REQUEST_SECONDS), math.inf
+        except BrokerUnavailable as error:  # no copy waits for it batch by batch
+            _log.info("%s: a day is assumed for its delete.retention.ms: %s", member.config.changelog, error)
+            self._tombstones = TOMBSTONES_MS, member.now() + REQUEST_AGAIN_SECONDS
+        return self._tombstones[0]
 
     def _failed(self, partition: int, epoch: int, error: Exception) -> None:
         """See ``ports.Tail.start``. On the tail's thread."""
