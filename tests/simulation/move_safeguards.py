@@ -165,11 +165,11 @@ def lost_stores_are_kept_as_copies(original: Any, self: Partitions, worker: Part
 
 @instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=17)
 def cancelled_events_leave_their_traces_in_copies(
-    original: Any, self: Handover, worker: Any, order: Order, position: int | None
+    original: Any, self: Handover, worker: Any, order: Order, *rest: Any
 ) -> None:
     scope, worker.scope = worker.scope, SimpleNamespace(cancel_called=False)
     try:
-        original(self, worker, order, position)
+        original(self, worker, order, *rest)
     finally:
         worker.scope = scope
 

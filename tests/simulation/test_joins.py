@@ -192,7 +192,7 @@ def copies_that_stay_without_their_rows(patch: pytest.MonkeyPatch) -> None:
     taken = Replicas.adopt
 
     def adopt(self: Replicas, *arguments: Any) -> None:
-        taken(self, *arguments[:6])
+        taken(self, *arguments[:7])
 
     patch.setattr(Replicas, "adopt", adopt)
 

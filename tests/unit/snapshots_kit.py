@@ -1,4 +1,4 @@
-"""What the tests of snapshots under a whole engine need: a bench whose sources have snapshots."""
+"""What the tests of snapshots need: a bench whose sources have some, and a place with some of one partition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from streams.core.manifests import Manifest, decode_manifest
+from streams.disk.blobs import Blobs, open_blobs
+from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.snapshots import SavedSnapshot, SnapshotStore
 from tests.unit.kept_engine_kit import STORES, Kept
+from tests.unit.kept_kit import DAY_MS, IDENTITY, State, now_ms, put, reopened
 from tests.unit.runtime_kit import CHANGELOG, Bench
 
 
@@ -50,3 +54,34 @@ class Backed(Kept):
         await self.until_saved()
         await self.bench.stop()
         shutil.rmtree(self.folder)
+
+
+class Disk:
+    """Snapshots of one partition at a place, whose folder is written here."""
+
+    def __init__(self, root: Path, blobs: Blobs | None = None, **more: Any) -> None:
+        self.root = root
+        self.store = SnapshotStore(blobs or open_blobs(str(root / "store")), "g", "t", wall_ms=now_ms, **more)
+
+    def write(self, offset: int, names: int) -> StateFolder:
+        folder = StateFolder.find(self.root / "disk", 0)
+        try:
+            folder.check(IDENTITY, now_ms=now_ms(), tombstones_ms=DAY_MS)
+            folder.append([put(b"key %d" % number, b"value %d" % offset) for number in range(names)], pause=False)
+            folder.commit(IDENTITY, offset, b"{}", now_ms())
+        finally:
+            folder.close()
+        return folder
+
+    def save(self, folder: StateFolder, length: int = 64) -> SavedSnapshot:
+        data = folder.data(length)
+        assert data is not None
+        return self.store.save(*data)
+
+    def restored(self, name: str) -> tuple[int, State]:
+        """Offset and state that a new machine gets."""
+        place = self.root / name
+        self.store.fill(
+            lambda: StateFolder.find(place, 0), IDENTITY, set(), lambda done, size: None, tombstones_ms=DAY_MS
+        )
+        return reopened(place)

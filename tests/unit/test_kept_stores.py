@@ -251,6 +251,24 @@ async def test_a_folder_that_another_process_holds(kept: Kept) -> None:
     assert kept.contents() == {"a": 1, "b": 1}
 
 
+async def test_a_mark_of_a_time_when_the_clock_was_ahead_is_renewed_when_it_is_set_back(
+    kept: Kept, monkeypatch: Any
+) -> None:
+    """A start would not believe it for a day, in which nothing else may happen in the partition."""
+    real, ahead = Engine.wall_ms, [86_400_000]
+    monkeypatch.setattr(Engine, "wall_ms", lambda self: real(self) + ahead[0])
+    kept.make()
+    await kept.bench.over("a")
+    await kept.until_marked()
+    before, ahead[0] = kept.marked, 0
+    await kept.bench.until(lambda: kept.marked > before, "another offset record is sent")
+    await kept.bench.stop()
+    assert len(kept.bench.broker.logs[CHANGELOG, 0]) == before + 2, "once"
+    await kept.bench.start()
+    assert kept.restored[-1] == 1
+    assert kept.contents() == {"a": 1}
+
+
 async def test_a_quiet_partition_renews_its_mark(kept: Kept, monkeypatch: Any) -> None:
     monkeypatch.setattr(keeper_module, "RENEW_MS", 100)
     kept.make()

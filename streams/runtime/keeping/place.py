@@ -1,4 +1,4 @@
-"""Where the folders of a source are."""
+"""Places of a source's folders."""
 
 from __future__ import annotations
 
