@@ -203,6 +203,7 @@ async def test_a_copy_that_was_frozen_for_longer_than_tombstones_live_begins_ane
     with pytest.raises(OffsetError, match=r"not read on for \d\d.0 h; the changelog keeps tombstones for 24 h"):
         bench.copies._received(0, bench.epoch, later, 8, 8)
     assert copy.begins_anew
+    assert bench.copies.failure(0) is None, "a plan that comes now would stop the source"
     assert store.log == ["changed"], "nothing more is put into it"
     bench.member.keeper = None
     bench.copies.hold(0)

@@ -198,9 +198,9 @@ class Replicas:
             return None if copy.position < goal else (copy.offset_record, read(copy.store))
 
     def failure(self, partition: int) -> Exception | None:
-        """Return the error that ended the reading of a copy."""
+        """Return the error that ended the reading of a copy; one that is about to begin anew has none."""
         copy = self._copies.get(partition)
-        return None if copy is None else copy.failure
+        return None if copy is None or copy.begins_anew else copy.failure
 
     def written_at(self, partition: int) -> int:
         """Return the offset of the last record in a copy, -1 if none was read."""
