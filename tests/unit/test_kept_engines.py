@@ -340,3 +340,22 @@ async def test_a_folder_that_cannot_be_used_stops_the_source(kept: Kept) -> None
 def test_the_memory_of_all_tables_is_bounded() -> None:
     with pytest.raises(ConfigError, match="memory_bytes"):
         StateConfig(memory_bytes=1)
+
+
+async def test_a_log_that_goes_back_under_a_database_starts_it_over(kept: Kept, caplog: Any) -> None:
+    """The end of the log is lost while the partition is worked on. What is in the database is more than the log has."""
+    bench = kept.bench
+    kept.make(STORES["table on SQLite"])
+    await bench.over("a")
+    end = len(bench.broker.logs[CHANGELOG, 0])
+    for name in ("b", "c"):
+        bench.broker.send(name)
+        await bench.committed()
+    await kept.until_marked()
+    del bench.broker.logs[CHANGELOG, 0][end:]
+    bench.broker.send("d")
+    await bench.committed()
+    await bench.until(lambda: len(kept.restored) == 2, "the partition begins anew")
+    await bench.until_active()
+    assert "it lost its end" in caplog.text
+    assert kept.contents() == kept.from_log() == {"a": 1, "d": 1}

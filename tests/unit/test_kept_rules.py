@@ -79,6 +79,11 @@ def gathers_what_is_dropped(original: Any, self: Engine, txn: Any, committed: bo
             kept._is_marked = False
 
 
+def forgets_how_far_it_goes(original: Any, self: KeptPartition, *of: Any) -> Any:
+    self.point = None
+    return original(self, *of)
+
+
 async def stopped_in_good_order(kept: Kept, monkeypatch: Any) -> None:
     """K9: nothing but the last record is read again."""
     kept.make(checkpoint_seconds=3_600.0)
@@ -152,6 +157,26 @@ async def log_of_a_member_that_had_less(kept: Kept, monkeypatch: Any) -> None:
     kept.make()
     await bench.start()
     assert kept.contents() == kept.from_log() == {"x": 1, "y": 1}
+
+
+async def cut_while_it_is_worked_on(kept: Kept, monkeypatch: Any) -> None:
+    """K4: the next transaction has a lower offset. With that as its mark the folder would be believed."""
+    bench = kept.bench
+    kept.make()
+    await bench.over("a")
+    log = bench.broker.logs[CHANGELOG, 0]
+    end = len(log)
+    for name in ("b", "c"):
+        bench.broker.send(name)
+        await bench.committed()
+    await kept.until_marked()
+    del log[end:]
+    bench.broker.send("d")
+    await bench.committed()
+    await bench.stop()
+    await bench.start()
+    assert kept.contents() == kept.from_log()
+    assert "b" not in kept.contents()
 
 
 async def another_topic(kept: Kept, monkeypatch: Any) -> None:
@@ -229,6 +254,12 @@ RULES: dict[str, tuple[Any, str, Any, Any]] = {
         "_receive_offset",
         lambda self, record: setattr(self, "offset_record", decode_offset(record)),
         log_of_a_member_that_had_less,
+    ),
+    "K4, a log that goes back": (
+        KeptPartition,
+        "committed",
+        partialmethod_of(forgets_how_far_it_goes, KeptPartition.committed),
+        cut_while_it_is_worked_on,
     ),
     "K7, bounded": (StateKeeper, "_bound", nothing, stays_full),
     "K8, the loop does not write": (StateKeeper, "look", write_at_once, no_writes_on_the_loop),

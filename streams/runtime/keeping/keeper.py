@@ -34,7 +34,7 @@ from streams.runtime.keeping.folder import PIECE, Broken, StateFolder
 from streams.runtime.keeping.intake import Intake, KeeperHost
 from streams.runtime.keeping.place import prepare_root
 from streams.runtime.keeping.shelf import LOOK_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
-from streams.runtime.keeping.snapshotting import Snapshotting
+from streams.runtime.keeping.snapshotting import REQUEST_SECONDS, Snapshotting
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
 from streams.sak.open_files import refuse_if_few_are_free
@@ -43,8 +43,6 @@ from streams.topics import TopicIdentity
 
 _log = logging.getLogger(__name__)
 
-REQUEST_SECONDS: Final = 10.0
-"""For a request to the broker about the changelog."""
 RENEW_MS: Final = 3_600_000
 """The age of a mark at which its partition, if nothing happens in it, sends its offset record again."""
 TAIL_SECONDS: Final = 0.2
@@ -54,8 +52,7 @@ TAIL_SECONDS: Final = 0.2
 class KeptPartition:
     """One partition's changes on their way to its folder. The lock is the keeper's; each method names its thread."""
 
-    needs_disk = False
-    """Its store cannot go on without the folder."""
+    needs_disk = False  # its store cannot go on without the folder
 
     def __init__(self, keeper: StateKeeper, identity: LogIdentity, folder: StateFolder) -> None:
         self.folder = folder
@@ -86,8 +83,12 @@ class KeptPartition:
                 return 0
             size = size_of_changes(list(cut.changes.values()), self._behind)
             self._count(len(cut.changes), size)
-            if cut.end >= 0:
+            known = -1 if self.point is None else self.point.offset
+            if cut.end > known:
                 self._advance(Point(cut.end, cut.record, as_of_ms))
+        if 0 <= cut.end <= known:  # what is here is not the beginning of the log any more, wherever it were marked
+            self.distrusted = f"the changelog goes on at offset {cut.end}, and went up to {known}: it lost its end"
+            self.give_up(self.distrusted)
         self._keeper.look(self)
         return size
 

@@ -193,7 +193,9 @@ class Snapshotting:
             for kept in sorted(due, key=lambda kept: self._next.get(kept.partition, 0.0)):
                 is_at_work = host.at_work(kept.partition) is kept
                 # A copy in the middle of its restore is an older state, and maybe that of another log.
-                if kept in self._keeper.open_ones and kept.folder.mark is not None and (is_at_work or kept.is_ready):
+                if kept not in self._keeper.open_ones or kept.folder.mark is None or kept.distrusted:
+                    continue
+                if is_at_work or kept.is_ready:
                     await self._save(kept, PATIENCE if is_at_work else 1.0)
 
     async def _save(self, kept: KeptPartition, patience: float) -> None:
