@@ -290,10 +290,10 @@ async def test_a_disk_that_refuses_a_new_partition_fails_the_view_and_no_row_is_
     contents = await filled(topic, tmp_path)
     find = DatabaseFolder.find
 
-    def short(parent: Path, partition: int) -> StateFolder:
+    def short(parent: Path, partition: int, *rest: Any) -> StateFolder:
         if partition == 2:
             raise OSError(errno.EMFILE, "Too many open files")
-        return find(parent, partition)
+        return find(parent, partition, *rest)
 
     view = disk_view(topic, tmp_path, on_error=SKIP)
 
