@@ -143,6 +143,10 @@ class OutboxSession(Protocol):
         """Wait for a wake-up, at most so long; returns whether it came."""
         ...
 
+    def rouse(self) -> None:
+        """End the sleep that is under way, or the next one, at once. Any thread."""
+        ...
+
     def wake(self, place: int, shard: int) -> None:
         """Have writers send no wake-ups any more."""
         ...

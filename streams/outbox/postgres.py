@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -188,6 +191,7 @@ class PostgresSession:
 
     def __init__(self, database: str, table: str) -> None:
         self._table = checked_table(table)
+        self._rousing: tuple[socket.socket, socket.socket] | None = None  # one end to send to, one to wait for
         known = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **parts_of(database)}
 
         def connect() -> psycopg.Connection[Any]:
@@ -207,10 +211,13 @@ class PostgresSession:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        for end in self._rousing or ():  # not by ``close``: the thread of the session may be about to wait for one
+            end.close()
 
     def close(self) -> None:
         """End the session, and its locks with it. Also from another thread, to end a call that hangs."""
         self._connection.close()
+        self.rouse()
 
     def about(self) -> OutboxAbout:
         """Describe the outbox; refuse tables of another version."""
@@ -309,6 +316,9 @@ class PostgresSession:
 
     def listen(self) -> None:
         """Receive wake-ups from now on."""
+        self._rousing = socket.socketpair()
+        for end in self._rousing:
+            end.setblocking(False)
         with database_errors():
             self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._table)))
 
@@ -319,8 +329,26 @@ class PostgresSession:
 
     def sleep(self, shard: int, seconds: float) -> bool:
         """Wait for a wake-up, at most so long; returns whether it came."""
+        assert self._rousing is not None, "listen comes first"
         with database_errors():
-            return any(notice.payload == str(shard) for notice in self._connection.notifies(timeout=seconds))
+            if not self._has_wake_up(shard):  # it may have come with an earlier answer
+                waiting = select.poll()
+                for descriptor in (self._connection.fileno(), self._rousing[1].fileno()):
+                    waiting.register(descriptor, select.POLLIN)
+                waiting.poll(seconds * 1000)
+                with contextlib.suppress(BlockingIOError):
+                    self._rousing[1].recv(64)
+                return self._has_wake_up(shard)
+        return True
+
+    def _has_wake_up(self, shard: int) -> bool:
+        return any(notice.payload == str(shard) for notice in self._connection.notifies(timeout=0))
+
+    def rouse(self) -> None:
+        """End the sleep that is under way, or the next one, at once. Any thread."""
+        if self._rousing is not None:
+            with contextlib.suppress(OSError):  # it is full, or closed
+                self._rousing[0].send(b"\0")
 
     def wake(self, place: int, shard: int) -> None:
         """Have writers send no wake-ups any more."""

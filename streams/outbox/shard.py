@@ -45,8 +45,6 @@ _BUSY_SECONDS, _IDLE_SECONDS, _ASLEEP_SECONDS = 0.005, 0.025, 1.0
 """Between two looks for rows: after some came, after none came for a second, and while writers send wake-ups."""
 _AWAKE_SECONDS: Final = 0.2
 """After the last row, before falling asleep."""
-_NUDGE_SECONDS: Final = 0.1
-"""Between two looks of a sleeping relay at its tenure."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _RETRY_SECONDS: Final = 1.0
 
@@ -153,6 +151,9 @@ class ShardLoop:
     def wake(self) -> None:
         """Look for rows, and at the tenure, at once. Any thread."""
         self._nudged.set()
+        session = self._session
+        if session is not None:
+            session.rouse()
 
     def interrupt(self) -> None:
         """End a call of the database that hangs. Any thread."""
@@ -259,10 +260,8 @@ class _Pace:
                 self._is_asleep = False
             return
         if self._is_asleep:
-            until = now + _ASLEEP_SECONDS
-            while time.monotonic() < until and not self._nudged.is_set():
-                if self._session.sleep(self._shard, _NUDGE_SECONDS):
-                    break
+            if not self._nudged.is_set():
+                self._session.sleep(self._shard, _ASLEEP_SECONDS)
         elif now - self._last_row > _AWAKE_SECONDS and self._session.fall_asleep(self._place, self._shard):
             self._is_asleep = True  # and look once more: what was committed before sent no wake-up
         else:

@@ -141,7 +141,7 @@ class SqliteSession:
 
     def __init__(self, file: str, table: str) -> None:
         self._table = checked_table(table)
-        self._closing = threading.Event()
+        self._roused = threading.Event()
         self._seen = 0
         with sqlite_errors(table):
             # Another thread may close it.
@@ -160,7 +160,7 @@ class SqliteSession:
         self.close()
 
     def close(self) -> None:
-        self._closing.set()
+        self._roused.set()
         self._db.close()
 
     def about(self) -> OutboxAbout:
@@ -254,9 +254,13 @@ class SqliteSession:
         with sqlite_errors(self._table):
             until = time.monotonic() + seconds
             while self._version() == self._seen:
-                if time.monotonic() >= until or self._closing.wait(_LOOK_SECONDS):
+                if time.monotonic() >= until or self._roused.wait(_LOOK_SECONDS):
+                    self._roused.clear()
                     return False
         return True
+
+    def rouse(self) -> None:
+        self._roused.set()
 
     def wake(self, place: int, shard: int) -> None:
         """No writer sends wake-ups."""

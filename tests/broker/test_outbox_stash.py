@@ -19,6 +19,7 @@ from streams.outbox.postgres import PostgresSession
 from streams.records import TYPE_HEADER
 from tests.broker.battery_kit import wait_until
 from tests.broker.outbox_kit import Counted, PostgresServer
+from tests.unit.waiting import PATIENCE
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -244,6 +245,27 @@ def test_a_fetch_ends_where_its_bytes_are_used_up(database: str, part: str) -> N
         shards = range(session.about().shards)
         assert sum(len(session.fetch(shard, 10, 2 * size + 1_000)) for shard in shards) == 3  # one goes over
         assert sum(len(session.fetch(shard, 10, 1)) for shard in shards) == 1
+
+
+def test_a_sleep_ends_with_a_wake_up_and_by_other_threads(database: str) -> None:
+    with PostgresSession(database, "kes_outbox") as session, psycopg.connect(database, autocommit=True) as writer:
+        session.listen()
+        assert not session.sleep(1, 0.01)
+        writer.execute("NOTIFY kes_outbox, '1'")
+        session.about()  # takes it in with its answer
+        assert session.sleep(1, PATIENCE)
+        endings = [(lambda: writer.execute("NOTIFY kes_outbox, '1'"), True), (session.rouse, False)]
+        for ending, is_wake_up in endings:
+            timer, began = threading.Timer(0.1, ending), time.monotonic()
+            timer.start()
+            assert session.sleep(1, PATIENCE) is is_wake_up
+            assert time.monotonic() - began < PATIENCE
+            timer.join()
+        closing, began = threading.Timer(0.1, session.close), time.monotonic()
+        closing.start()
+        with pytest.raises(database_module.DatabaseLost):
+            session.sleep(1, PATIENCE)
+        assert time.monotonic() - began < PATIENCE
 
 
 def test_an_index_that_older_tables_lack_is_made(database: str) -> None:

@@ -17,6 +17,7 @@ from streams.errors import OutboxError
 from streams.outbox import database, sqlite
 from streams.outbox.database import DatabaseLost, StashedRow, open_session
 from streams.outbox.sqlite import SqliteSession
+from tests.unit.waiting import PATIENCE
 
 Stash = Callable[..., None]
 
@@ -142,12 +143,14 @@ def test_a_sleep_ends_with_a_commit_also_with_one_before_it(session: SqliteSessi
     assert session.sleep(0, 10.0)
 
 
-def test_another_thread_ends_a_sleep_by_closing(session: SqliteSession) -> None:
+def test_another_thread_ends_a_sleep(session: SqliteSession) -> None:
     rows(session)
-    closing = threading.Timer(0.05, session.close)
-    closing.start()
-    session.sleep(0, 10.0)
-    closing.join()
+    for ending in (session.rouse, session.close):
+        timer, began = threading.Timer(0.05, ending), time.monotonic()
+        timer.start()
+        assert not session.sleep(0, PATIENCE)
+        assert time.monotonic() - began < PATIENCE
+        timer.join()
     with pytest.raises(DatabaseLost):
         session.fetch(0, 1, 1)
 
