@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +38,7 @@ from streams.outbox.schema import (
     upgrade_sql,
 )
 from streams.records import DEFAULT_MESSAGE_LIMIT, Headers, Output, shown_key
+from streams.sak.bell import Bell
 
 _CONNECT_SECONDS: Final = 10
 _MOST_RETRIED: Final = 10_000
@@ -191,7 +189,7 @@ class PostgresSession:
 
     def __init__(self, database: str, table: str) -> None:
         self._table = checked_table(table)
-        self._rousing: tuple[socket.socket, socket.socket] | None = None  # one end to send to, one to wait for
+        self._bell: Bell | None = None  # of a session that listens
         known = {"connect_timeout": _CONNECT_SECONDS, "application_name": "kes-outbox", **parts_of(database)}
 
         def connect() -> psycopg.Connection[Any]:
@@ -211,8 +209,8 @@ class PostgresSession:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-        for end in self._rousing or ():  # not by ``close``: the thread of the session may be about to wait for one
-            end.close()
+        if self._bell is not None:  # not by ``close``, since the thread of the session may be about to wait
+            self._bell.close()
 
     def close(self) -> None:
         """End the session, and its locks with it. Also from another thread, to end a call that hangs."""
@@ -316,9 +314,7 @@ class PostgresSession:
 
     def listen(self) -> None:
         """Receive wake-ups from now on."""
-        self._rousing = socket.socketpair()
-        for end in self._rousing:
-            end.setblocking(False)
+        self._bell = Bell()
         with database_errors():
             self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._table)))
 
@@ -329,26 +325,20 @@ class PostgresSession:
 
     def sleep(self, shard: int, seconds: float) -> bool:
         """Wait for a wake-up, at most so long; returns whether it came."""
-        assert self._rousing is not None, "listen comes first"
+        assert self._bell is not None, "listen comes first"
         with database_errors():
-            if not self._has_wake_up(shard):  # it may have come with an earlier answer
-                waiting = select.poll()
-                for descriptor in (self._connection.fileno(), self._rousing[1].fileno()):
-                    waiting.register(descriptor, select.POLLIN)
-                waiting.poll(seconds * 1000)
-                with contextlib.suppress(BlockingIOError):
-                    self._rousing[1].recv(64)
-                return self._has_wake_up(shard)
-        return True
+            if self._has_wake_up(shard):  # it came with an earlier answer
+                return True
+            self._bell.wait(self._connection.fileno(), seconds)
+            return self._has_wake_up(shard)
 
     def _has_wake_up(self, shard: int) -> bool:
         return any(notice.payload == str(shard) for notice in self._connection.notifies(timeout=0))
 
     def rouse(self) -> None:
         """End the sleep that is under way, or the next one, at once. Any thread."""
-        if self._rousing is not None:
-            with contextlib.suppress(OSError):  # it is full, or closed
-                self._rousing[0].send(b"\0")
+        if self._bell is not None:
+            self._bell.ring()
 
     def wake(self, place: int, shard: int) -> None:
         """Have writers send no wake-ups any more."""

@@ -37,6 +37,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
     "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
+    "tests/broker/test_outbox_stash.py": "the sleep of a session, which other threads end",
     "tests/spark/test_transaction_trouble.py": "a store that is slow",
     "tests/broker/test_web.py": "an action that takes its time",
     "tests/broker/pictured_shop.py": "a handler and an action that take their time",
