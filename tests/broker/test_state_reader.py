@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +20,7 @@ import pytest
 from examples import bank as example_bank
 from examples import query_service
 from streams import EventContext, EventProducer, EventSource, Table
+from streams.broker.probe import free_port, is_free
 from streams.codecs import int_codec
 from streams.config_groups import QueryConfig
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, StoreError
@@ -188,8 +188,9 @@ points.read_of = service.read_of = freezing
 
 def two_workers(lab: Lab, secret_file: str, tmp_path: Path, program: str) -> KesRun:
     (tmp_path / "asked.py").write_text(program)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
+    while not is_free(port + 1):  # of the second worker
+        port = free_port()
     environment = {
         "KES_BOOTSTRAP_SERVERS": lab.bootstrap, "KES_QUERIES_SECRET_FILE": secret_file,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
