@@ -92,7 +92,7 @@ class Example:
         running = KesRun(f"{self.module}:source", workers, folder / "kes.log", ROOT, self.environment)
         try:
             yield running
-            assert running.stop() == 0, running.log.read_text()[-3000:]
+            assert running.stop() == 0, (running.lines[-8:], running.log.read_text()[-3000:])
         finally:
             running.close()
 

@@ -79,9 +79,12 @@ class KesRun:
         return next((int(line["pid"]) for line in last if line["event"] == "started"), None)
 
     def signal(self, worker: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Strike the process that is this worker now; after SIGKILL another one is started."""
+        """Strike the process that is this worker now; after SIGKILL another one is started, and the end was told: a
+        death that is seen only during a stop is a failed drain."""
+        pid: int | None = None
 
         def struck() -> bool:
+            nonlocal pid
             pid = self.pid(f"w-{worker}")
             try:
                 if pid is not None:
@@ -91,6 +94,8 @@ class KesRun:
             return pid is not None
 
         wait_until(struck, f"worker {worker} runs; see {self.log}")
+        if number == signal.SIGKILL:
+            wait_until(lambda: self.pid(f"w-{worker}") != pid, f"the end of worker {worker} is told; see {self.log}")
 
     def stop(self, seconds: float = 90.0) -> int:
         """SIGTERM, and wait: returns the exit code."""
