@@ -22,6 +22,7 @@ from tests.broker.permissions_kit import (
     command,
     commands,
     feature,
+    handles_one,
     has_run,
     picky,
     run,
@@ -109,12 +110,6 @@ async def has_commits(office: Office, kes: Kes) -> None:
     """The topics of a source that reads from another cluster; here the two are one."""
     await office.lab.create()
     await run(kes, office.lab.telling(source_bootstrap_servers=office.lab.bootstrap), "topics", "apply")
-
-
-async def handles_one(office: Office, **settings: Any) -> None:
-    await office.lab.add("a")
-    async with Running(picky(office.lab.source(**settings))) as running:
-        await running.until_handled(1)
 
 
 @feature(

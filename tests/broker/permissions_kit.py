@@ -272,6 +272,12 @@ async def event_source(office: Office, kes: Kes) -> None:
         await running.until_handled(3)
 
 
+async def handles_one(office: Office, **settings: Any) -> None:
+    await office.lab.add("a")
+    async with Running(picky(office.lab.source(**settings))) as running:
+        await running.until_handled(1)
+
+
 @feature(
     "an event source that makes its topics",
     *SOURCE,
@@ -280,9 +286,7 @@ async def event_source(office: Office, kes: Kes) -> None:
     prepare=nothing,
 )
 async def making_topics(office: Office, kes: Kes) -> None:
-    await office.lab.add("a")
-    async with Running(picky(office.lab.source(**office.user))) as running:
-        await running.until_handled(1)
+    await handles_one(office, **office.user)
 
 
 @feature("timers and async jobs", *SOURCE, prepare=all_topics)

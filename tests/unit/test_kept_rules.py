@@ -356,7 +356,7 @@ OF_FOLDERS: dict[str, tuple[Any, str, Any, Callable[[Path, pytest.MonkeyPatch], 
     "K4, the checksum of what is rewritten": (
         folder_module, "zlib", NoChecksum, bit_is_rotten_when_it_is_written_anew
     ),
-    "K6, the lock": (folder_module, "_lock", lambda _: True, two_want_it),
+    "K6, the lock": (folder_module, "lock_file", lambda _: True, two_want_it),
 }  # fmt: skip
 
 

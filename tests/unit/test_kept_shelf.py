@@ -164,15 +164,15 @@ def test_killed_while_it_is_adopted_or_set_aside(tmp_path: Path, what: str) -> N
 def test_a_lock_in_a_folder_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its holder adopts a farther one, and removes it, between the opening of the lock file and the locking of it. A
     third process then has a folder of that name, which must not be written to by two."""
-    real, third = folder_module._lock, []
+    real, third = folder_module.lock_file, []
 
     def late(handle: int) -> bool:
-        monkeypatch.setattr(folder_module, "_lock", real)
+        monkeypatch.setattr(folder_module, "lock_file", real)
         shutil.rmtree(tmp_path / "0")
         third.append(StateFolder.open(tmp_path / "0"))
         return real(handle)
 
-    monkeypatch.setattr(folder_module, "_lock", late)
+    monkeypatch.setattr(folder_module, "lock_file", late)
     second = StateFolder.find(tmp_path, 0)
     assert second.path.name == "0.1"
     assert third[0] is not None

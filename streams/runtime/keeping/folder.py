@@ -37,7 +37,7 @@ PIECE: Final = 1 << 20
 LEAST_REWRITE: Final = 1 << 20
 """Bytes below which a data file is not written anew."""
 
-MARK, _NEW_MARK, _LOCK = "mark", "mark.new", "lock"
+MARK, _NEW_MARK, LOCK = "mark", "mark.new", "lock"
 _GONE, _ASIDE = ".gone", ".aside"
 """They end the name of a folder that is being removed, and of one that is kept for looking at."""
 _NUMBERED: Final = re.compile(r"(\d+)(?:\.(\d+))?")
@@ -76,10 +76,10 @@ class StateFolder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             check_private(path)
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:  # another process has it, and removes it
             return None
-        if not _lock(lock) or not _is_at(path / _LOCK, lock):  # the one who had it may have removed the folder
+        if not lock_file(lock) or not _is_at(path / LOCK, lock):  # the one who had it may have removed the folder
             os.close(lock)
             return None
         return cls(path, lock)
@@ -408,7 +408,7 @@ def check_private(path: Path) -> None:
         raise PermissionError(f"{path} can be written to by other users: chmod go-w {path}")
 
 
-def _lock(handle: int) -> bool:
+def lock_file(handle: int) -> bool:
     """Lock a file that is open until it is closed, by the kernel's hand after a kill -9; ``False``: it is taken. Raises
     ``OSError`` on a file system without locks."""
     import fcntl

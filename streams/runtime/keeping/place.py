@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
-from typing import Final
 
 from streams.errors import ConfigError
-from streams.runtime.keeping.folder import check_private
-
-_LOCK: Final = "lock"
+from streams.runtime.keeping.folder import LOCK, check_private, lock_file
 
 
 def place_of(folder: str, group_id: str, topic: str) -> Path:
@@ -22,16 +18,15 @@ def prepare_root(folder: str, group_id: str, topic: str) -> Path:
     """Make the parent of the partitions' folders, and check that it can be used. Raises ``ConfigError``."""
     root, parent = Path(folder).absolute(), place_of(folder, group_id, topic)
     try:
-        import fcntl  # not on Windows
+        import fcntl  # noqa: F401  # not on Windows
 
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in (root, parent.parent, parent):
             path.mkdir(mode=0o700, exist_ok=True)
             check_private(path)
-        probe = os.open(parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        probe = os.open(parent / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            with contextlib.suppress(BlockingIOError):  # it has locks
-                fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(probe)
         finally:
             os.close(probe)
     except ImportError:
