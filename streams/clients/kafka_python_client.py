@@ -201,7 +201,7 @@ class KafkaPythonClient:
                 bootstrap = self.manager.bootstrap_async(None)
             elif time.monotonic() - self.manager.tried_at > LOST_SECONDS:
                 # Seen once in hours of killed brokers: it neither ended nor tried on, beside brokers that answered.
-                log.warning("no progress in connecting to %s; trying anew", self.addresses)
+                log.warning("no progress in connecting to %s; trying again", self.addresses)
                 bootstrap = self.manager.bootstrap_anew()
             if not (logged or quiet) and time.monotonic() - start > _LOG_UNREACHABLE_AFTER:
                 logged = True
