@@ -25,15 +25,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
-from benchmarks.cluster import Cluster
+from benchmarks.cluster import Cluster, Headers
 from benchmarks.jars import NoJar, jars
-from benchmarks.spark.measure import BATCHES, SparkRun
+from benchmarks.spark.measure import BATCHES, CORES, DRIVER, SparkRun
 from benchmarks.spark.sides import TYPE, Connector, Grt, GrtTyped, Side, typed_rows
 from benchmarks.systems import Failed
 from streams.sak.cache import cache_folder
+from streams.spark.writing.batch_encoding import BatchEncoder
+from streams.spark.writing.markers import BatchRequest
+from streams.spark.writing.placing import topic_shapes
+from streams.spark.writing.transaction import WriteTarget, write_once
 
-CORES = 2
-HEADERS: Final = [("__grt__", TYPE.encode())]
+HEADERS: Final[Headers] = [("__grt__", TYPE.encode())]
 COORDINATES: Final = {
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0": (
         "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705"
@@ -105,6 +108,7 @@ class SparkBench:
                 ("decode", self._with_typed, self._decode, short),
                 ("write", self.sides, self.write, short),
                 ("stream", self._with_typed, self._stream, long),
+                (DRIVER, [self._grt], self._drive, short),
             )
             for what, sides, job, source in jobs:
                 for turn in range(self._sizes.rounds + 1):
@@ -146,6 +150,24 @@ class SparkBench:
         self._cluster.delete(target)
         return SparkRun("write", side.name, partitions, turn, rows, rows / seconds, seconds, cpu, load, fault)
 
+    def _drive(self, side: Side, turn: int, partitions: int, _: str) -> SparkRun:
+        """Forward batches as a driver does, in this process."""
+        rows, target = self._sizes.rows, self._topic(partitions)
+        kafka = {"bootstrap.servers": self._cluster.bootstrap_servers}
+        to = WriteTarget(identity=target, marker_topic=target, kafka=kafka)
+        encoder = BatchEncoder(target, kafka, target, topic_shapes(kafka))
+        made = list(encoder.encode(side.encoded(typed_rows(self._spark, rows, partitions)).toArrow().to_batches()))
+        request = BatchRequest(sink=target, identity=target, query=target, batch=0, rows=rows)
+        began, before = time.perf_counter(), time.process_time()
+        write_once(to, request, lambda: made, size=0)
+        cpu, seconds = time.process_time() - before, time.perf_counter() - began
+        fault = self._fault(target, partitions, rows, in_order=False)
+        self._cluster.delete(target)
+        load = os.getloadavg()[0]
+        return SparkRun(
+            DRIVER, side.name, partitions, turn, rows, rows / seconds, seconds, cpu / rows * 1e6, load, fault
+        )
+
     def _stream(self, side: Side, turn: int, partitions: int, source: str) -> SparkRun:
         target, rows = self._topic(partitions), self._sizes.batch * BATCHES
         done: list[Any] = []
@@ -154,7 +176,7 @@ class SparkBench:
 
         def copy() -> None:
             with tempfile.TemporaryDirectory() as checkpoint:
-                query = side.copy(source, target, most, checkpoint)
+                query = side.copy(source, target, checkpoint, most, availableNow=True)
                 query.awaitTermination()
                 done.extend(each for each in query.recentProgress if each["numInputRows"])
 

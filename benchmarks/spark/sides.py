@@ -8,7 +8,7 @@ committed records only and take the headers along, because the type of an event 
 from __future__ import annotations
 
 import uuid
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -70,8 +70,8 @@ class Grt:
         writer = records.write.format("grt").options(**self._servers, topic=topic, writeId=uuid.uuid4().hex)
         writer.mode("append").save()
 
-    def copy(self, source: str, target: str, batch: int, checkpoint: str) -> StreamingQuery:
-        """Stream a topic from its begin into another one, in batches of so many rows, up to its present end."""
+    def copy(self, source: str, target: str, checkpoint: str, batch: int, **trigger: Any) -> StreamingQuery:
+        """Stream a topic from its begin into another one, in batches of so many rows at most."""
         reader = self._spark.readStream.format("grt").options(**self._servers, subscribe=source)
         with_headers = str("headers" in self.carried).lower()
         reader = reader.options(
@@ -79,7 +79,7 @@ class Grt:
         )
         writer = reader.load().select(*self.carried).writeStream.format("grt").options(**self._servers)
         writer = writer.options(topic=target, sink=target, checkpointLocation=checkpoint)
-        return writer.trigger(availableNow=True).start()
+        return writer.trigger(**trigger).start()
 
 
 class GrtTyped(Grt):
@@ -123,12 +123,12 @@ class Connector:
     def write(self, records: DataFrame, topic: str) -> None:
         records.write.format("kafka").options(**self._writing()).option("topic", topic).save()
 
-    def copy(self, source: str, target: str, batch: int, checkpoint: str) -> StreamingQuery:
+    def copy(self, source: str, target: str, checkpoint: str, batch: int, **trigger: Any) -> StreamingQuery:
         reader = self._spark.readStream.format("kafka").options(**self._reading, subscribe=source)
         rows = reader.options(startingOffsets="earliest", maxOffsetsPerTrigger=str(batch)).load()
         writer = rows.select("key", "value", "headers").writeStream.format("kafka").options(**self._writing())
         writer = writer.options(topic=target, checkpointLocation=checkpoint)
-        return writer.trigger(availableNow=True).start()
+        return writer.trigger(**trigger).start()
 
     def _writing(self) -> dict[str, str]:
         # A producer of its own for each job: the connector keeps producers by their settings, and one that had written

@@ -12,6 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks.cluster import Cluster
+from benchmarks.spark.measure import BACK_TO_BACK, EVERY, FLOOR, IDLE, NOTHING
+from benchmarks.spark.paced import TRIGGERS, PacedBench
 from benchmarks.spark.run import SparkBench
 from streams.testing.fixtures import BrokerAddress
 
@@ -28,8 +30,21 @@ def test_every_measure_runs_and_is_right(spark: SparkSession, kafka_broker: Brok
     found = list(bench.runs(said.append))
     assert {(run.what, run.system) for run in found} == {
         ("read", "grt"), ("decode", "grt"), ("decode", "grt, typed"),
-        ("write", "grt"), ("stream", "grt"), ("stream", "grt, typed"),
+        ("write", "grt"), ("stream", "grt"), ("stream", "grt, typed"), ("driver", "grt"),
     }  # fmt: skip
-    assert [run.fault for run in found] == [""] * len(found) == [""] * 12
+    assert [run.fault for run in found] == [""] * len(found) == [""] * 14
     assert all(run.per_second > 0 and run.cpu_us > 0 for run in found)
     assert said
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_queries_under_a_load_are_timed_and_right(spark: SparkSession, kafka_broker: BrokerAddress) -> None:
+    sizes = Namespace(rate=100, seconds=2, rounds=1)
+    bench = PacedBench(spark, Cluster(kafka_broker.bootstrap_servers), None, sizes, connector=False)
+    found = {(run.what, run.system): run for run in bench.runs(lambda _: None)}
+    assert list(found) == [(BACK_TO_BACK, FLOOR), (IDLE, NOTHING), *((what, "grt") for what in TRIGGERS)]
+    assert [run.fault for run in found.values()] == [""] * len(found)
+    assert all(run.batch_ms > 0 for (what, _), run in found.items() if what != IDLE)
+    assert all(0 < run.p50 <= run.p99 for what in (BACK_TO_BACK, EVERY) if (run := found[what, "grt"]))
+    assert found[IDLE, "grt"].batches == 0

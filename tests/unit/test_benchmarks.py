@@ -31,6 +31,17 @@ from benchmarks.drain import DrainResult, middle_rate, stretch
 from benchmarks.measures import PRESETS, measures
 from benchmarks.reader import Gap, percentiles
 from benchmarks.report import Entry, Run, machine_facts, show
+from benchmarks.spark.measure import (
+    BACK_TO_BACK,
+    CONNECTOR,
+    DRIVER,
+    FLOOR,
+    IDLE,
+    PacedRun,
+    SparkJobs,
+    SparkPaced,
+    SparkRun,
+)
 from benchmarks.spark.run import HEADERS, judged
 from benchmarks.stalls.group import Window, silences
 from benchmarks.steady import SteadyResult, behind_of
@@ -383,6 +394,19 @@ def test_aims_are_measured_against_the_best_of_a_peer_and_a_loop_of_as_many_slot
     assert found["drain, to `kafka-streams:commit_ms=20`"] == ("1.25", False)
     assert found["async work, `scheduler:slots=8` to `loop:slots=8`"] == ("0.90", True)
     assert found["async work, `concurrency:slots=64` to `loop:slots=64`"] == ("0.50", False)
+
+
+def test_aims_of_spark_are_those_of_one_round() -> None:
+    rates = {("read", "grt"): 100, ("decode", "grt, typed"): 95, (DRIVER, "grt"): 7}
+    rates |= {(what, system): rate for what in ("stream", "write") for system, rate in (("grt", 120), (CONNECTOR, 100))}
+    jobs = [SparkRun(*job, 2, turn, 1, rate, 0.1, 0.04, 0.1) for job, rate in rates.items() for turn in (0, 1)]
+    queries = {(BACK_TO_BACK, FLOOR): 250.0, (BACK_TO_BACK, "grt"): 300.0, (IDLE, "grt"): 0.0}
+    paced = [PacedRun(*query, 1, batch_ms=took, cpu_share=0.2) for query, took in queries.items()]
+    found = [(aim.found, aim.is_met) for aim in (*SparkJobs().aims(jobs), *SparkPaced().aims(paced))]
+    assert found == [
+        ("1.20", True), ("1.20", False), ("0.95", True), ("40.0 ns a row", True), ("50.0 ms", True),
+        ("20.0 % of a core", False),
+    ]  # fmt: skip
 
 
 def test_a_run_that_fell_behind_is_compared_with_nothing() -> None:
