@@ -166,7 +166,7 @@ class PacedRun(msgspec.Struct, frozen=True):
 class SparkPaced(Measure[PacedRun]):
     """Small micro-batches, a trigger, and a query that waits."""
 
-    name, title, place = "spark-paced", "Spark: small micro-batches, and a query that waits", 91
+    name, title, place = "paced", "Spark: small micro-batches, and a query that waits", 91
     presets = frozenset({"full"})
     result = PacedRun
     about = """\

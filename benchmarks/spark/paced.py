@@ -88,7 +88,7 @@ class PacedBench:
                 else:
                     found = self._run(what, side.name, turn, lambda: sending.pace(rate, seconds))
                     _wait(lambda: len(watching.seen) >= len(sending.at), query)
-                batches = _batch_ms(query)[done:]
+                batches = [] if what == IDLE else _batch_ms(query)[done:]
             late = [(at - sending.at[number]) / 1e6 for number, at in watching.seen[PRIMED:]]
         self._cluster.delete(source, target)
         return found.of(batches, late, watching.fault(len(sending.at)))

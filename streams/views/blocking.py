@@ -147,16 +147,28 @@ class BlockingView(ViewReads[K, V], Generic[K, V]):
             return self._view.changes(initial=initial)
 
         arriving = self._thread.call(begin)
+        pending: asyncio.Task[Any] | None = None
+
+        async def following() -> Any:
+            nonlocal pending
+            pending = asyncio.current_task()
+            return await anext(arriving, None)
+
+        async def close() -> None:
+            if pending is not None:  # the caller's thread was interrupted: maybe before it could cancel, and it runs on
+                pending.cancel()
+                await asyncio.wait([pending])
+            await arriving.aclose()
 
         def arrive() -> Generator[ViewChange[K, V], None, None]:
             try:
                 while True:
-                    change: ViewChange[K, V] | None = self._thread.call(lambda: _next(arriving))
+                    change: ViewChange[K, V] | None = self._thread.call(following)
                     if change is None:
                         return
                     yield change
             finally:
-                self._thread.call(arriving.aclose)
+                self._thread.call(close)
 
         return arrive()
 
@@ -166,6 +178,3 @@ class BlockingView(ViewReads[K, V], Generic[K, V]):
     def _passed(self) -> Mapping[int, int]:
         return self._view._passed()
 
-
-async def _next(arriving: Any) -> Any:
-    return await anext(arriving, None)

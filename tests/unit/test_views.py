@@ -313,6 +313,29 @@ def test_it_needs_no_loop_of_the_caller(topic: MemoryTopic) -> None:
         topic.logs[1].stable = topic.logs[1].end = 0
 
 
+def test_an_interrupt_before_the_wait_ends_the_changes(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between handing the work to the loop and waiting for it: there is no future yet to cancel it by."""
+    hand_over, calls = asyncio.run_coroutine_threadsafe, 0
+
+    def interrupted(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        nonlocal calls
+        calls += 1
+        future = hand_over(coroutine, loop)
+        if calls == 1:
+            raise KeyboardInterrupt
+        return future
+
+    with view_of(topic) as prices:
+        prices.ready(PATIENCE)
+        changes = prices.changes()
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(changes)
+        assert calls == 2
+        topic.put(b"a", number(1))
+        assert prices.wait_for_key("a", PATIENCE) == 1
+
+
 def test_without_a_loop_the_failure_is_raised_at_the_end(topic: MemoryTopic) -> None:
     topic.policy = "delete"
     with pytest.raises(TopicError, match="not compact"), view_of(topic):
