@@ -177,4 +177,3 @@ class BlockingView(ViewReads[K, V], Generic[K, V]):
 
     def _passed(self) -> Mapping[int, int]:
         return self._view._passed()
-
