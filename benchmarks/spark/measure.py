@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BATCHES = 5
 """Of a stream."""
 CORES = 2
-CONNECTOR, FLOOR, NOTHING = "connector", "rate to noop", "nothing"
+CONNECTOR, FLOOR, BARE, NOTHING = "connector", "rate to noop", "bare Python", "nothing"
 DRIVER = "driver"
 """The driver's part of a write: batches that are made already are put into one transaction."""
 BACK_TO_BACK, EVERY, IDLE = "back to back", "every 500 ms", "idle, every 500 ms"
@@ -172,9 +172,10 @@ class SparkPaced(Measure[PacedRun]):
     about = """\
 A query from topic to topic (2 partitions, 500 rows/s), by `format("grt")` exactly once and by Spark's own connector at
 least once. *Back to back*: a batch begins when the one before has ended. Its floor is Spark's rate source into its sink
-for nothing. *Every 500 ms*: with that trigger, from the clock before a row is sent to a reader of committed rows.
-*Idle*: the same trigger, and no rows; `nothing` is the session alone. Right is a run after which every row is in the
-target once, in the order of its key."""
+for nothing; `bare Python` is a source and a sink in Python that do nothing, as any data source in Python begins. *Every
+500 ms*: with that trigger, from the clock before a row is sent to a reader of committed rows. *Idle*: the same trigger,
+and no rows; `nothing` is the session alone. Right is a run after which every row is in the target once, in the order of
+its key."""
 
     sizes: ClassVar = {"rate": (500, 500, 500), "seconds": (5, 15, 15), "rounds": (1, 3, 5)}
 

@@ -1,7 +1,8 @@
 """Queries under a steady load, or none: how long a small micro-batch takes, how late the rows are, what waiting costs.
 
 A row's latency is from the clock right before it is handed to a producer to a read_committed reader of the target, in
-this process. What a query adds is compared with Spark's own floor: its rate source into its sink for nothing.
+this process. What a query adds is compared with Spark's own floors: its rate source into its sink for nothing, and a
+source and a sink in Python that do nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.cluster import Cluster
-from benchmarks.spark.measure import BACK_TO_BACK, EVERY, FLOOR, IDLE, NOTHING, PacedRun
+from benchmarks.spark.measure import BACK_TO_BACK, BARE, EVERY, FLOOR, IDLE, NOTHING, PacedRun
 from benchmarks.spark.run import HEADERS, Say, cpu_seconds
-from benchmarks.spark.sides import Connector, Grt, Side
+from benchmarks.spark.sides import Bare, Connector, Grt, Side
 from benchmarks.systems import Failed
 
 TRIGGERS = {BACK_TO_BACK: "0 seconds", EVERY: "500 milliseconds", IDLE: "500 milliseconds"}
 PARTITIONS, KEYS, MOST = 2, 50, 1_000_000
 PRIMED = 5
 """Rows that are sent one after the other before the load, each when the one before has arrived."""
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 120.0
 TICK_SECONDS = 0.01
 
 
@@ -43,12 +44,14 @@ class PacedBench:
         self._spark, self._cluster, self._sizes, self._broker_pid = spark, cluster, sizes, broker_pid
         self._sides: list[Side] = [*([Connector(spark, servers)] if connector else []), Grt(spark, servers)]
         self._numbers = itertools.count(1)
+        spark.dataSource.register(Bare)
 
     def runs(self, say: Say) -> Iterator[PacedRun]:
         """Run everything, in turn."""
         for turn in range(1, self._sizes.rounds + 1):
-            say(f"{turn}/{self._sizes.rounds}: {BACK_TO_BACK}, {FLOOR}")
-            yield self._floor(turn)
+            for floor, source, sink in ((FLOOR, "rate", "noop"), (BARE, "bare", "bare")):
+                say(f"{turn}/{self._sizes.rounds}: {BACK_TO_BACK}, {floor}")
+                yield self._floor(turn, floor, source, sink)
             say(f"{turn}/{self._sizes.rounds}: {IDLE}, {NOTHING}")
             yield self._run(IDLE, NOTHING, turn, lambda: time.sleep(self._sizes.seconds))
             for side, what in itertools.product(self._sides, TRIGGERS):
@@ -62,14 +65,14 @@ class PacedBench:
         share = (cpu_seconds(self._broker_pid) - before) / (time.monotonic() - began)
         return PacedRun(what, system, turn, cpu_share=share, load_average=os.getloadavg()[0])
 
-    def _floor(self, turn: int) -> PacedRun:
+    def _floor(self, turn: int, system: str, source: str, sink: str) -> PacedRun:
         with tempfile.TemporaryDirectory() as checkpoint:
-            rows = self._spark.readStream.format("rate").options(rowsPerSecond=self._sizes.rate).load()
-            writer = rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
+            rows = self._spark.readStream.format(source).options(rowsPerSecond=self._sizes.rate).load()
+            writer = rows.writeStream.format(sink).option("checkpointLocation", checkpoint)
             with _ended(writer.trigger(processingTime=TRIGGERS[BACK_TO_BACK]).start()) as query:
                 _wait(lambda: len(_batch_ms(query)) >= PRIMED, query)
                 done = len(_batch_ms(query))
-                found = self._run(BACK_TO_BACK, FLOOR, turn, lambda: time.sleep(self._sizes.seconds))
+                found = self._run(BACK_TO_BACK, system, turn, lambda: time.sleep(self._sizes.seconds))
                 return found.of(_batch_ms(query)[done:])
 
     def _query(self, side: Side, what: str, turn: int) -> PacedRun:

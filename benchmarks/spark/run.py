@@ -7,9 +7,11 @@ the records of a write or a stream are read back by a plain consumer afterwards.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import statistics
+import sys
 import tempfile
 import time
 import zlib
@@ -50,11 +52,22 @@ COORDINATES: Final = {
 """Spark's own connector. There is none in the repository for every PySpark that the package index has: these four fit
 together for measuring, and are no set that anybody supports."""
 
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""Of Linux, ``prctl(2)``."""
+
 Say = Callable[[str], None]
 
 
+def keep_orphans() -> None:
+    """Become the parent of all processes below this one whose own parent ends: a Python worker that outlives its daemon
+    would take its CPU time with it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def cpu_seconds(broker_pid: int | None) -> float:
-    """Sum up the CPU time of this process and of those below it, Java machines and Python, without the broker."""
+    """Sum up the CPU time of this process and of those below it, Java machines and Python, without the broker. Never
+    falls after ``keep_orphans``: those that have ended stay in the table of processes."""
     me, seconds = psutil.Process(), 0.0
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
@@ -67,6 +80,7 @@ def cpu_seconds(broker_pid: int | None) -> float:
 
 def session() -> tuple[SparkSession, str]:
     """Start a session with the connector on board, or return the one that is there; and why it has no connector."""
+    keep_orphans()
     settings = {"spark.sql.streaming.numRecentProgressUpdates": "1000"}
     active, missing = SparkSession.getActiveSession(), ""
     if active is not None:

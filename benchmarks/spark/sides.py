@@ -7,13 +7,25 @@ committed records only and take the headers along, because the type of an event 
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 import streams.spark as kes_spark
 from streams import event_type
@@ -48,7 +60,7 @@ class Grt:
     """``format("grt")``."""
 
     name = "grt"
-    carried = ("key", "value", "headers")
+    carried: tuple[str, ...] = ("key", "value", "headers")
     """Columns that a stream takes from topic to topic."""
 
     def __init__(self, spark: SparkSession, servers: str) -> None:
@@ -138,3 +150,46 @@ class Connector:
 
 
 Side = Grt | Connector
+
+
+class Bare(DataSource):
+    """A Python source and sink that do nothing: what Spark itself takes for any data source in Python. Two tasks read
+    ``rowsPerSecond`` numbers, and drop them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bare"
+
+    def schema(self) -> str:
+        return "value bigint"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return BareReader(int(self.options["rowsPerSecond"]))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        return BareWriter()
+
+
+class BareReader(DataSourceStreamReader):
+    def __init__(self, rate: int) -> None:
+        self._rate, self._began = rate, time.time()
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"row": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        return {"row": int((time.time() - self._began) * self._rate)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        middle = (start["row"] + end["row"]) // 2
+        return [InputPartition((start["row"], middle)), InputPartition((middle, end["row"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"value": pa.array(range(*partition.value), pa.int64())})
+
+
+class BareWriter(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks.cluster import Cluster
-from benchmarks.spark.measure import BACK_TO_BACK, EVERY, FLOOR, IDLE, NOTHING
+from benchmarks.spark.measure import BACK_TO_BACK, BARE, EVERY, FLOOR, IDLE, NOTHING
 from benchmarks.spark.paced import TRIGGERS, PacedBench
 from benchmarks.spark.run import SparkBench
 from streams.testing.fixtures import BrokerAddress
@@ -43,8 +43,12 @@ def test_queries_under_a_load_are_timed_and_right(spark: SparkSession, kafka_bro
     sizes = Namespace(rate=100, seconds=2, rounds=1)
     bench = PacedBench(spark, Cluster(kafka_broker.bootstrap_servers), None, sizes, connector=False)
     found = {(run.what, run.system): run for run in bench.runs(lambda _: None)}
-    assert list(found) == [(BACK_TO_BACK, FLOOR), (IDLE, NOTHING), *((what, "grt") for what in TRIGGERS)]
+    assert list(found) == [
+        *((BACK_TO_BACK, floor) for floor in (FLOOR, BARE)),
+        (IDLE, NOTHING),
+        *((what, "grt") for what in TRIGGERS),
+    ]
     assert [run.fault for run in found.values()] == [""] * len(found)
     assert all(run.batch_ms > 0 for (what, _), run in found.items() if what != IDLE)
     assert all(0 < run.p50 <= run.p99 for what in (BACK_TO_BACK, EVERY) if (run := found[what, "grt"]))
-    assert found[IDLE, "grt"].batches == 0
+    assert all(run.cpu_share > 0 for run in found.values())
