@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from streams.clients.admin import Watermarks
-from streams.core.checkpoints import LogIdentity, distrust_by
+from streams.core.checkpoints import TOMBSTONES_MS, LogIdentity, distrust_by
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, more_may_follow
 from streams.records import Change
 from streams.runtime.keeping.entries import Damaged, Point
 from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.place import prepare_root
-from streams.runtime.keeping.shelf import TOMBSTONES_MS, set_aside
+from streams.runtime.keeping.shelf import set_aside
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
 
 T = TypeVar("T")
@@ -44,8 +44,8 @@ class SharedDiskEngine:
         self._newer = SharedOrderedEngine()  # than the disk; ``ABSENT``: deleted
         self._bytes = 0  # in there, at most
         self._is_open = True
-        self.position = -1 if folder.mark is None else folder.mark.offset
-        """Everything below it is here."""
+        self.position, self.as_of_ms = (-1, 0) if folder.mark is None else (folder.mark.offset, folder.mark.as_of_ms)
+        """Everything below the position is here. The folder was complete at the time that its mark named."""
         self.damage = ""
         """Why the database cannot be used any more."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from streams.core.checkpoints import FORMAT, FolderMark, LogIdentity, reason_to_distrust
+from streams.core.checkpoints import FORMAT, TOMBSTONES_MS, FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.group import Shelf
 from streams.records import Change
@@ -27,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks."""
-TOMBSTONES_MS: Final = 86_400_000
-"""``delete.retention.ms`` of a topic whose settings must not be read: Kafka's default."""
 TRIES: Final = 10
 """For a folder whose file is written anew while it is read."""
 _NAME: Final = "shelf"
