@@ -103,16 +103,17 @@ class StateFolder:
                 if folder is not None:
                     found.append(folder)
             ranks: list[tuple[bool, int]] = []
+            reasons: list[str] = []
             for folder in found:
                 with contextlib.suppress(Damaged):
                     folder.mark = folder._read_mark()
                 mark = folder.mark
-                ranks.append((False, -1) if mark is None else (not distrust(mark), mark.offset))
+                reasons.append("" if mark is None else distrust(mark))
+                ranks.append((False, -1) if mark is None else (not reasons[-1], mark.offset))
             best = max(range(len(found)), key=ranks.__getitem__)
             for place, folder in enumerate(found):
                 if place != best:
-                    why = distrust(folder.mark) if folder.mark is not None and ranks[place][1] > ranks[best][1] else ""
-                    folder._remove(why)
+                    folder._remove(reasons[place] if ranks[place][1] > ranks[best][1] else "")
         except BaseException:
             for folder in found:
                 folder.close()
