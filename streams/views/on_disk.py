@@ -200,6 +200,7 @@ class ViewFolders:
             except Damaged as error:
                 if not set_aside(folder, str(error)):
                     raise OSError(f"{folder.path} is damaged, and cannot be set aside: remove it") from error
+            folder.remove_spares()
             return SharedDiskEngine(folder, identity)
         except BaseException as error:
             if folder is not None:
