@@ -59,9 +59,10 @@ class GlobalChangeLog:
 
     **When something is wrong.** After an outage of the cluster the log goes on by itself. It *fails* when a receiver
     raises or a record cannot be decoded and ``on_error`` is a stop (``RecordError``, ``DecodeError``, with
-    ``topic[partition]@offset``), when its place in a log was deleted or the topic was recreated (``OffsetError``), and
-    when the topic is gone or may not be read (``TopicError``). Nothing is received any more then, tables refuse to be
-    read, and the error is raised by ``wait_caught_up``, ``wait_stopped``, and ``async with``, whose body is cancelled.
+    ``topic[partition]@offset``), when its place in a log was deleted, the topic was recreated, or a partition was not
+    read on for longer than tombstones live (``OffsetError``), and when the topic is gone or may not be read
+    (``TopicError``). Nothing is received any more then, tables refuse to be read, and the error is raised by
+    ``wait_caught_up``, ``wait_stopped``, and ``async with``, whose body is cancelled.
 
     ``on_error``: a ``Retry`` (retries, then stop or skip), or a function ``(record, error) -> ErrorResponse``,
     on the reading thread, that answers ``CONTINUE`` or ``FAIL_CONSUMER``. ``client_settings`` are librdkafka's, as in
@@ -264,8 +265,8 @@ class GlobalChangeLog:
         receivers have at this moment is the last one. From any thread. Raises ``ConfigError`` for an unknown partition,
         ``Stopped``.
 
-        Do not pause for longer than the topic's ``delete.retention.ms`` (a day by default): tombstones that compaction
-        removes meanwhile are never seen, and their keys stay in the view.
+        After a pause for longer than the topic's ``delete.retention.ms`` (a day by default) the log fails when it reads
+        on (``OffsetError``): compaction may have removed tombstones meanwhile, and their keys would stay in the view.
         """
         self._reader.running().pause(partitions)
 

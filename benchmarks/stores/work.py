@@ -7,6 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,7 +158,11 @@ def snapshots(place: Path, seed: int, keys: int, count: int) -> Iterator[tuple[s
     folder.close()
     began = time.perf_counter()
     store.fill(
-        lambda: StateFolder.find(place / "new", 0), IDENTITY, set(), lambda done, all: None, tombstones_ms=TOMBSTONES_MS
+        partial(StateFolder.find, place / "new", 0),
+        IDENTITY,
+        set(),
+        lambda done, all: None,
+        tombstones_ms=TOMBSTONES_MS,
     )
     yield "restore from a snapshot", "memory", saved.size / (time.perf_counter() - began) / 1e6, "MB/s"
     began = time.perf_counter()

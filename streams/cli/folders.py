@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from streams.core.checkpoints import FORMAT, LogIdentity, reason_to_distrust
+from streams.config import EventSourceConfig
+from streams.core.checkpoints import FORMAT, FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import StoreError
 from streams.event_source import EventSource
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
@@ -38,24 +40,34 @@ def partitions_on_disk(source: EventSource[Any], folder: str, wanted: list[int] 
     return sorted(set(wanted)) if wanted else found
 
 
+def codec_of(source: EventSource[Any]) -> str:
+    """Return the layout of a source's store, as marks name it."""
+    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    store.revoked()
+    return layout_of(store)
+
+
+def reason_not_to_use(config: EventSourceConfig, number: int, codec: str, mark: FolderMark) -> str:
+    """Return why a source would not use a folder with this mark, as far as that is known without a broker. Its age is
+    no matter: only a start goes on from it."""
+    known = mark.identity
+    wanted = LogIdentity(known.cluster, config.changelog, known.topic_id, number, codec, FORMAT)
+    return reason_to_distrust(mark, wanted, now_ms=mark.as_of_ms, tombstones_ms=1 << 62)
+
+
 def read_partitions(source: EventSource[Any], folder: str, partitions: list[int], receive: Receive) -> None:
     """Give the state of these partitions to ``receive``, as the changelog would: entries, then the offset record. Their
     time is the mark's. Raises ``StoreError`` for a folder that is damaged, or of another log or codec."""
     config = source.config
     parent = place_of(folder, config.group_id, config.topic)
-    store = make_store(source.program().store_factory, TopicPartition(config.topic, 0))
-    codec = layout_of(store)
-    store.revoked()
+    codec = codec_of(source)
     for number in partitions:
+        distrust = partial(reason_not_to_use, config, number, codec)
         try:
-            mark, changes = read_state(parent, number)
+            mark, changes = read_state(parent, number, distrust)
         except (Damaged, OSError) as error:
             raise StoreError(f"{parent / str(number)}: {error}") from error
-        known = mark.identity
-        wanted = LogIdentity(known.cluster, config.changelog, known.topic_id, number, codec, FORMAT)
-        # Its age is no matter here: nothing goes on from it.
-        reason = reason_to_distrust(mark, wanted, now_ms=mark.as_of_ms, tombstones_ms=1 << 62)
-        if reason:
+        if reason := distrust(mark):
             raise StoreError(f"{parent / str(number)}: {reason}")
         end = IncomingRecord(config.changelog, number, mark.offset, OFFSET_KEY, mark.record, None, mark.as_of_ms)
         entry = msgspec.structs.replace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -12,12 +13,12 @@ import typer
 
 from streams.cli.cluster import Json, SourceName, named_source
 from streams.cli.console import emit
-from streams.cli.folders import partitions_on_disk
+from streams.cli.folders import partitions_on_disk, reason_not_to_use
 from streams.cli.scans import late_lines
-from streams.cli.state_files import Folder, Partition, farthest, reported, rows_table
+from streams.cli.state_files import Folder, Partition, chosen, reported, rows_table
 from streams.cli.state_sources import folder_of
 from streams.config import EventSourceConfig
-from streams.core.checkpoints import FORMAT, FolderMark, LogIdentity, reason_to_distrust
+from streams.core.checkpoints import FolderMark
 from streams.core.manifests import BLOCK_BYTES
 from streams.disk import RocksDB, SQLite
 from streams.errors import DiskDamaged, StoreError, StreamsError
@@ -67,7 +68,8 @@ def convert(
     made.revoked()
     parent = place_of(where, config.group_id, config.topic)
     rows = [
-        _row(farthest(parent, number), number, kind, dry_run) for number in partitions_on_disk(found, where, partition)
+        _row(chosen(parent, number, partial(_reason_against, number, kind)), number, kind, dry_run)
+        for number in partitions_on_disk(found, where, partition)
     ]
     emit(rows, json, lambda: rows_table(rows, "partition", "from", "to", "offset", "bytes", "result"))
     if any(row["problem"] for row in rows):
@@ -88,7 +90,8 @@ def _row(path: Path, number: int, kind: _Kind, dry_run: bool) -> dict[str, Any]:
                 raise StoreError("it has no mark: there is nothing in it yet")
             engine = mark.file.removeprefix("data-") if (path / mark.file).is_dir() else ""
             row |= {"from": engine or _FILES, "offset": mark.offset}
-            _refuse_others(mark, number, kind)
+            if reason := _reason_against(number, kind, mark):
+                raise StoreError(reason)
             if mark.identity.codec == kind.layout:
                 result = "is as it should be"
             elif dry_run:
@@ -103,19 +106,17 @@ def _row(path: Path, number: int, kind: _Kind, dry_run: bool) -> dict[str, Any]:
     return row | {"result": row["problem"] or result}
 
 
-def _refuse_others(mark: FolderMark, number: int, kind: _Kind) -> None:
-    """Raise ``StoreError`` for a folder of another log, or of other codecs."""
-    known = mark.identity
-    wanted = LogIdentity(known.cluster, kind.config.changelog, known.topic_id, number, known.codec, FORMAT)
-    reason = reason_to_distrust(mark, wanted, now_ms=mark.as_of_ms, tombstones_ms=1 << 62)  # the start knows its age
-    if reason:
-        raise StoreError(reason)
-    before, now = without_engine(known.codec), without_engine(kind.layout)
-    if before != now:
-        raise StoreError(
-            f"its state is that of {before}, and the source has {now}: the changelog has the same bytes, so a folder "
-            "alone cannot be converted"
-        )
+def _reason_against(number: int, kind: _Kind, mark: FolderMark) -> str:
+    """Return why a folder is not to be converted: it is of another log, or of other codecs."""
+    codec = mark.identity.codec
+    reason = reason_not_to_use(kind.config, number, codec, mark)
+    before, now = without_engine(codec), without_engine(kind.layout)
+    if reason or before == now:
+        return reason
+    return (
+        f"its state is that of {before}, and the source has {now}: the changelog has the same bytes, so a folder "
+        "alone cannot be converted"
+    )
 
 
 def _convert(path: Path, mark: FolderMark, kind: _Kind, engine: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Nothing here writes to a folder that a process has locked.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -18,11 +19,11 @@ from rich.table import Table
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
-from streams.cli.folders import partitions_on_disk
+from streams.cli.folders import codec_of, partitions_on_disk, reason_not_to_use
 from streams.cli.records import harmless
 from streams.cli.scans import late_lines
 from streams.cli.state_sources import folder_of, newest, snapshots_at, topic_id_of
-from streams.core.checkpoints import LogIdentity, distrust_by
+from streams.core.checkpoints import FolderMark, LogIdentity
 from streams.core.manifests import BLOCK_BYTES, SnapshotRefused
 from streams.errors import DiskDamaged, StoreError, StreamsError
 from streams.event_source import EventSource
@@ -31,6 +32,7 @@ from streams.runtime.keeping.entries import Damaged
 from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, read_mark
 from streams.runtime.keeping.on_disk import finder_for, layout_of, read_database
 from streams.runtime.keeping.place import place_of, prepare_root
+from streams.runtime.keeping.shelf import choose
 from streams.runtime.keeping.snapshots import SnapshotStore
 from streams.runtime.keeping.snapshotting import WritingPace
 from streams.runtime.ownership.replicas import make_store
@@ -173,10 +175,10 @@ def snapshot(
     found = named_source(source)
     store = snapshots_at(found, snapshots, _wall_ms, WritingPace(found.config.state.snapshot_bytes_per_second))
     where = folder or folder_of(found)
-    parent = place_of(where, found.config.group_id, found.config.topic)
+    parent, codec = place_of(where, found.config.group_id, found.config.topic), codec_of(found)
     rows: list[dict[str, Any]] = []
     for number in partitions_on_disk(found, where, partition):
-        path = farthest(parent, number)
+        path = chosen(parent, number, partial(reason_not_to_use, found.config, number, codec))
         try:
             saved, offset = _save(store, path)
         except _WRONG as error:
@@ -246,13 +248,12 @@ def restore(
                 raise StoreError("there is a folder already: kes state drop removes it")
             manifest = newest(store, store.place(topic_id, number))
             identity = LogIdentity(manifest.mark.identity.cluster, config.changelog, topic_id, number, codec)
-            ages = {"now_ms": _wall_ms(), "tombstones_ms": 1 << 62}
             name = store.fill(
-                partial(find, parent, number, distrust_by(identity, **ages)),
+                partial(find, parent, number),
                 identity,
                 set(),
                 partial(report, f"filling {number}"),
-                tombstones_ms=ages["tombstones_ms"],
+                tombstones_ms=1 << 62,
             )
             problem = "" if name else "no snapshot can be used; the log has the reasons"
         except (*_WRONG, StreamsError) as error:
@@ -326,10 +327,14 @@ def _folders(parent: Path, wanted: list[int] | None, *, aside: bool = False) -> 
     return sorted(found)
 
 
-def farthest(parent: Path, number: int) -> Path:
-    """Return the folder of a partition whose mark goes farthest."""
-    found = (path for _, path in _folders(parent, [number]) if _offset(path) >= 0)
-    return max(found, key=_offset, default=parent / str(number))
+def chosen(parent: Path, number: int, distrust: Callable[[FolderMark], str]) -> Path:
+    """Return the folder of a partition that its start would choose."""
+    found: list[tuple[FolderMark, Path]] = []
+    for _, path in _folders(parent, [number]):
+        with contextlib.suppress(Damaged, OSError):
+            mark = read_mark(path)
+            found += [] if mark is None else [(mark, path)]
+    return choose(found, distrust)[1] if found else parent / str(number)
 
 
 def _offset(path: Path) -> int:

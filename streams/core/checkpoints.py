@@ -15,6 +15,9 @@ import msgspec
 FORMAT: Final = 1
 """The layout of the files. Another one is not read."""
 
+TOMBSTONES_MS: Final = 86_400_000
+"""``delete.retention.ms`` of a topic whose settings must not be read: Kafka's default."""
+
 MARGIN_MS: Final = 3_600_000
 """The age of a mark at which tombstones behind it may be gone is counted shorter by so much: clocks differ."""
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from streams.clients.admin import Watermarks
-from streams.core.checkpoints import LogIdentity, distrust_by
+from streams.core.checkpoints import TOMBSTONES_MS, LogIdentity, distrust_by
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, more_may_follow
 from streams.records import Change
 from streams.runtime.keeping.entries import Damaged, Point
 from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.place import prepare_root
-from streams.runtime.keeping.shelf import TOMBSTONES_MS, set_aside
+from streams.runtime.keeping.shelf import set_aside
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
 
 T = TypeVar("T")
@@ -44,8 +44,8 @@ class SharedDiskEngine:
         self._newer = SharedOrderedEngine()  # than the disk; ``ABSENT``: deleted
         self._bytes = 0  # in there, at most
         self._is_open = True
-        self.position = -1 if folder.mark is None else folder.mark.offset
-        """Everything below it is here."""
+        self.position, self.as_of_ms = (-1, 0) if folder.mark is None else (folder.mark.offset, folder.mark.as_of_ms)
+        """Everything below the position is here. The folder was complete at the time that its mark named."""
         self.damage = ""
         """Why the database cannot be used any more."""
 
@@ -165,16 +165,17 @@ class ViewFolders:
         except ConfigError as error:
             raise ConfigError(str(error).replace("StateConfig.folder", "the folder of a view")) from None
         self._engine, self._topic, self._layout = engine, topic, layout
-        self._topic_id, self._wall_ms = topic_id, wall_ms
+        self._topic_id = topic_id
         self._ends: Mapping[int, Watermarks] = {}
-        self._tombstones_ms = 0
+        self._ages = {"now_ms": wall_ms, "tombstones_ms": 0}
 
     def open_all(self, ends: Mapping[int, Watermarks], settings: Mapping[str, str]) -> dict[int, SharedDiskEngine]:
         """Open the folders of all partitions; blocks. ``settings``: of the topic, which say for how long it keeps
         tombstones. Raises ``StreamsError`` if a disk refuses."""
         if "delete.retention.ms" not in settings:
             _log.info("%s: its delete.retention.ms is not known, a day is assumed", self._topic)
-        self._ends, self._tombstones_ms = ends, int(settings.get("delete.retention.ms", TOMBSTONES_MS))
+        self._ends = ends
+        self._ages["tombstones_ms"] = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
         opened: dict[int, SharedDiskEngine] = {}
         try:
             for number in sorted(ends):
@@ -190,8 +191,7 @@ class ViewFolders:
         folder = None
         try:
             identity = LogIdentity("", self._topic, self._topic_id, number, self._layout)
-            ages = {"now_ms": self._wall_ms, "tombstones_ms": self._tombstones_ms}
-            folder = DatabaseFolder.find(self._parent, number, distrust_by(identity, **ages))
+            folder = DatabaseFolder.find(self._parent, number, distrust_by(identity, **self._ages))
             assert isinstance(folder, DatabaseFolder)
             folder.engine, folder.memory_bytes = self._engine, MEMORY_BYTES
             folder.partitions = max(1, len(self._ends))
@@ -200,6 +200,7 @@ class ViewFolders:
             except Damaged as error:
                 if not set_aside(folder, str(error)):
                     raise OSError(f"{folder.path} is damaged, and cannot be set aside: remove it") from error
+            folder.remove_spares()
             return SharedDiskEngine(folder, identity)
         except BaseException as error:
             if folder is not None:
@@ -209,7 +210,7 @@ class ViewFolders:
             raise
 
     def _check(self, folder: DatabaseFolder, identity: LogIdentity, number: int) -> None:
-        if not folder.check(identity, now_ms=self._wall_ms, tombstones_ms=self._tombstones_ms):
+        if not folder.check(identity, **self._ages):
             return
         assert folder.mark is not None
         offset, log = folder.mark.offset, self._ends.get(number)

@@ -24,7 +24,7 @@ from streams.records import Delivery, TopicPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.reading.followed_topic import FollowedTopic
-from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError
+from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Starts
 from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
 from streams.statistics import SourceState
@@ -236,16 +236,21 @@ class View(ViewReads[K, V], Generic[K, V]):
 
     async def _open_folders(
         self, table: ViewTable[K, V], engine: DiskEngine, folder: str, followed: FollowedTopic
-    ) -> Mapping[int, int]:
+    ) -> Starts:
         """Open what is on disk; return where to go on."""
         settings = await followed.settings()
         ends = await followed.ends(time.monotonic() + self._log_settings["topic_timeout_seconds"])
 
-        def open_all() -> dict[int, int]:
-            folders = ViewFolders(engine, folder, self.topic, table.layout, followed.topic_id, _now_ms())
+        def open_all() -> Starts:
+            began, began_ms = elapsed_seconds(), _now_ms()
+            folders = ViewFolders(engine, folder, self.topic, table.layout, followed.topic_id, began_ms)
             opened = folders.open_all(ends, settings)
             table.keep_on_disk(folders, opened)
-            return {number: each.position for number, each in opened.items() if each.position >= 0}
+            return {
+                number: (each.position, began - (began_ms - each.as_of_ms) / 1000)
+                for number, each in opened.items()
+                if each.position >= 0
+            }
 
         return await anyio.to_thread.run_sync(open_all)  # a cancel waits for it: then the folders are closed
 

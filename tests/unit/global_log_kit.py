@@ -36,6 +36,7 @@ class MemoryTopic:
         self.exists = True
         self.answers = True
         self.policy = "compact"
+        self.settings: dict[str, str] = {}
         self.unknown = 0
         """So many questions for the topic are answered as if it were not there."""
         self.may_answer = threading.Event()
@@ -174,7 +175,7 @@ class MemoryConnections:
             topic_id=self.topic.identity,
             partitions=len(self.topic.logs),
             replication_factor=1,
-            configs={"cleanup.policy": self.topic.policy},
+            configs={"cleanup.policy": self.topic.policy} | self.topic.settings,
         )
         return {names[0]: described}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,6 @@ class Disk:
         """Offset and state that a new machine gets."""
         place = self.root / name
         self.store.fill(
-            lambda: StateFolder.find(place, 0), IDENTITY, set(), lambda done, size: None, tombstones_ms=DAY_MS
+            partial(StateFolder.find, place, 0), IDENTITY, set(), lambda done, size: None, tombstones_ms=DAY_MS
         )
         return reopened(place)

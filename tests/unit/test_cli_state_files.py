@@ -232,6 +232,41 @@ async def test_folders_are_converted(shell: Shell, first: str, second: str, engi
     assert (shell.kept.contents(), shell.kept.restored[-1]) == (before, 1), "nothing else is read from the changelog"
 
 
+@pytest.mark.parametrize(
+    ("differs", "older_ms", "is_chosen"),
+    [
+        ({"topic_id": "other"}, 1, False),
+        ({"codec": "other"}, -1, False),
+        ({"topic": "other"}, -1, False),
+        ({}, 1, True),
+    ],
+    ids=["a topic that was made again", "another codec", "another topic", "the same log"],
+)
+async def test_of_two_folders_that_is_chosen_which_a_start_would_choose(
+    shell: Shell, differs: dict[str, str], older_ms: int, is_chosen: bool
+) -> None:
+    """Not the one that goes farther, if that is of another log."""
+    await at_work(shell)
+    await shell.kept.bench.stop()
+    shutil.copytree(shell.place / "0", shell.place / "0.1")
+    mark = read_mark(shell.place / "0")
+    assert mark is not None
+    identity = msgspec.structs.replace(mark.identity, **differs)
+    farther = msgspec.structs.replace(
+        mark, identity=identity, offset=mark.offset + 9, as_of_ms=mark.as_of_ms - older_ms
+    )
+    StateFolder(shell.place / "0.1", -1)._replace_mark(farther)
+    chosen = farther if is_chosen else mark
+    folder = str(shell.kept.folder)
+    entries = (await shell.data("scan", "--folder", folder))["entries"]
+    assert {entry["changed_at_ms"] for entry in entries} == {chosen.as_of_ms}
+    (row,) = await shell.data("snapshot", "--folder", folder, "--snapshots", str(shell.store))
+    assert row["offset"] == chosen.offset
+    shell.kept.make(STORES["table on SQLite"])
+    (row,) = await shell.data("convert", "--folder", folder)
+    assert (row["offset"], row["result"]) == (chosen.offset, "converted")
+
+
 def of_a_newer_format(shell: Shell) -> None:
     mark = read_mark(shell.place / "0")
     assert mark is not None

@@ -109,7 +109,7 @@ class Life:
         self.is_safe(-1)
         folder.set_aside()
         folder.close()
-        assert store.fill(lambda: self.find(at), IDENTITY, set(), lambda *_: None, tombstones_ms=DAY_MS)
+        assert store.fill(lambda distrust: self.find(at), IDENTITY, set(), lambda *_: None, tombstones_ms=DAY_MS)
         self.is_safe(SAVED[0])
         return self.find(at)
 
@@ -148,7 +148,7 @@ class Life:
         """Folder, changelog and snapshot are the same bytes."""
         self.check(least=max(self.log))
         filled = self.snapshots().fill(
-            lambda: self.find(where="new"), IDENTITY, set(), lambda *_: None, tombstones_ms=DAY_MS
+            lambda distrust: self.find(where="new"), IDENTITY, set(), lambda *_: None, tombstones_ms=DAY_MS
         )
         assert filled
         self.check(where="new", least=SAVED[-1])

@@ -276,8 +276,12 @@ def test_one_process_per_folder_the_second_gets_another_one(tmp_path: Path) -> N
     assert third.path.name == "0.1", "the first is still in use"
     third.close()
     first.close()
-    assert reopened(tmp_path) == (9, {b"a": b"2"}), "the one that is farthest"
-    assert not (tmp_path / "0").exists(), "the older one is removed once it is free"
+    farthest = StateFolder.find(tmp_path, 0)
+    assert contents(farthest) == (9, {b"a": b"2"})
+    assert (tmp_path / "0").exists(), "the older one may be needed yet"
+    farthest.remove_spares()
+    farthest.close()
+    assert not (tmp_path / "0").exists()
 
 
 def test_a_folder_that_is_half_removed_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +306,10 @@ def test_a_folder_that_is_half_removed_is_no_folder(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lock_first)
+        folder = StateFolder.find(tmp_path, 0)
         with pytest.raises(Killed):
-            StateFolder.find(tmp_path, 0)
+            folder.remove_spares()
+        folder.close()
     assert reopened(tmp_path) == (9, {b"a": b"1"})
     assert [path.name for path in tmp_path.iterdir()] == ["0.1"], "nothing of the removed one is left"
 

@@ -127,6 +127,7 @@ def removes(path, ignore_errors):
 if what == "adopted":
     folder.shutil.rmtree = removes
 found = folder.StateFolder.find(parent, 0)
+found.remove_spares()
 if what == "set aside":
     found.at = lambda name: dies()
     found.set_aside()
@@ -146,7 +147,9 @@ def test_killed_while_it_is_adopted_or_set_aside(tmp_path: Path, what: str) -> N
             folder.commit(IDENTITY, offset, b"{}", now_ms())
             folder.close()
         if what == "set aside":
-            StateFolder.find(parent, 0).close()  # one of them is left
+            only = StateFolder.find(parent, 0)
+            only.remove_spares()
+            only.close()
         command = [sys.executable, "-c", ADOPTED, str(step), str(parent), what]
         ended = subprocess.run(command, timeout=100, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
         assert ended.returncode in (0, -signal.SIGKILL)
@@ -197,6 +200,8 @@ def test_of_several_folders_one_that_is_believed_is_adopted_before_a_farther_one
     found = kind.find(tmp_path, 0, distrust)
     assert found.mark is not None
     assert found.mark.offset == 7
+    assert [spare.path.name for spare in found.spares] == ["0.1"]
+    found.remove_spares()
     found.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.2", "0.aside"]
     assert (tmp_path / "0.aside" / "mark").exists(), "it is kept for looking at"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +142,41 @@ async def test_a_folder_with_a_flipped_byte(kept: Kept, caplog: Any) -> None:
     await kept.ran("a", "b")
     damage(kept)
     await begins_anew(kept, caplog, "another checksum than its mark")
+
+
+def damage_database(kept: Kept) -> None:
+    with closing(sqlite3.connect(kept.partition_folder / "data-sqlite1" / "state.db")) as connection, connection:
+        connection.execute("UPDATE state SET value = zeroblob(12) WHERE key = ?", (b"a",))
+
+
+def empty_database(kept: Kept) -> None:
+    shutil.rmtree(kept.partition_folder / "data-sqlite1")
+    (kept.partition_folder / "data-sqlite1").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [("table", damage), ("table on SQLite", damage_database), ("table on SQLite", empty_database)],
+    ids=["a file", "a database", "an empty database"],
+)
+@pytest.mark.parametrize("snapshots", ["", "snapshots"], ids=["alone", "with snapshots"])
+async def test_a_damaged_folder_gives_way_to_an_older_one(
+    kept: Kept, tmp_path: Path, kind: str, spoil: Callable[[Kept], None], snapshots: str
+) -> None:
+    """A frozen process has held that until now. Only what it lacks is read from the changelog."""
+    bench, older = kept.bench, tmp_path / "older"
+    await kept.ran("a", "b", store=STORES[kind])
+    mark = kept.marked
+    shutil.copytree(kept.partition_folder, older)
+    await kept.ran("a", "c", store=STORES[kind])
+    shutil.copytree(older, kept.group_folder / "0.1")
+    spoil(kept)
+    kept.make(STORES[kind], snapshots=snapshots and str(tmp_path / snapshots))
+    await bench.start()
+    assert kept.contents() == {"a": 2, "b": 1, "c": 1} == kept.from_log()
+    assert kept.restored[-1] == len(bench.broker.logs[CHANGELOG, 0]) - mark
+    folders = [path.name for path in kept.group_folder.iterdir() if path.is_dir()]
+    assert sorted(folders) == ["0.1", "0.aside"]
 
 
 async def test_a_folder_that_turns_bad_while_it_is_loaded(kept: Kept, caplog: Any, monkeypatch: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_after_a_passing_failure_a_snapshot_is_tried_again(tmp_path: Path, error
 
     def fill(progress: Callable[[int, int], None]) -> str:
         place = tmp_path / "new"
-        return disk.store.fill(lambda: StateFolder.find(place, 0), IDENTITY, refused, progress, tombstones_ms=DAY_MS)
+        return disk.store.fill(partial(StateFolder.find, place, 0), IDENTITY, refused, progress, tombstones_ms=DAY_MS)
 
     def fail(done: int, size: int) -> None:
         raise error

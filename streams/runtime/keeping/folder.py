@@ -62,6 +62,7 @@ class StateFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self.mark: FolderMark | None = None
+        self.spares: list[StateFolder] = []  # of the same log, less far: for when this one turns out to be damaged
         self._lock = lock
         self._data: int | None = None
         self._file = ""
@@ -86,8 +87,8 @@ class StateFolder:
 
     @classmethod
     def find(cls, parent: Path, partition: int, distrust: Callable[[FolderMark], str] = lambda mark: "") -> StateFolder:
-        """Open the newest folder of a partition that no other process has; older ones are removed. A partition has a
-        second one while a process that was stopped, or a donor beside us, still holds the first.
+        """Open the newest folder of a partition that no other process has; older ones are its ``spares``, or removed. A
+        partition has a second one while a process that was stopped, or a donor beside us, still holds the first.
 
         ``distrust`` returns why a mark is not to be believed. It decides first: offsets are compared only within one
         log, and the folder of a topic that was made again may well have the higher one.
@@ -103,16 +104,19 @@ class StateFolder:
                 if folder is not None:
                     found.append(folder)
             ranks: list[tuple[bool, int]] = []
+            reasons: list[str] = []
             for folder in found:
                 with contextlib.suppress(Damaged):
                     folder.mark = folder._read_mark()
                 mark = folder.mark
-                ranks.append((False, -1) if mark is None else (not distrust(mark), mark.offset))
+                reasons.append("" if mark is None else distrust(mark))
+                ranks.append((False, -1) if mark is None else (not reasons[-1], mark.offset))
             best = max(range(len(found)), key=ranks.__getitem__)
             for place, folder in enumerate(found):
-                if place != best:
-                    why = distrust(folder.mark) if folder.mark is not None and ranks[place][1] > ranks[best][1] else ""
-                    folder._remove(why)
+                if place != best and ranks[place][0]:
+                    found[best].spares.append(folder)
+                elif place != best:
+                    folder._remove(reasons[place] if ranks[place][1] > ranks[best][1] else "")
         except BaseException:
             for folder in found:
                 folder.close()
@@ -132,6 +136,11 @@ class StateFolder:
             else:
                 numbers.add(named[1])
         return sorted(numbers)
+
+    def remove_spares(self) -> None:
+        """Remove the spares: this folder is good."""
+        while self.spares:
+            self.spares.pop()._remove("")
 
     def _remove(self, why: str) -> None:
         """Remove an older folder; set aside one that goes farther, and is not believed for the reason given. It loses
@@ -359,6 +368,8 @@ class StateFolder:
 
     def close(self) -> None:
         """Free files and lock. Writes nothing."""
+        for spare in self.spares:
+            spare.close()
         self._close_data()
         if self._lock >= 0:
             os.close(self._lock)

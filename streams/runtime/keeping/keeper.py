@@ -396,9 +396,8 @@ class StateKeeper:
         kind: Callable[[StateKeeper, LogIdentity, Any], KeptPartition] = KeptPartition,
     ) -> KeptPartition:
         """Open a partition's folder, and give what is in it to ``restore``; ``progress`` learns how many bytes that is
-        of how many. ``find`` and ``kind`` make its parts.
-        Raises ``NotKept``, ``BrokerUnavailable``, ``HalfLoaded`` (begin again with an empty store), and as ``restore``.
-        """
+        of how many. ``find`` and ``kind`` make its parts. Raises ``NotKept``, ``BrokerUnavailable``, ``HalfLoaded``
+        (begin again with an empty store: another folder may be there), and as ``restore``."""
         known, tombstones_ms = self.known_changelog()
         self.shelf.codec = codec
         identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
@@ -424,7 +423,7 @@ class StateKeeper:
         except (Damaged, OSError) as error:
             is_aside = not is_shortage(folder, error) and set_aside(folder, str(error))
             self.folders_set_aside += is_aside
-            if has_begun or not is_aside or self.snapshots is not None:
+            if has_begun or not is_aside or folder.spares or self.snapshots is not None:
                 folder.close()
                 if not (has_begun or is_aside):
                     raise NotKept(str(error)) from error
@@ -437,6 +436,7 @@ class StateKeeper:
         except BaseException:
             folder.close()
             raise
+        folder.remove_spares()
         self.open_ones.append(kept)
         return kept
 

@@ -88,6 +88,8 @@ class DatabaseFolder(StateFolder):
         mark = self.read_own_mark()
         self.remove_strays()
         if mark is None:
+            if self.spares:  # the copy of its mark came before theirs
+                raise Damaged("its database has no mark")
             self.close_database()
             shutil.rmtree(self.place)
             return False

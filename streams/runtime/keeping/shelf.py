@@ -10,11 +10,11 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from streams.core.checkpoints import FORMAT, FolderMark, LogIdentity, reason_to_distrust
+from streams.core.checkpoints import FORMAT, TOMBSTONES_MS, FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.group import Shelf
 from streams.records import Change
@@ -27,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks."""
-TOMBSTONES_MS: Final = 86_400_000
-"""``delete.retention.ms`` of a topic whose settings must not be read: Kafka's default."""
 TRIES: Final = 10
 """For a folder whose file is written anew while it is read."""
 _NAME: Final = "shelf"
@@ -90,9 +88,19 @@ def partitions_in(parent: Path) -> list[int]:
     return sorted({found[0] for found, path in named if found is not None and read_mark(path) is not None})
 
 
-def read_state(parent: Path, partition: int) -> tuple[FolderMark, list[Change]]:
-    """Return the mark and all changes of a partition's farthest folder, without a lock: another process may be writing
-    to it, or write its file anew. Raises ``Damaged`` and ``OSError``."""
+def choose(found: Sequence[tuple[FolderMark, Path]], distrust: Callable[[FolderMark], str]) -> tuple[FolderMark, Path]:
+    """Return that of a partition's folders which ``StateFolder.find`` would choose, as far as that is known without a
+    broker. The log comes before the offset: if the topic was made again, the marks of the new one are younger."""
+    fitting = [one for one in found if not distrust(one[0])] or found
+    log = max(fitting, key=lambda one: one[0].as_of_ms)[0].identity
+    return max((one for one in fitting if one[0].identity == log), key=lambda one: one[0].offset)
+
+
+def read_state(
+    parent: Path, partition: int, distrust: Callable[[FolderMark], str] = lambda mark: ""
+) -> tuple[FolderMark, list[Change]]:
+    """Return the mark and all changes of the folder that a partition's start would choose, without a lock: another
+    process may be writing to it, or write its file anew. Raises ``Damaged`` and ``OSError``."""
     for tries_left in range(TRIES - 1, -1, -1):
         found: list[tuple[FolderMark, Path]] = []
         for name in sorted(os.listdir(parent)):
@@ -102,7 +110,7 @@ def read_state(parent: Path, partition: int) -> tuple[FolderMark, list[Change]]:
                 found += [] if mark is None else [(mark, parent / name)]
         if not found:
             break
-        mark, path = max(found, key=lambda one: one[0].offset)
+        mark, path = choose(found, distrust)
         if (path / mark.file).is_dir():
             raise Damaged(f"its state is in a database ({mark.file}): kes state reads the changelog, without --folder")
         folder = StateFolder(path, -1)

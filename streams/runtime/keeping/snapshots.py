@@ -35,7 +35,7 @@ from urllib.parse import quote
 import msgspec
 
 from streams.config_groups import StateConfig
-from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
+from streams.core.checkpoints import FolderMark, LogIdentity, distrust_by
 from streams.core.manifests import (
     HOLD_SECONDS,
     MOST_MANIFEST,
@@ -184,7 +184,7 @@ class SnapshotStore:
 
     def fill(
         self,
-        find: Callable[[], StateFolder],
+        find: Callable[[Callable[[FolderMark], str]], StateFolder],
         identity: LogIdentity,
         refused: set[str],
         progress: Callable[[int, int], None],
@@ -192,7 +192,8 @@ class SnapshotStore:
         tombstones_ms: int,
     ) -> str:
         """Fill the folder of a partition, if it is empty, from the newest snapshot that can be used; return the name of
-        that, empty if there is none. ``find`` opens the folder; ``refused``: snapshots that are not tried (again).
+        that, empty if there is none. ``find`` opens the folder, by what says why a mark is not
+        to be believed; ``refused``: snapshots that are not tried (again).
 
         Raises ``OSError`` for a store that does not answer, or a disk that fails; and ``Stopped``.
         """
@@ -203,17 +204,17 @@ class SnapshotStore:
             _log.warning("the snapshot %s/%s is not used: %s", place, name, error)
 
         for name, manifest in self.manifests(place, refuse, without=refused):
-            folder = find()
+            ages = {"now_ms": self._wall_ms(), "tombstones_ms": tombstones_ms}
+            distrust = distrust_by(identity, **ages)
+            folder = find(distrust)
             try:
-                now_ms = self._wall_ms()
                 try:
-                    if folder.check(identity, now_ms=now_ms, tombstones_ms=tombstones_ms):
+                    if folder.check(identity, **ages):
                         return ""
                 except Damaged as error:
                     if not set_aside(folder, str(error)):
                         return ""
-                reason = reason_to_distrust(manifest.mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
-                if reason:
+                if reason := distrust(manifest.mark):
                     raise SnapshotRefused(reason)
                 _check_room(folder.path, manifest.mark.size)
                 self._write(folder, manifest, progress)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from streams.core.checkpoints import MARGIN_MS, FolderMark, LogIdentity, distrust_by, reason_to_distrust
+from streams.core.checkpoints import MARGIN_MS, FolderMark, LogIdentity, reason_to_distrust
 from streams.core.manifests import BLOCK_BYTES
 from streams.disk.blobs import open_blobs
 from streams.errors import Stopped, StoreError, StreamsError
@@ -171,9 +171,8 @@ class Snapshotting:
         parent = self._keeper.parent
         began = time.monotonic()
         store = self._open(is_over=lambda: self._is_over or wanted.is_discarded())
-        ages = {"now_ms": self._keeper.wall_ms(), "tombstones_ms": tombstones_ms}
         name = store.fill(
-            partial(wanted.find, parent, wanted.partition, distrust_by(identity, **ages)),
+            partial(wanted.find, parent, wanted.partition),
             identity,
             self._refused[wanted.partition],
             wanted.progress,

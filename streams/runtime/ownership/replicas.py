@@ -16,6 +16,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
 
+from streams.core.checkpoints import TOMBSTONES_MS
 from streams.core.timers import Timer
 from streams.errors import BrokerUnavailable, RegistrationError, StreamsError
 from streams.protocols import StateStore
@@ -25,7 +26,7 @@ from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.keeping.entries import HalfLoaded
 from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.keeping.on_disk import load_after_snapshot, open_for, refuse_without_folder
-from streams.runtime.keeping.shelf import TOMBSTONES_MS, tombstones_ms_of
+from streams.runtime.keeping.shelf import tombstones_ms_of
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.joined_rows import JoinedRows

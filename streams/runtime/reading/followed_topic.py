@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import anyio
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.consumer import TAIL, LogConsumer
 from streams.clients.settings import ClientSettings
+from streams.core.checkpoints import MARGIN_MS, TOMBSTONES_MS
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError
 from streams.runtime import ports
 from streams.runtime.bridge import Worker
@@ -121,6 +123,14 @@ class FollowedTopic:
             f"{self.topic} has cleanup.policy={policy}, not compact: keys that retention deletes are still here, and "
             "missing wherever the topic is read from the start later"
         )
+
+    async def tombstones_seconds(self) -> float:
+        """Return for how long the topic keeps tombstones; infinity if it is not compacted, or if that is so short that
+        no reader can be sure to see them. Where its settings cannot be seen, they are Kafka's defaults."""
+        settings = await self.settings()
+        life_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
+        is_compacted = "compact" in settings.get("cleanup.policy", "compact")
+        return life_ms / 1000 if is_compacted and life_ms > MARGIN_MS else math.inf
 
     async def settings(self) -> Mapping[str, str]:
         """Return the settings of the topic; none if they cannot be seen."""

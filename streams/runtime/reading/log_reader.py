@@ -28,14 +28,17 @@ from streams.errors import (
 from streams.runtime.bridge import Inlet
 from streams.runtime.ports import LogClients, LogTail
 from streams.runtime.reading.followed_topic import REQUEST_SECONDS, FollowedTopic, loop_time
-from streams.runtime.reading.view_follower import Following, LogPartitionStatistics, OnError, Receiver
+from streams.runtime.reading.view_follower import Following, LogPartitionStatistics, OnError, Receiver, Starts
 from streams.runtime.signal import Broadcast
+from streams.runtime.system import elapsed_seconds
 from streams.statistics import SourceState
 
 _log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 5.0
 """Between two logs of the progress while catching up, and two looks at the topic's id and number of partitions."""
+PROVE_SECONDS = 60.0
+"""Between two looks at the ends of the logs, for the time as of which everything was received."""
 STOP_SECONDS = 10.0
 """For ``stop``, with a receiver that does not come back."""
 RETRY_SECONDS = 0.5
@@ -71,7 +74,7 @@ class LogReader:
         self.is_cut_off = False
         self.cut_off_until = -math.inf
         """The time of the loop at which the cluster was last known not to answer."""
-        self.begin_at: Callable[[FollowedTopic], Awaitable[Mapping[int, int]]] | None = None
+        self.begin_at: Callable[[FollowedTopic], Awaitable[Starts]] | None = None
         """Returns where to go on in each partition; the others are read from the start of their logs."""
         self._only_compacted = only_compacted
         self._connections = connections
@@ -126,6 +129,7 @@ class LogReader:
         self.state = SourceState.RUNNING
         self._following.grow(followed.partitions)
         self._task(self._watch, self._following, followed)
+        self._task(self._prove, self._following, followed)
 
     def on_failure(self, cancel: Callable[[], None]) -> None:
         """Have ``cancel`` called when the reading fails, or now if it has."""
@@ -317,6 +321,21 @@ class LogReader:
                 _log.debug("%s: %s", self.topic, error)
                 self.is_cut_off, self.cut_off_until = True, loop_time()
                 self._changed.notify()
+
+    async def _prove(self, following: Following, followed: FollowedTopic) -> None:
+        """Note as of when everything was received, again and again: after a pause tombstones may be gone."""
+        following.life_seconds = await followed.tombstones_seconds()
+        while following.life_seconds < math.inf:
+            as_of, ends = elapsed_seconds(), dict[int, int]()
+            try:
+                marks = await followed.ends(math.inf)
+                ends = {number: mark.stable for number, mark in marks.items()}
+            except Stopped:
+                raise
+            except StreamsError as error:  # what is wrong with the topic is found out by ``_watch``
+                _log.debug("%s: %s", self.topic, error)
+            await anyio.sleep(PROVE_SECONDS)
+            following.prove(ends, as_of)
 
     async def _look(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
         """Check that the topic is still the same; it may have grown. Fails, and raises, if it is not."""

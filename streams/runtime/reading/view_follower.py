@@ -7,6 +7,7 @@ resume, the end) take effect between two records: each gives the partition a new
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,14 +17,17 @@ import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX, reason
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
-from streams.errors import ConfigError, DecodeError, RecordError
+from streams.errors import ConfigError, DecodeError, OffsetError, RecordError
 from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord
 from streams.runtime.ports import Tail
 from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
+from streams.runtime.system import elapsed_seconds
 
 _log = logging.getLogger(__name__)
 
+Starts = Mapping[int, tuple[int, float]]
+"""Where to go on in partitions, and as of when everything below is there (``elapsed_seconds``)."""
 OnError = Retry | Callable[[IncomingRecord, RecordError], ErrorResponse]
 
 
@@ -64,11 +68,12 @@ class LogPartitionStatistics(msgspec.Struct, frozen=True):
 
 class _Followed(FollowedPartition):
     """One partition. ``next`` is where reading goes on: the record that the receivers have at this moment lies between
-    ``position`` and it."""
+    ``position`` and it. ``as_of``: all that was not received is younger (``elapsed_seconds``)."""
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition, 0)
         self.next = FROM_START
+        self.as_of = elapsed_seconds()
         self.paused = False
         self.skipped = 0
 
@@ -93,10 +98,13 @@ class Following:
         on_error: OnError,
         news: Callable[[], None],
         failed: Callable[[int, Exception], None],
-        starts: Mapping[int, int] | None = None,
+        starts: Starts | None = None,
     ) -> None:
         self.topic = topic
         self.awaited = False
+        self.life_seconds = math.inf
+        """For so long tombstones live. A partition that is read on later fails: a key whose tombstone is gone would
+        stay with the receivers."""
         self._tail = tail
         self._receivers = tuple(receivers)
         self._on_error = on_error
@@ -119,7 +127,8 @@ class Following:
             for number in range(len(self._followed), partitions):
                 followed = self._followed[number] = _Followed(number)  # first: the thread may be quicker
                 if number in self._starts:
-                    followed.begin_at(self._starts[number])
+                    offset, followed.as_of = self._starts[number]
+                    followed.begin_at(offset)
                 self._follow(number, followed.next)
 
     def go_on(self, partition: int) -> None:
@@ -170,6 +179,13 @@ class Following:
                 for number, goal in sorted(goals.items())
                 if (followed := self._followed[number]).position < goal
             ]
+
+    def prove(self, ends: Mapping[int, int], as_of: float) -> None:
+        """Note that everything below these offsets was all that there was to read at a time."""
+        with self._lock:
+            for number, followed in self._followed.items():
+                if followed.position >= ends.get(number, math.inf):
+                    followed.as_of = as_of
 
     @property
     def partitions(self) -> int:
@@ -237,6 +253,13 @@ class Following:
     def _receive(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
         followed = self._followed[partition]
         lock, ended = self._lock, self._ended.is_set
+        away = elapsed_seconds() - followed.as_of
+        if away > self.life_seconds and position > followed.position:  # else nothing was missed
+            raise OffsetError(
+                f"{self.topic}[{partition}] was not read on for {away / 3600:.1f} h, and the topic keeps tombstones "
+                f"for {self.life_seconds / 3600:g} h (delete.retention.ms): keys that were deleted meanwhile could "
+                "stay here. Start a new global change log"
+            )
         for record in records:
             with lock:
                 if followed.epoch != epoch or ended():
