@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from confluent_kafka import Message
 from rich.console import Console
 
 from benchmarks import __main__ as command
@@ -31,18 +29,6 @@ from benchmarks.drain import DrainResult, middle_rate, stretch
 from benchmarks.measures import PRESETS, measures
 from benchmarks.reader import Gap, percentiles
 from benchmarks.report import Entry, Run, machine_facts, show
-from benchmarks.spark.measure import (
-    BACK_TO_BACK,
-    CONNECTOR,
-    DRIVER,
-    FLOOR,
-    IDLE,
-    PacedRun,
-    SparkJobs,
-    SparkPaced,
-    SparkRun,
-)
-from benchmarks.spark.run import HEADERS, judged
 from benchmarks.stalls.group import Window, silences
 from benchmarks.steady import SteadyResult, behind_of
 from benchmarks.systems import KINDS, REFERENCE, Failed, Kind, Launch, System, Unavailable, running
@@ -157,34 +143,6 @@ def test_the_judge_sees_every_fault(fault: str, written: int) -> None:
     account = found[random.Random(3).randrange(10_000)][0]
     FAULTS[fault](found, [number for number, (key, _) in enumerate(found) if key == account])
     assert verdict(found, 4 if fault == "other seed" else 3, EVENTS, written) != ""
-
-
-# -- Spark -------------------------------------------------------------------------------------------------------------
-
-
-def of_spark(number: int, key: bytes = b"", end: bytes = b"", headers: Any = HEADERS) -> Any:
-    """A record of a right side: a key's numbers rise."""
-    value = b'{"id":%d,"account":"a"}' % number + end
-    return Message(topic="t", key=key or b"k%d" % (number % 7), value=value, headers=headers)
-
-
-@pytest.mark.parametrize("fault", ["", "lost", "twice", "other value", "other key", "no headers", "swapped"])
-def test_the_judge_of_spark_sees_every_fault(fault: str) -> None:
-    found = [of_spark(number) for number in range(200)]
-    due = len(found), sum(zlib.crc32(one.key()) for one in found), sum(zlib.crc32(one.value()) for one in found)
-    place = random.Random(7).randrange(100)
-    one = found[place]
-    found[place : place + 1] = {
-        "lost": [],
-        "twice": [one, one],
-        "other value": [of_spark(place, end=b" ")],
-        "other key": [of_spark(place, key=b"k9")],
-        "no headers": [of_spark(place, headers=None)],
-    }.get(fault, [one])
-    if fault == "swapped":
-        swap(found, place, place + 7)
-    assert bool(judged(found, due, in_order=True)) == bool(fault)
-    assert not judged(found, due, in_order=False) or fault != "swapped"
 
 
 # -- the harness -------------------------------------------------------------------------------------------------------
@@ -394,19 +352,6 @@ def test_aims_are_measured_against_the_best_of_a_peer_and_a_loop_of_as_many_slot
     assert found["drain, to `kafka-streams:commit_ms=20`"] == ("1.25", False)
     assert found["async work, `scheduler:slots=8` to `loop:slots=8`"] == ("0.90", True)
     assert found["async work, `concurrency:slots=64` to `loop:slots=64`"] == ("0.50", False)
-
-
-def test_aims_of_spark_are_those_of_one_round() -> None:
-    rates = {("read", "grt"): 100, ("decode", "grt, typed"): 95, (DRIVER, "grt"): 7}
-    rates |= {(what, system): rate for what in ("stream", "write") for system, rate in (("grt", 120), (CONNECTOR, 100))}
-    jobs = [SparkRun(*job, 2, turn, 1, rate, 0.1, 0.04, 0.1) for job, rate in rates.items() for turn in (0, 1)]
-    queries = {(BACK_TO_BACK, FLOOR): 250.0, (BACK_TO_BACK, "grt"): 300.0, (IDLE, "grt"): 0.0}
-    paced = [PacedRun(*query, 1, batch_ms=took, cpu_share=0.2) for query, took in queries.items()]
-    found = [(aim.found, aim.is_met) for aim in (*SparkJobs().aims(jobs), *SparkPaced().aims(paced))]
-    assert found == [
-        ("1.20", True), ("1.20", False), ("0.95", True), ("40.0 ns a row", True), ("50.0 ms", True),
-        ("20.0 % of a core", False),
-    ]  # fmt: skip
 
 
 def test_a_run_that_fell_behind_is_compared_with_nothing() -> None:
