@@ -1,11 +1,9 @@
-"""What the tests of one program on a real broker need: the topics of a group, what is in them, and processes that are
-killed under load."""
+"""What the tests of one program on a real broker need: the topics of a group, what is in them, and its processes."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,25 +15,31 @@ from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.topics import TopicSpec
-from tests.broker.battery_kit import Worker, let_pass, wait_until
+from tests.broker.battery_kit import Worker
 
 
 class Bench:
-    """The topics of one test, and what is in them. ``worker``: a process of its program."""
+    """The topics of one test, and what is in them. ``worker``: a process of its program. Those that were started are
+    killed at the end."""
 
     worker: type[Worker]
     inputs: Sequence[str] = ()
 
-    def __init__(self, bootstrap: str, group: str) -> None:
+    def __init__(self, bootstrap: str, group: str, folder: Path) -> None:
         self.bootstrap, self.group = bootstrap, group
+        self._folder = folder
+        self._started: list[Worker] = []
         self.settings = ClientSettings(bootstrap, {}, client_id="bench")
         self.admin = TopicAdmin(self.settings)
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
+        options = {"enable.idempotence": True, "queue.buffering.max.messages": 200_000, "log_level": 0}
+        self._producer = Producer({"bootstrap.servers": bootstrap, **options})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for worker in self._started:
+            worker.kill()
         self.admin.close()
 
     def make(self, *names: str, partitions: int, **configs: str) -> None:
@@ -67,45 +71,6 @@ class Bench:
             found = reader.read_all(topic, ranges, stalled_after_seconds=60.0)
         return {number: found.get(number, []) for number in ranges}
 
-    def start(self, name: str, folder: Path, **environment: str) -> Worker:
-        return self.worker(self.bootstrap, self.group, name, folder, **environment)
-
-    @contextmanager
-    def started(self, folder: Path, *names: str) -> Iterator[dict[str, Worker]]:
-        """Start processes by their names; all that are in the dictionary at the end are killed."""
-        members = {name: self.start(name, folder) for name in names}
-        try:
-            yield members
-        finally:
-            for member in members.values():
-                member.kill()
-
-
-class LoadedBench(Bench):
-    """A bench whose program is killed under load, and judged by a witness. ``sent``: so many records."""
-
-    sent = 0
-
-    def send(self, count: int, rng: random.Random) -> None:
-        raise NotImplementedError
-
-    def judge(self) -> None:
-        raise NotImplementedError
-
-    def kill_under_load(self, folder: Path, rng: random.Random, *, kills: int, records: int) -> None:
-        """Kill one of two processes again and again, each time after so many records were sent; then judge."""
-        with self.started(folder, "one", "two") as members:
-            for _ in range(kills):
-                before = self.handled()
-                self.send(records, rng)
-                wait_until(lambda before=before: self.handled() > before, "some are handled")  # type: ignore[misc]
-                let_pass(rng.uniform(0.0, 0.3))
-                wait_until(lambda: any(one.times("generation") for one in members.values()), "one has joined")
-                name = rng.choice([name for name, member in sorted(members.items()) if member.times("generation")])
-                members[name].kill()
-                members[name] = self.start(name, folder)
-            self.send(records, rng)
-            wait_until(lambda: self.handled() == self.sent, "all are handled")
-            wait_until(lambda: all(member.times("generation") for member in members.values()), "all have joined")
-            assert all(member.stop() == 0 for member in members.values()), members["one"].last_words()
-        self.judge()
+    def start(self, name: str, **environment: str) -> Worker:
+        self._started.append(self.worker(self.bootstrap, self.group, name, self._folder, **environment))
+        return self._started[-1]

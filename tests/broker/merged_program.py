@@ -1,7 +1,7 @@
 """The program of ``test_battery_merged``: orders, payments, customers with an update handler, a loop, a visit, and a
 lookup; out which one came as which, with the row and the rates it has met, and the keys that were visited. It dies or
-freezes where ``KES_FAULT`` says. With ``MERGED_FOLDER`` store and rows are on disk. SIGUSR1 holds
-back the lookup for some seconds.
+freezes where ``KES_FAULT`` says; with ``MERGED_DIES`` it dies "before" or "after" it deletes from the loop. With
+``MERGED_FOLDER`` store and rows are on disk. SIGUSR1 holds back the lookup for some seconds.
 
 python merged_program.py BOOTSTRAP GROUP INSTANCE
 """
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from streams import EventContext, EventSource, StateConfig, Table, Update, event_type
+from streams.clients.takeover import KafkaPythonTakeOver
 from streams.disk import SQLite
 from streams.errors import StreamsError
 from streams.records import Record
@@ -29,6 +30,11 @@ from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
 from tests.broker.program_kit import config_of
 
 PARTITIONS = 2
+COMPACTED = {"cleanup_policy": "compact", "segment_ms": "3600000"}
+TOPICS: dict[str, dict[str, str]] = {
+    "orders": {}, "payments": {}, "customers": COMPACTED, "rates": COMPACTED, "said": {}, "visited": {},
+}  # fmt: skip
+"""Those that the source does not make, by what they are for."""
 CUSTOMERS = [f"c{number}" for number in range(20)]
 UPDATES_HOP = 5
 """An update to a multiple of this sends one event into the loop."""
@@ -70,7 +76,7 @@ class Told(NamedTuple):
 
 def topics_of(group: str) -> dict[str, str]:
     """Return the topics by what they are for; ``loop`` is the source's own."""
-    names = {name: f"{group}-{name}" for name in ("orders", "payments", "customers", "rates", "said", "visited")}
+    names = {name: f"{group}-{name}" for name in TOPICS}
     return names | {"loop": f"{group}.{names['orders']}.loop"}
 
 
@@ -165,9 +171,23 @@ def hold_back(source: EventSource[Any]) -> None:
             following.resume(None, None)
 
 
+def die_at_a_purge(when: str) -> None:
+    """Have this process killed "before" or "after" its first request to delete from the loop."""
+    delete: Any = KafkaPythonTakeOver.delete_records
+
+    def struck(*arguments: Any) -> None:
+        if when == "after":
+            delete(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    KafkaPythonTakeOver.delete_records = struck  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(module)s %(message)s")
     loop_purge.PURGE_SECONDS = 0.5  # type: ignore[misc]
+    if "MERGED_DIES" in os.environ:
+        die_at_a_purge(os.environ["MERGED_DIES"])
     plan = FaultPlan.from_environment()
     source = build(*sys.argv[1:4], plan, float(os.environ.get("MERGED_SESSION") or "6"))
     signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=hold_back, args=(source,), daemon=True).start())

@@ -13,7 +13,6 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -22,22 +21,19 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.codecs import int_codec
 from streams.errors import BrokerUnavailable
-from streams.records import TYPE_HEADER, IncomingRecord
+from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.joined_rows import row_key
 from streams.sak.murmur2 import partition_of
 from streams.testing.faults import MOVE_POINTS, POINTS, FaultPlan
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec, changelog_name
+from streams.topics import changelog_name
 from tests.broker import merged_program as program
 from tests.broker.battery_kit import Worker, let_pass, wait_until
+from tests.broker.bench_kit import Bench
 from tests.broker.gate import nightly
 from tests.unit.joins_kit import folded
 
@@ -55,50 +51,39 @@ class MergedWorker(Worker):
     program = Path(__file__).with_name("merged_program.py")
 
 
-class MergedBench:
-    """The topics of one test, and what is in them."""
+class MergedBench(Bench):
+    worker = MergedWorker
 
-    def __init__(self, bootstrap: str, group: str) -> None:
-        self.bootstrap, self.group = bootstrap, group
+    def __init__(self, bootstrap: str, group: str, folder: Path) -> None:
+        super().__init__(bootstrap, group, folder)
         self.topics = program.topics_of(group)
         self.inputs = [self.topics[name] for name in ("orders", "payments", "customers")]
-        self.settings = ClientSettings(bootstrap, {}, client_id="merged")
-        self.admin = TopicAdmin(self.settings)
+        self.loop = self.topics["loop"]
         self.sent = 0
         self.runs: list[str] = []
-        options = {"enable.idempotence": True, "queue.buffering.max.messages": 200_000, "log_level": 0}
-        self._producer = Producer({"bootstrap.servers": bootstrap, **options})
-        compacted = {"cleanup.policy": "compact", "segment.ms": "3600000"}
-        specs = [
-            TopicSpec(
-                name=self.topics[name],
-                partitions=program.PARTITIONS,
-                replication_factor=1,
-                configs=compacted if name in ("customers", "rates") else {},
-            )
-            for name in ("orders", "payments", "customers", "rates", "said", "visited")
-        ]
-        self.admin.create(specs, 30.0)
+        for name, configs in program.TOPICS.items():
+            self.make(self.topics[name], partitions=program.PARTITIONS, **configs)
+
+    def start(self, name: str, **environment: str) -> Worker:
+        return super().start(name, **QUICK, **environment)
 
     def send(self, count: int, rng: random.Random, *, rows: float = 0.3) -> None:
         for _ in range(count):
-            key, luck = rng.choice(program.CUSTOMERS), rng.random()
-            headers: Any = None
+            key, luck, event = rng.choice(program.CUSTOMERS), rng.random(), None
+            value: bytes | None
             if luck < rows:
                 topic, value = "customers", None if rng.random() < 0.1 else int_codec.encode(self.sent)
             elif luck < rows + (1 - rows) / 2:
                 topic, value = "payments", msgspec.json.encode(program.Paid(key))
             else:
-                topic, headers = "orders", [(TYPE_HEADER, b"merged.Ordered")]
+                topic, event = "orders", b"merged.Ordered"
                 value = msgspec.json.encode(program.Ordered(key, rng.randrange(4)))
-            partition = partition_of(key.encode(), program.PARTITIONS)
-            self._producer.produce(self.topics[topic], value, key, partition, headers=headers)
+            self.produce(self.topics[topic], value, key, partition_of(key.encode(), program.PARTITIONS), event)
             self.sent += 1
             if self.sent % RATE_EVERY == 0:
                 number = rng.randrange(len(program.CURRENCIES))
-                new = int_codec.encode(self.sent)
-                self._producer.produce(self.topics["rates"], new, program.CURRENCIES[number], number)
-        assert self._producer.flush(60) == 0
+                self.produce(self.topics["rates"], int_codec.encode(self.sent), program.CURRENCIES[number], number)
+        self.flush()
 
     def visit(self, run: str) -> None:
         """Start a run of the visit. It may be started before."""
@@ -108,45 +93,28 @@ class MergedBench:
 
     def visits(self) -> dict[int, list[Any]]:
         """Return the rates that each visit has met, with (events before it, run, key, visits before), by partition."""
-        found = self.read(self.topics["visited"])
+        found = self.read(self.topics["visited"], stable=True)
         return {number: [msgspec.json.decode(one.value or b"") for one in records] for number, records in found.items()}
 
-    def handled(self) -> int:
-        """Records of the three topics below the group's offsets, -1 while a transaction hides them."""
-        try:
-            return sum(sum(self.admin.committed(self.group, name, 5.0).values()) for name in self.inputs)
-        except BrokerUnavailable:
-            return -1
-
     def is_done(self) -> bool:
-        """Whether everything is handled, the loop, too."""
+        """Whether everything is handled, the loop, too, and what is handled of the loop is deleted."""
         if self.handled() != self.sent:
             return False
         try:
-            committed = self.admin.committed(self.group, self.topics["loop"], 5.0)
+            committed = self.admin.committed(self.group, self.loop, 5.0)
         except BrokerUnavailable:
             return False
+        deleted = {number: mark.start for number, mark in self.admin.watermarks(self.loop).items()}
         # Behind the last record there are markers only: the position goes over them with the next record.
-        left = {number: (offset, 1 << 60) for number, offset in committed.items()}
-        return not any(self._read(self.topics["loop"], left).values())
-
-    def read(self, topic: str) -> dict[int, list[IncomingRecord]]:
-        return self._read(topic, {})
-
-    def _read(self, topic: str, wanted: dict[int, tuple[int, int]]) -> dict[int, list[IncomingRecord]]:
-        marks = self.admin.watermarks(topic)
-        ranges = {
-            number: (max(mark.start, wanted.get(number, (0, 0))[0]), mark.stable) for number, mark in marks.items()
-        }
-        with closing(PartitionReader(self.settings)) as reader:
-            found = reader.read_all(topic, ranges, stalled_after_seconds=60.0)
-        return {number: found.get(number, []) for number in ranges}
+        return deleted == {number: committed.get(number, 0) for number in deleted} and not any(
+            self.read(self.loop, stable=True).values()
+        )
 
     def judge(self) -> None:
-        sent = {topic: self.read(topic) for topic in self.inputs}
-        visited = self.visits()
-        said, changelog = self.read(self.topics["said"]), self.read(changelog_name(self.group, self.topics["orders"]))
-        loop, table = self.topics["loop"], self.topics["customers"]
+        sent = {topic: self.read(topic, stable=True) for topic in self.inputs}
+        visited, loop, table = self.visits(), self.loop, self.topics["customers"]
+        said = self.read(self.topics["said"], stable=True)
+        changelog = self.read(changelog_name(self.group, self.topics["orders"]), stable=True)
         hops: Counter[tuple[str, int]] = Counter()
         for partition, lines in said.items():
             told = [msgspec.json.decode(record.value or b"") for record in lines]
@@ -200,10 +168,9 @@ class MergedBench:
 
 
 @pytest.fixture
-def merged(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[MergedBench]:
-    made = MergedBench(kafka_broker.bootstrap_servers, f"{topic_prefix}merged")
-    yield made
-    made.admin.close()
+def merged(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[MergedBench]:
+    with MergedBench(kafka_broker.bootstrap_servers, f"{topic_prefix}merged", tmp_path) as made:
+        yield made
 
 
 def not_older(partition: int, looks: Sequence[Sequence[int]]) -> None:
@@ -214,23 +181,7 @@ def not_older(partition: int, looks: Sequence[Sequence[int]]) -> None:
         assert back is None, f"{partition}: after look {back} {currency} went back: {met[back : back + 2]}"
 
 
-@contextmanager
-def started(bench: MergedBench, folder: Path) -> Iterator[Any]:
-    """A function that starts members; all of them are killed at the end."""
-    members: list[MergedWorker] = []
-
-    def start(name: str, **environment: str) -> MergedWorker:
-        members.append(MergedWorker(bench.bootstrap, bench.group, name, folder, **QUICK, **environment))
-        return members[-1]
-
-    try:
-        yield start
-    finally:
-        for member in members:
-            member.kill()
-
-
-def finished(bench: MergedBench, *members: MergedWorker) -> None:
+def finished(bench: MergedBench, *members: Worker) -> None:
     wait_until(bench.is_done, "everything is handled", 150)
     wait_until(lambda: all(member.times("generation") for member in members), "all have joined")
     for member in members:
@@ -243,7 +194,7 @@ def all_visited(bench: MergedBench) -> None:
     wait_until(lambda: sum(map(len, bench.visits().values())) >= due, "all runs are over", 150)
 
 
-def until_dead(bench: MergedBench, member: MergedWorker, rng: random.Random) -> None:
+def until_dead(bench: MergedBench, member: Worker, rng: random.Random) -> None:
     """Send until it has killed itself."""
 
     def is_dead() -> bool:
@@ -273,100 +224,105 @@ def test_killed_at_named_points(
     many, later within runs of the visit."""
     rng, disk = random.Random(seed), {"MERGED_FOLDER": str(tmp_path / "state")} if on_disk else {}
     merged.send(400, rng, rows=0.9)
-    with started(merged, tmp_path) as start:
-        first, *later = rng.sample(points, len(points))
-        if first == "restore.half":  # there is nothing to restore yet
-            first, *later = *reversed(later), first
-        until_dead(merged, start("victim", KES_FAULT=f"{first}:{strikes(first, rng)}", **disk), rng)
-        has_visits = len(points) > 2
+    first, *later = rng.sample(points, len(points))
+    if first == "restore.half":  # there is nothing to restore yet
+        first, *later = *reversed(later), first
+    until_dead(merged, merged.start("victim", KES_FAULT=f"{first}:{strikes(first, rng)}", **disk), rng)
+    has_visits = len(points) > 2
+    if has_visits:
+        whole = merged.start("victim", **disk)
+        merged.send(20_000, rng, rows=0.5)
+        wait_until(lambda: merged.handled() == merged.sent, "all keys are there", 150)
+        whole.kill()
+    for point in later:
+        victim = merged.start("victim", KES_FAULT=f"{point}:{strikes(point, rng)}", **disk)
         if has_visits:
-            whole = start("victim", **disk)
-            merged.send(20_000, rng, rows=0.5)
-            wait_until(lambda: merged.handled() == merged.sent, "all keys are there", 150)
-            whole.kill()
-        for point in later:
-            victim = start("victim", KES_FAULT=f"{point}:{strikes(point, rng)}", **disk)
-            if has_visits:
-                merged.visit(f"run-{point}")
-            until_dead(merged, victim, rng)
-        last = start("victim", **disk)
-        all_visited(merged)
-        finished(merged, last)
+            merged.visit(f"run-{point}")
+        until_dead(merged, victim, rng)
+    last = merged.start("victim", **disk)
+    all_visited(merged)
+    finished(merged, last)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_around_a_purge(merged: MergedBench, seed: int, when: str) -> None:
+    """Of the loop: what was handled is deleted, and nothing else, whoever does it."""
+    rng = random.Random(seed)
+    merged.send(400, rng)
+    until_dead(merged, merged.start("victim", MERGED_DIES=when), rng)
+    finished(merged, merged.start("victim"))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("point", MOVE_POINTS)
-def test_killed_while_partitions_move(merged: MergedBench, tmp_path: Path, seed: int, point: str) -> None:
+def test_killed_while_partitions_move(merged: MergedBench, seed: int, point: str) -> None:
     rng = random.Random(seed)
     merged.send(400, rng)
     donor_dies = point.startswith("handed_over")
-    with started(merged, tmp_path) as start:
-        first = start("one", **({"KES_FAULT": f"{point}:1"} if donor_dies else {}))
-        wait_until(lambda: merged.handled() > 0, "some are handled")
-        second = start("two", **({} if donor_dies else {"KES_FAULT": f"{point}:1"}))
-        dying, other, name = (first, second, "one") if donor_dies else (second, first, "two")
-        until_dead(merged, dying, rng)
-        again = start(name)
-        merged.send(200, rng)
-        finished(merged, other, again)
+    first = merged.start("one", **({"KES_FAULT": f"{point}:1"} if donor_dies else {}))
+    wait_until(lambda: merged.handled() > 0, "some are handled")
+    second = merged.start("two", **({} if donor_dies else {"KES_FAULT": f"{point}:1"}))
+    dying, other, name = (first, second, "one") if donor_dies else (second, first, "two")
+    until_dead(merged, dying, rng)
+    again = merged.start(name)
+    merged.send(200, rng)
+    finished(merged, other, again)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("point", ["flush.after", "send_offsets.before", "commit.before", "settle.after"])
-def test_frozen_past_its_session(merged: MergedBench, tmp_path: Path, seed: int, point: str) -> None:
+def test_frozen_past_its_session(merged: MergedBench, seed: int, point: str) -> None:
     """While the other member handles what the frozen one had begun, and deletes it from the loop."""
     rng = random.Random(seed)
     merged.send(400, rng)
-    with started(merged, tmp_path) as start:
-        frozen = start("frozen", KES_FAULT=f"{point}:6:freeze")
-        process = psutil.Process(frozen.process.pid)
+    frozen = merged.start("frozen", KES_FAULT=f"{point}:6:freeze")
+    process = psutil.Process(frozen.process.pid)
 
-        def stands() -> bool:
-            merged.send(20, rng)
-            return process.status() == psutil.STATUS_STOPPED
+    def stands() -> bool:
+        merged.send(20, rng)
+        return process.status() == psutil.STATUS_STOPPED
 
-        wait_until(stands, "the member freezes")
-        other = start("other")
-        merged.send(200, rng)
-        wait_until(merged.is_done, "the other one has handled everything", 150)
-        frozen.signal(signal.SIGCONT)
-        merged.send(200, rng)
-        wait_until(lambda: not frozen.running or frozen.said("joining again"), "the frozen one finds out, or ends")
-        finished(merged, other)
+    wait_until(stands, "the member freezes")
+    other = merged.start("other")
+    merged.send(200, rng)
+    wait_until(merged.is_done, "the other one has handled everything", 150)
+    frozen.signal(signal.SIGCONT)
+    merged.send(200, rng)
+    wait_until(lambda: not frozen.running or frozen.said("joining again"), "the frozen one finds out, or ends")
+    finished(merged, other)
 
 
 @pytest.mark.nightly
-def test_a_hundred_thousand_rows_and_no_event(merged: MergedBench, tmp_path: Path, seed: int) -> None:
+def test_a_hundred_thousand_rows_and_no_event(merged: MergedBench, seed: int) -> None:
     rng = random.Random(seed)
     merged.send(100_000, rng, rows=1.0)
-    with started(merged, tmp_path) as start:
-        member = start("one", KES_FAULT="settle.after:20")
-        wait_until(lambda: not member.running, "it dies within the first load")
-        finished(merged, start("one"))
+    member = merged.start("one", KES_FAULT="settle.after:20")
+    wait_until(lambda: not member.running, "it dies within the first load")
+    finished(merged, merged.start("one"))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_killed_at_random_under_load(merged: MergedBench, tmp_path: Path, seed: int) -> None:
+def test_killed_at_random_under_load(merged: MergedBench, seed: int) -> None:
     """Twenty kills of one of three members, over 200,000 records and ten runs of the visit. Before every second kill
     the lookups of the two others are held back."""
     rng = random.Random(seed)
     merged.send(20_000, rng, rows=0.5)
-    with started(merged, tmp_path) as start:
-        members = {name: start(name) for name in ("one", "two", "three")}
-        wait_until(lambda: merged.handled() == merged.sent, "all keys are there", 150)
-        for number in range(KILLS):
-            before, name = merged.handled(), rng.choice(sorted(members))
-            if number % 2:
-                wait_until(lambda: all(member.times("generation") for member in members.values()), "all have joined")
-                for other in members.keys() - {name}:
-                    members[other].signal(signal.SIGUSR1)
-            merged.send(PER_KILL, rng)
-            run = f"run-{number // 2}"
-            merged.visit(run)  # every second time it is requested again, perhaps while it goes on
-            wait_until(lambda before=before: merged.handled() > before, "some are handled")
-            let_pass(rng.uniform(0.0, 0.5))
-            members[name].kill()
-            members[name] = start(name)
-        all_visited(merged)
-        finished(merged, *members.values())
+    members = {name: merged.start(name) for name in ("one", "two", "three")}
+    wait_until(lambda: merged.handled() == merged.sent, "all keys are there", 150)
+    for number in range(KILLS):
+        before, name = merged.handled(), rng.choice(sorted(members))
+        if number % 2:
+            wait_until(lambda: all(member.times("generation") for member in members.values()), "all have joined")
+            for other in members.keys() - {name}:
+                members[other].signal(signal.SIGUSR1)
+        merged.send(PER_KILL, rng)
+        run = f"run-{number // 2}"
+        merged.visit(run)  # every second time it is requested again, perhaps while it goes on
+        wait_until(lambda before=before: merged.handled() > before, "some are handled")
+        let_pass(rng.uniform(0.0, 0.5))
+        members[name].kill()
+        members[name] = merged.start(name)
+    all_visited(merged)
+    finished(merged, *members.values())

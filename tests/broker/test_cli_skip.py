@@ -20,7 +20,7 @@ from streams.runtime.changelog import OFFSET_KEY
 from tests.broker.client_kit import writing
 from tests.broker.engine_kit import Lab, Running, facts, start_failure
 from tests.unit.waiting import stays, wait_until
-from tests.vocabulary import Totals
+from tests.vocabulary import Totals, added
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
@@ -139,6 +139,34 @@ async def test_poison_at_the_very_start_and_what_is_refused(lab: Lab, kes: Kes) 
         assert f"group {lab.group} is alive (shop): stop all members" in err
     assert await lab.totals() == [("a", 1)]
     assert await lab.dead_letters() == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("names", ["", "abc"], ids=["the first", "the fourth"])
+async def test_poison_in_a_further_input_is_passed(lab: Lab, kes: Kes, names: str) -> None:
+    """Also the very first record, before there is any position."""
+    more, place = f"{lab.topic}-more", len(names)
+    await lab.create(lab.topic, lab.output, more)
+    shop = Shop(lab, kes)
+    shop.source.input(more)
+    for value in (*map(added, names), POISON, added("d")):
+        await lab.send(value, topic=more)
+    await lab.flush()
+    assert f"kes skip MODULE:SOURCE {more}:0@{place}" in str(await start_failure(shop.source))
+    for wrong, exit_code, said in [
+        (f"{more}:0@{place + 1}", 1, f"the next record is the one at {place}"),
+        (f"other:0@{place}", 2, "is no input of"),
+    ]:
+        code, _, err = await shop.skip(wrong)
+        assert code == exit_code
+        assert said in " ".join(err.split())
+    code, answer, err = await shop.skip(f"{more}:0@{place}", "--dead-letter")
+    assert (code, answer and answer["next_offset"]) == (0, place + 1), err
+    [(letter, found)] = await lab.dead_letters()
+    assert (letter.value, found["topic"]) == (POISON, more)
+    async with Running(shop.source):
+        await lab.until_outputs(place + 1)
+    assert await lab.totals() == [(name, 1) for name in (*names, "d")]
 
 
 async def test_a_record_behind_markers_and_aborted_ones_is_the_next_one(lab: Lab, kes: Kes) -> None:

@@ -32,13 +32,11 @@ class LookupWorker(Worker):
 class LookupBench(Bench):
     worker = LookupWorker
 
-    def __init__(self, bootstrap: str, group: str) -> None:
-        super().__init__(bootstrap, group)
+    def __init__(self, bootstrap: str, group: str, folder: Path) -> None:
+        super().__init__(bootstrap, group, folder)
         self.payments, self.rates, self.said_topic = program.topics_of(group)
-
-    def create(self, policy: str = "compact") -> None:
         self.make(self.payments, self.said_topic, partitions=1)
-        self.make(self.rates, partitions=2, cleanup_policy=policy)
+        self.make(self.rates, partitions=2, cleanup_policy="compact")
 
     def rate(self, value: int) -> None:
         self.produce(self.rates, int_codec.encode(value), "EUR", 1)
@@ -54,8 +52,8 @@ class LookupBench(Bench):
 
 
 @pytest.fixture
-def bench(kafka_broker: BrokerAddress, topic_prefix: str) -> Iterator[LookupBench]:
-    with LookupBench(kafka_broker.bootstrap_servers, f"{topic_prefix}look") as made:
+def bench(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Iterator[LookupBench]:
+    with LookupBench(kafka_broker.bootstrap_servers, f"{topic_prefix}look", tmp_path) as made:
         yield made
 
 
@@ -94,30 +92,26 @@ def is_awaited(source: EventSource[Any]) -> bool:
         return False
 
 
-def test_the_owner_is_killed_while_its_successors_lookup_is_behind(bench: LookupBench, tmp_path: Path) -> None:
-    bench.create()
+def test_the_owner_is_killed_while_its_successors_lookup_is_behind(bench: LookupBench) -> None:
     bench.rate(1)
     bench.pay()
-    owner = bench.start("one", tmp_path)
-    try:
-        wait_until(lambda: bench.said() == ["one: 1"], "the first is handled")
-        successor = program.build(bench.bootstrap, bench.group, "two")
-        with running(successor) as ended:
-            following = reader_of(successor).running()
-            following.pause(None)
-            bench.rate(2)
-            # Until the owner has seen the new rate: the table has no place in the order of the events.
-            wait_until(lambda: bool(bench.pay() or "one: 2" in bench.said()), "the owner has the new rate")
-            owner.kill()
-            handled = len(bench.said())
-            bench.pay()
-            wait_until(lambda: is_awaited(successor), "the successor waits")
-            assert len(bench.said()) == handled
-            following.resume(None, None)
-            wait_until(lambda: bench.said()[-1] == "two: 2", "the successor goes on")
-            assert not ended
-    finally:
+    owner = bench.start("one")
+    wait_until(lambda: bench.said() == ["one: 1"], "the first is handled")
+    successor = program.build(bench.bootstrap, bench.group, "two")
+    with running(successor) as ended:
+        following = reader_of(successor).running()
+        following.pause(None)
+        bench.rate(2)
+        # Until the owner has seen the new rate: the table has no place in the order of the events.
+        wait_until(lambda: bool(bench.pay() or "one: 2" in bench.said()), "the owner has the new rate")
         owner.kill()
+        handled = len(bench.said())
+        bench.pay()
+        wait_until(lambda: is_awaited(successor), "the successor waits")
+        assert len(bench.said()) == handled
+        following.resume(None, None)
+        wait_until(lambda: bench.said()[-1] == "two: 2", "the successor goes on")
+        assert not ended
     assert "two: 1" not in bench.said()
     changelog = bench.read(f"{bench.group}.{bench.payments}.changelog", stable=True)[0]
     last = [record for record in changelog if record.key == OFFSET_KEY][-1]
@@ -128,7 +122,6 @@ def test_the_owner_is_killed_while_its_successors_lookup_is_behind(bench: Lookup
 
 
 def test_the_topic_is_deleted_while_the_source_runs(bench: LookupBench) -> None:
-    bench.create()
     bench.rate(1)
     with running(program.build(bench.bootstrap, bench.group, "one")) as ended:
         bench.pay()
@@ -137,12 +130,3 @@ def test_the_topic_is_deleted_while_the_source_runs(bench: LookupBench) -> None:
         wait_until(lambda: bool(ended), "the source has stopped")
     assert isinstance(ended[0], TopicError), ended
     assert f"the lookup {bench.rates} cannot be read on: topic {bench.rates} does not exist any more" in str(ended[0])
-
-
-def test_a_topic_that_is_missing_or_not_compacted_is_refused_at_the_start(bench: LookupBench) -> None:
-    bench.create(policy="delete")
-    with pytest.raises(TopicError, match=r"-rates has cleanup.policy=delete.*the topic of a lookup is compacted"):
-        program.build(bench.bootstrap, bench.group, "one").run()
-    bench.admin.delete([bench.rates])
-    with pytest.raises(TopicError, match=r"-rates does not exist \(a lookup is never made at the start: kes topics"):
-        program.build(bench.bootstrap, bench.group, "one").run()

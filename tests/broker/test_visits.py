@@ -35,7 +35,7 @@ class VisitBench(Bench):
     worker = VisitWorker
 
     def __init__(self, bootstrap: str, group: str, folder: Path) -> None:
-        super().__init__(bootstrap, group)
+        super().__init__(bootstrap, group, folder)
         self.keys, self.said = program.topics_of(group)
         self.inputs = [self.keys]
         self.make(self.keys, self.said, partitions=program.PARTITIONS)
@@ -85,7 +85,7 @@ def bench(kafka_broker: BrokerAddress, topic_prefix: str, tmp_path: Path) -> Ite
         yield made
 
 
-def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, seed: int) -> None:
+def test_visits_and_kills_and_a_planned_move(bench: VisitBench, seed: int) -> None:
     rng, count = random.Random(seed), 1_200
     bench.put(count)
 
@@ -95,33 +95,33 @@ def test_visits_and_kills_and_a_planned_move(bench: VisitBench, tmp_path: Path, 
     def some(run: str, least: int) -> None:
         wait_until(lambda: sum(bench.visited()[run].values()) >= least, f"{least} keys are visited in {run}")
 
-    with bench.started(tmp_path, "one", "two") as members:
+    members = {name: bench.start(name) for name in ("one", "two")}
+    wait_until(all_joined, "all have joined")
+    wait_until(lambda: bench.handled() >= count, "all keys are there")
+    for number in range(3):
+        run = f"kill-{number}"
+        assert bench.kes("--run", run) == {"visit": "look", "run": run}
+        some(run, rng.randrange(1, count // 2))
+        let_pass(rng.uniform(0.0, 0.1))
+        name = rng.choice(sorted(members))
+        members[name].kill()
+        bench.kes("--run", run)  # a second time, while its partitions are between two members
+        members[name] = bench.start(name)
+        some(run, count)
         wait_until(all_joined, "all have joined")
-        wait_until(lambda: bench.handled() >= count, "all keys are there")
-        for number in range(3):
-            run = f"kill-{number}"
-            assert bench.kes("--run", run) == {"visit": "look", "run": run}
-            some(run, rng.randrange(1, count // 2))
-            let_pass(rng.uniform(0.0, 0.1))
-            name = rng.choice(sorted(members))
-            members[name].kill()
-            bench.kes("--run", run)  # a second time, while its partitions are between two members
-            members[name] = bench.start(name, tmp_path)
-            some(run, count)
-            wait_until(all_joined, "all have joined")
-        bench.kes("--run", program.MOVE)
-        some(program.MOVE, 1)
-        members["three"] = bench.start("three", tmp_path)
-        some(program.MOVE, count)
-        wait_until(lambda: bench.is_over(program.MOVE, "ended"), "its members say so")
-        bench.kes("--run", program.CANCELLED)
-        some(program.CANCELLED, 1)
-        bench.kes("--run", program.CANCELLED, "--cancel")
-        wait_until(lambda: bench.is_over(program.CANCELLED, "cancelled"), "its members say so")
-        bench.kes("--run", program.CANCELLED)
-        bench.kes("--run", "last")
-        some("last", count)
-        assert all(member.stop() == 0 for member in members.values()), members["one"].last_words()
+    bench.kes("--run", program.MOVE)
+    some(program.MOVE, 1)
+    members["three"] = bench.start("three")
+    some(program.MOVE, count)
+    wait_until(lambda: bench.is_over(program.MOVE, "ended"), "its members say so")
+    bench.kes("--run", program.CANCELLED)
+    some(program.CANCELLED, 1)
+    bench.kes("--run", program.CANCELLED, "--cancel")
+    wait_until(lambda: bench.is_over(program.CANCELLED, "cancelled"), "its members say so")
+    bench.kes("--run", program.CANCELLED)
+    bench.kes("--run", "last")
+    some("last", count)
+    assert all(member.stop() == 0 for member in members.values()), members["one"].last_words()
     found = bench.visited()
     assert any("three" in names for names in bench.moved_in(program.MOVE).values()), (
         "a partition has moved during the run"
