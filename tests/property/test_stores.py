@@ -7,12 +7,11 @@ from typing import Any, cast
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from streams.records import Change, TopicPartition
 from streams.stores import SimpleStore, Table
+from tests.property.journalled_machine import HERE, JournalledMachine
 
-HERE = TopicPartition("t", 0)
 KEYS = st.sampled_from(["", "a", "ab", "b", "\x00", "a\x00", "ü", "\U0010ffff"]) | st.text(max_size=3)
 # surrogates are not text for Kafka; st.text() leaves them out by itself
 VALUES = st.sampled_from([b"", b"\x00"]) | st.binary(max_size=3)
@@ -23,11 +22,11 @@ class Item(msgspec.Struct):
     data: bytes
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """Events that succeed or fail, reads in between, restores at any time, in one go or as a standby."""
+class StoreMachine(JournalledMachine):
+    """With reads in between."""
 
-    def make(self) -> Any:
-        raise NotImplementedError
+    def empty(self) -> dict[str, bytes]:
+        return {}
 
     def put(self, key: str, value: bytes) -> None:
         self.store.put(key, value)
@@ -35,21 +34,10 @@ class StoreMachine(RuleBasedStateMachine):
     def read(self, found: Any) -> bytes:
         return cast(bytes, found)
 
-    @initialize()
-    def start(self) -> None:
-        self.store = self.make()
-        self.standby = self.make()
-        self.model: dict[str, bytes] = {}
-        self.before: dict[str, bytes] = {}
-        self.changelog: list[Change] = []
-        self.journal: list[Change] | None = None
-
     @precondition(lambda self: self.journal is None)
     @rule()
     def begin(self) -> None:
-        self.before = dict(self.model)
-        self.journal = []
-        self.store.begin(self.journal)
+        self.begun()
 
     @precondition(lambda self: self.journal is not None)
     @rule(key=KEYS, value=VALUES)
@@ -61,41 +49,6 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def delete(self, key: str) -> None:
         assert bool(self.store.delete(key)) == (self.model.pop(key, None) is not None)
-
-    @precondition(lambda self: self.journal is not None)
-    @rule(last_one_wins=st.booleans())
-    def complete(self, last_one_wins: bool) -> None:
-        assert self.journal is not None
-        self.store.end()
-        changes = list({change.key: change for change in self.journal}.values()) if last_one_wins else self.journal
-        self.changelog += [Change(change.key, change.value) for change in changes]
-        for change in self.changelog[-len(changes) :] if changes else ():
-            self.standby.receive_change(change)
-        self.journal = None
-
-    @precondition(lambda self: self.journal is not None)
-    @rule()
-    def fail(self) -> None:
-        assert self.journal is not None
-        self.store.end()
-        self.store.undo(self.journal)
-        self.model = dict(self.before)
-        self.journal = None
-
-    @precondition(lambda self: self.journal is None)
-    @rule()
-    def restore(self) -> None:
-        fresh = self.make()
-        for change in self.changelog:
-            fresh.receive_change(change)
-        assert sorted(fresh.dump()) == sorted(self.store.dump())
-        self.store.revoked()
-        self.store = fresh
-
-    @precondition(lambda self: self.journal is None)
-    @rule()
-    def take_over(self) -> None:
-        self.store, self.standby = self.standby, self.store
 
     @rule(key=KEYS)
     def get(self, key: str) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from streams.disk import SQLite
 from streams.errors import StoreError
 from streams.protocols import DiskStore
-from streams.records import Change, IncomingRecord, TopicPartition
+from streams.records import Change, IncomingRecord
 from streams.stores import Heap, Index, LateItem, NamedTable, Stores, Window, Windows
+from tests.property.journalled_machine import HERE, JournalledMachine
 from tests.property.test_disk_table import MemoryDatabase
 
-HERE = TopicPartition("t", 0)
 KEYS = st.sampled_from(["", "a", "ab", "b", "\x00", "a\x00", "ü"])
 FEW = st.sampled_from(["a", "b"])
 RANKS = st.integers(-2, 3)
@@ -120,29 +119,18 @@ class Model:
         return True
 
 
-class StructuresMachine(RuleBasedStateMachine):
+class StructuresMachine(JournalledMachine):
     def make(self) -> Everything:
         return Everything.factory()(HERE)
 
-    def committed(self, store: Everything, changes: list[Change]) -> None:
-        """Notes what a store on disk may write."""
-
-    @initialize()
-    def start(self) -> None:
-        self.store, self.standby = self.make(), self.make()
-        self.model = Model()
-        self.before = deepcopy(self.model)
-        self.changelog: list[Change] = []
-        self.journal: list[Change] | None = None
-        self.ctx: Any = None
+    def empty(self) -> Model:
+        return Model()
 
     @precondition(lambda self: self.journal is None)
     @rule(seconds=st.integers(0, 4), back=st.integers(0, 12), millis=st.sampled_from([0, 1, 999]))
     def begin(self, seconds: int, back: int, millis: int) -> None:
         time = max(0, self.model.time + seconds * SECOND + millis - (back * SECOND if back > 8 else 0))
-        self.before = deepcopy(self.model)
-        self.journal = []
-        self.store.begin(self.journal)
+        self.begun()
         record = IncomingRecord("t", 0, 0, None, None, None, time)
         self.ctx = SimpleNamespace(input=record, closed=[], late=[])
         observe = self.store.before_event
@@ -152,46 +140,6 @@ class StructuresMachine(RuleBasedStateMachine):
         self.model.late.clear()
         self.model.advance(time)
         assert self.ctx.closed == self.model.closed
-
-    @precondition(lambda self: self.journal is not None)
-    @rule(last_one_wins=st.booleans())
-    def complete(self, last_one_wins: bool) -> None:
-        assert self.journal is not None
-        self.store.end()
-        changes = list({change.key: change for change in self.journal}.values()) if last_one_wins else self.journal
-        received = [Change(change.key, change.value) for change in changes]
-        self.changelog += received
-        for change in received:
-            self.standby.receive_change(change)
-        self.committed(self.store, changes)
-        self.committed(self.standby, received)
-        self.journal = None
-
-    @precondition(lambda self: self.journal is not None)
-    @rule()
-    def fail(self) -> None:
-        assert self.journal is not None
-        self.store.end()
-        self.store.undo(self.journal)
-        self.model = self.before
-        self.journal = None
-
-    @precondition(lambda self: self.journal is None)
-    @rule(compacted=st.booleans())
-    def restore(self, compacted: bool) -> None:
-        fresh = self.make()
-        kept = list({change.key: change for change in self.changelog}.values()) if compacted else self.changelog
-        for change in kept:
-            fresh.receive_change(change)
-        self.committed(fresh, kept)
-        assert sorted(fresh.dump()) == sorted(self.store.dump())
-        self.store.revoked()
-        self.store = fresh
-
-    @precondition(lambda self: self.journal is None)
-    @rule()
-    def take_over(self) -> None:
-        self.store, self.standby = self.standby, self.store
 
 
 class TablesMachine(StructuresMachine):

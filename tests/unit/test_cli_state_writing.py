@@ -18,11 +18,8 @@ from streams.cli import state_writing
 from streams.cli.skip import Position
 from streams.errors import OffsetError
 from streams.runtime.changelog import OffsetRecord
-from streams.runtime.partition.joined_rows import row_key
 from streams.stores import NamedTable, Stores
 from tests.unit.cli_kit import Kes
-
-ROW = row_key("customers", b"c1")
 
 
 class Order(msgspec.Struct):
@@ -64,26 +61,6 @@ def test_a_partition_without_any_state_is_imported_and_a_cut_file_is_refused(
     refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
     assert "the line that ends partition 0 is missing: the file is cut" in refused.words
     assert len(changes) == 1
-
-
-def test_migrate_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes: Kes) -> None:
-    kes("state", "migrate", "shop:source", "--yes")
-    of_migrate = changes[0](0, {b"o1": b'{"cents":1}', ROW: b'{"cents":2}'})
-    assert list(of_migrate) == [b"o1"]
-
-
-def test_import_leaves_rows_of_joined_tables_alone(changes: list[Changes], kes: Kes, tmp_path: Path) -> None:
-    entries = {b"o1": b'{"cents":1}', ROW: b"as it was"}
-    (file := tmp_path / "in.jsonl").write_text(
-        "".join(
-            line(key=base64.b64encode(key).decode(), value=base64.b64encode(value).decode())
-            for key, value in entries.items()
-        )
-        + line(offset=7)
-    )
-    kes("state", "import", "shop:source", str(file), "--yes")
-    there = {b"o2": b'{"cents":2}', ROW: b"newer", row_key("customers", b"c2"): b"later"}
-    assert changes[0](0, there) == {b"o1": b'{"cents":1}', b"o2": None}
 
 
 def test_of_two_runs_at_a_time_the_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

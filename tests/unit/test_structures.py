@@ -46,19 +46,6 @@ def test_each_table_has_its_own_keys() -> None:
     assert "of no structure of Two" in unknown.problem
 
 
-def test_a_failed_event_leaves_nothing_in_any_table() -> None:
-    store = Two(HERE)
-    before = at(store, 0, lambda: store.orders.put("a", Order("ada")))
-    store.begin(journal := [])
-    store.orders.put("a", Order("bob"))
-    store.orders.delete("a")
-    store.stock.put("a", 1)
-    store.end()
-    store.undo(journal)
-    assert entries(store) == before
-    assert [key for key, _ in store.orders.by("customer", "ada")] == ["a"]
-
-
 def test_what_a_release_has_no_name_for_is_carried(caplog: pytest.LogCaptureFixture) -> None:
     """A table is gone for one release, and there again with the next."""
     store = Two(HERE)
