@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +15,15 @@ from streams.errors import ConfigError, StreamsError
 from streams.spark.writing.transaction import write_once
 from streams.spark.writing.write_options import stream_write_options
 from streams.topics import TopicSpec
-from tests.broker.test_wire_security import secure
+from tests.broker.test_wire_security import mutual, sasl
 from tests.broker.wire_kit import create, set_transaction_version
 from tests.spark.log_kit import Log
 from tests.spark.test_transaction import Topic, of_sink, values
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
-__all__ = ["secure"]
-"""The fixture of a broker with SASL and TLS."""
+__all__ = ["mutual", "sasl"]
+"""The fixtures of brokers with TLS and SASL."""
 
 KEYS = [b"%d" % number for number in range(60)]
 SERVERS = "bootstrap.servers"
@@ -82,21 +81,13 @@ async def test_transactions_of_version_1(topic_prefix: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "MUTUAL"])
-def test_each_way_to_authenticate(secure: tuple[KafkaBroker, dict[str, str], Path], mechanism: str) -> None:
+def test_each_way_to_authenticate(request: pytest.FixtureRequest, mechanism: str) -> None:
     """For the tasks' question, the driver's batches and its marker."""
-    broker, addresses, folder = secure
-    settings = {"ssl.ca.location": str(folder / "ca.pem"), "security.protocol": "sasl_ssl"}
-    if mechanism == "MUTUAL":
-        settings |= {"security.protocol": "ssl", "ssl.certificate.location": str(folder / "client.crt")}
-        settings |= {"ssl.key.location": str(folder / "client.key")}
-    else:
-        settings |= {"sasl.mechanism": mechanism}
-        if mechanism != "OAUTHBEARER":
-            settings |= {"sasl.username": "alice", "sasl.password": "secret"}
-    address = addresses["MUTUAL" if mechanism == "MUTUAL" else "SASL"]
-    topic = of_sink(Topic(Log(broker.bootstrap_servers), "t"), mechanism)
-    given = {SERVERS: address, "topic": "t", "sink": mechanism}
-    if mechanism == "OAUTHBEARER":
+    broker: KafkaBroker = request.getfixturevalue("mutual" if mechanism == "MUTUAL" else "sasl")
+    settings = broker.client_settings("alice", "" if mechanism == "MUTUAL" else mechanism)
+    topic = of_sink(Topic(Log(broker.plain_bootstrap_servers), "t"), mechanism)
+    given = {SERVERS: broker.bootstrap_servers, "topic": "t", "sink": mechanism}
+    if settings.pop("oauth_cb", None):
         given["tokenCallback"] = "tests.spark.tokens:alice"
     options = stream_write_options(given | {f"kafka.{name}": value for name, value in settings.items()})
     before = values(topic.records())
@@ -105,20 +96,14 @@ def test_each_way_to_authenticate(secure: tuple[KafkaBroker, dict[str, str], Pat
     assert topic.write(0, {"value": [value] * 100})
     assert not topic.write(0, {"value": [value] * 100})
     topic.target.kafka.clear()
-    topic.target.kafka[SERVERS] = broker.bootstrap_servers
+    topic.target.kafka[SERVERS] = broker.plain_bootstrap_servers
     assert values(topic.records()) == sorted([*before, *[value] * 100])
 
 
-def test_wrong_credentials_are_named_without_secrets(secure: tuple[KafkaBroker, dict[str, str], Path]) -> None:
-    broker, addresses, folder = secure
-    made, rows = Topic(Log(broker.bootstrap_servers), "t").made({"value": [b"x"]})
-    topic = Topic(Log(addresses["SASL"]), "t")
-    topic.target.kafka.update(
-        {
-            "security.protocol": "sasl_ssl", "ssl.ca.location": str(folder / "ca.pem"), "sasl.mechanism": "PLAIN",
-            "sasl.username": "alice", "sasl.password": "hunter2",
-        }
-    )  # fmt: skip
+def test_wrong_credentials_are_named_without_secrets(sasl: KafkaBroker) -> None:
+    made, rows = Topic(Log(sasl.plain_bootstrap_servers), "t").made({"value": [b"x"]})
+    topic = Topic(Log(sasl.bootstrap_servers), "t")
+    topic.target.kafka.update(sasl.client_settings("alice", "PLAIN") | {"sasl.password": "hunter2"})
     with pytest.raises(ConfigError, match="refuses the credentials") as raised:
         write_once(topic.target, topic.ask(0, rows), lambda: made, size=0)
     assert "hunter2" not in str(raised.value)
