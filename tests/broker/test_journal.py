@@ -126,7 +126,6 @@ async def anext_entry(reader: JournalReader) -> Any:
     raise AssertionError
 
 
-@pytest.mark.nightly
 async def test_a_checkpoint_holds_appends_back_and_says_what_it_covers(journal: Journal) -> None:
     await journal.create()
     async with journal.lead() as term:

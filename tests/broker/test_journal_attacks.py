@@ -1,5 +1,5 @@
 """An attacker's tries at a journal: cancellations, a fork, a clock that jumps, claims in a row, a deleted group, two
-services under one name, and a dead leader that its supervisor removes."""
+services under one name, a tail of markers, and a dead leader that its supervisor removes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from itertools import groupby
@@ -16,13 +17,15 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from streams.core.journal import EntryMark, Payload, output_of
 from streams.errors import NotLeading
-from streams.journal import Journal, JournalTerm, TermBegan
+from streams.journal import Journal, JournalItem, JournalTerm, TermBegan
 from streams.journal import writer as writer_module
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.battery_kit import ROOT
 from tests.broker.gate import gate
 from tests.broker.test_journal import all_of, events_of, journal_of, usurp
+from tests.unit.waiting import until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -161,6 +164,50 @@ async def test_two_services_under_one_name_never_write_at_once(kafka_broker: Bro
     runs = [value for value, _ in groupby(events_of(items))]
     assert sorted(runs) == [b"ours", b"theirs"]  # one after the other
     assert [item.term for item in items] == sorted(item.term for item in items)
+
+
+@pytest.mark.nightly
+async def test_a_promoted_node_does_not_hang_on_a_tail_of_markers(
+    kafka_broker: BrokerAddress, topic_prefix: str
+) -> None:
+    journal = journal_of(kafka_broker, topic_prefix + "markers")
+    await journal.create()
+    abort_an_entry(journal, EntryMark(0, 1))
+    async with asyncio.timeout(20):
+        assert await all_of(journal) == []
+        assert (await journal.check()).end > 0
+    async with journal.lead() as term:
+        await term.append(b"last")
+    abort_an_entry(journal, EntryMark(term.token, 2))
+    async with asyncio.timeout(20):
+        assert events_of(await all_of(journal)) == [b"last"]
+        async with journal.lead() as second, journal.reader() as reader:
+            items: list[JournalItem] = [item async for item in reader.catch_up()]
+            assert items[-1].term == second.token
+
+
+def abort_an_entry(journal: Journal, mark: EntryMark) -> None:
+    with journal.claim() as claim:
+        claim.take()
+        claim._slot.send([output_of(journal.name, Payload([], b"x"), mark)])
+        claim.take()
+
+
+@pytest.mark.nightly
+async def test_a_term_that_is_left_leaves_no_thread_behind(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
+    journal = journal_of(kafka_broker, topic_prefix + "threads")
+    await journal.create()
+    async with journal.lead() as term:  # what is shared by all is there from now on
+        await term.append(b"x")
+    await until(lambda: own_threads(journal) == 0, "the threads of the first end")
+    for _ in range(3):
+        async with journal.lead() as term, journal.reader() as reader:
+            await reader.end()
+    await until(lambda: own_threads(journal) == 0, "all threads end")
+
+
+def own_threads(journal: Journal) -> int:
+    return sum(journal.name in thread.name for thread in threading.enumerate())
 
 
 LEADER = """
