@@ -7,8 +7,6 @@ import os
 import pickle
 import stat
 import tempfile
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from streams.spark.writing.folders import StagingFolder, staging_folder
 from streams.spark.writing.placing import TopicShape
 from streams.spark.writing.staging import Staged, remove_files, staged_batches
 from tests.spark.test_batch_encoding import decoded
+from tests.unit.s3_kit import object_store
 
 pytestmark = pytest.mark.spark
 
@@ -258,29 +257,12 @@ def test_any_store_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
         values(message)
 
 
-class Unavailable(BaseHTTPRequestHandler):
-    """A store that answers 503 to everything."""
-
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.send_response(503)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
 def test_a_store_that_answers_503_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = (
-            f"s3://k:hidden@bucket/x?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{server.server_port}"
-        )
-        with pytest.raises(StagingError, match=r"cannot stage rows .* s3://bucket/x/a/b.*stagingDir.*: .*") as told:
+    with object_store() as store:
+        store.status = 503
+        address = store.address.replace("s3://", "s3://k:hidden@")
+        with pytest.raises(StagingError, match=r"cannot stage rows .* s3://bucket/kes/a/b.*stagingDir.*: .*") as told:
             stage(iter(ROWS), threshold=0, folder=below(address))
-        server.shutdown()
     assert "hidden" not in str(told.value)
     assert "503" in str(told.value)
