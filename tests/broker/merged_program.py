@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from streams import EventContext, EventSource, StateConfig, Table, Update, event_type
+from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, Update, event_type
 from streams.clients.takeover import KafkaPythonTakeOver
 from streams.disk import SQLite
 from streams.errors import StreamsError
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
-from tests.broker.program_kit import config_of
 
 PARTITIONS = 2
 COMPACTED = {"cleanup_policy": "compact", "segment_ms": "3600000"}
@@ -42,8 +41,8 @@ CURRENCIES = ("EUR", "USD")
 """The keys of the lookup, one in each of its partitions."""
 KEYS = 500
 """Keys of a partition's store that orders put there, beside the count: so many are visited."""
-VISIT_SECONDS = 0.002
-"""For each key, so that a run takes its time."""
+VISIT_SECONDS, SLOW_SECONDS = 0.002, 0.02
+"""For each key, so that a run takes its time; one that is named ``slow`` takes longer than a member needs to join."""
 HOLD_SECONDS = 6.0
 """The lookup is held back for so long: longer than the group waits for a member that is dead."""
 
@@ -83,13 +82,15 @@ def topics_of(group: str) -> dict[str, str]:
 def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: float = 6.0) -> EventSource[Any]:
     topics, folder = topics_of(group), os.environ.get("MERGED_FOLDER", "")
     engine = SQLite() if folder else None
-    config = config_of(
-        bootstrap,
-        group,
-        instance,
-        topics["orders"],
-        PARTITIONS,
-        session=session,
+    config = EventSourceConfig(
+        group_id=group,
+        topic=topics["orders"],
+        num_partitions=PARTITIONS,
+        bootstrap_servers=bootstrap,
+        instance_id=instance,
+        num_standbys=1,
+        session_timeout_seconds=session,
+        transaction_timeout_seconds=session - 1.0,
         loop=True,
         visits=True,
         metrics_handler=settled_hook(plan),
@@ -153,11 +154,16 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
         partition = ctx.topic_partition.partition
         ctx.store.put(key, value + 1)
         looked = [ctx.lookup(rates).get(currency, 0) for currency in CURRENCIES]
-        text = msgspec.json.encode([looked, [ctx.store.get("count", 0), visited.run, key, value]])
+        text = msgspec.json.encode([looked, [ctx.store.get("count", 0), visited.run, key, value, instance]])
         ctx.forward(Record(topics["visited"], text, key.encode(), partition=partition))
-        await asyncio.sleep(VISIT_SECONDS)
+        await asyncio.sleep(SLOW_SECONDS if visited.run.startswith("slow") else VISIT_SECONDS)
 
     return source
+
+
+def named() -> EventSource[Any]:
+    """The source for the command line."""
+    return build("", os.environ["MERGED_GROUP"], "", FaultPlan())
 
 
 def hold_back(source: EventSource[Any]) -> None:

@@ -9,6 +9,7 @@ in each run; and the changelog says the same.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 from collections import Counter
@@ -35,6 +36,7 @@ from tests.broker import merged_program as program
 from tests.broker.battery_kit import Worker, let_pass, wait_until
 from tests.broker.bench_kit import Bench
 from tests.broker.gate import nightly
+from tests.broker.kes_kit import Kes
 from tests.unit.joins_kit import folded
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
@@ -92,7 +94,8 @@ class MergedBench(Bench):
         self.runs += [] if run in self.runs else [run]
 
     def visits(self) -> dict[int, list[Any]]:
-        """Return the rates that each visit has met, with (events before it, run, key, visits before), by partition."""
+        """Return the rates that each visit has met, with (events before it, run, key, visits before, member), by
+        partition."""
         found = self.read(self.topics["visited"], stable=True)
         return {number: [msgspec.json.decode(one.value or b"") for one in records] for number, records in found.items()}
 
@@ -142,14 +145,14 @@ class MergedBench(Bench):
 
     def _judge_visits(self, partition: int, told: Sequence[Any], changelog: Sequence[IncomingRecord]) -> None:
         visits: Counter[str] = Counter()
-        for _, (_, run, key, before) in told:
+        for _, (_, run, key, before, _) in told:
             assert before == visits[key], f"{partition}: {key} in {run} had {visits[key]} visits before, said {before}"
             visits[key] += 1
         last = {(record.key or b"").decode(errors="replace"): record.value for record in changelog}
         kept = {key: int_codec.decode(value or b"") for key, value in last.items() if key.startswith("key-")}
         assert kept == {key: visits[key] for key in kept | visits}, f"{partition}: visits in the changelog"
         for run in self.runs:
-            found = Counter(key for _, (_, name, key, _) in told if name == run)
+            found = Counter(key for _, (_, name, key, *_) in told if name == run)
             once = dict.fromkeys((f"key-{number}" for number in range(program.KEYS)), 1)
             assert found == once, f"{partition}: each key once in {run}"
 
@@ -189,9 +192,15 @@ def finished(bench: MergedBench, *members: Worker) -> None:
     bench.judge()
 
 
+def members_of(bench: MergedBench, *runs: str) -> dict[int, list[str]]:
+    """Return the member of each visit of a key in these runs, by partition."""
+    found = bench.visits().items()
+    return {number: [member for _, (_, run, _, _, member) in told if run in runs] for number, told in found}
+
+
 def all_visited(bench: MergedBench) -> None:
     due = len(bench.runs) * program.KEYS * program.PARTITIONS
-    wait_until(lambda: sum(map(len, bench.visits().values())) >= due, "all runs are over", 150)
+    wait_until(lambda: sum(map(len, members_of(bench, *bench.runs).values())) >= due, "all runs are over", 150)
 
 
 def until_dead(bench: MergedBench, member: Worker, rng: random.Random) -> None:
@@ -271,6 +280,43 @@ def test_killed_while_partitions_move(merged: MergedBench, seed: int, point: str
 
 
 @pytest.mark.nightly
+def test_a_run_of_a_visit_moves_and_another_one_is_cancelled(merged: MergedBench, tmp_path: Path, seed: int) -> None:
+    """By the command. The run goes on at the member that takes a partition meanwhile."""
+    kes = Kes(merged.bootstrap, tmp_path)
+    kes.environment["MERGED_GROUP"] = merged.group
+
+    def visit(*arguments: str) -> Any:
+        code, out, err = kes("visit", "tests.broker.merged_program:named", "look", *arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    def is_over(run: str, how: str) -> bool:
+        return any(one["run"] == run and one[how] == program.PARTITIONS for one in visit("--status"))
+
+    def begin(run: str) -> None:
+        assert visit("--run", run) == {"visit": "look", "run": run}
+        wait_until(lambda: any(members_of(merged, run).values()), f"{run} has begun")
+
+    merged.send(20_000, random.Random(seed), rows=0.5)
+    first = merged.start("one")
+    wait_until(lambda: merged.handled() == merged.sent, "all keys are there", 150)
+    begin("slow-moved")
+    merged.runs.append("slow-moved")
+    second = merged.start("two")
+    all_visited(merged)
+    wait_until(lambda: is_over("slow-moved", "ended"), "its members say so")
+    begin("slow-cancelled")
+    visit("--run", "slow-cancelled", "--cancel")
+    wait_until(lambda: is_over("slow-cancelled", "cancelled"), "its members say so")
+    visit("--run", "slow-cancelled")  # it does not begin again
+    merged.visit("last")
+    all_visited(merged)
+    finished(merged, first, second)
+    assert any({"one", "two"} <= set(members) for members in members_of(merged, "slow-moved").values()), "it has moved"
+    assert sum(map(len, members_of(merged, "slow-cancelled").values())) < program.KEYS * program.PARTITIONS
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("point", ["flush.after", "send_offsets.before", "commit.before", "settle.after"])
 def test_frozen_past_its_session(merged: MergedBench, seed: int, point: str) -> None:
     """While the other member handles what the frozen one had begun, and deletes it from the loop."""
@@ -291,6 +337,17 @@ def test_frozen_past_its_session(merged: MergedBench, seed: int, point: str) -> 
     merged.send(200, rng)
     wait_until(lambda: not frozen.running or frozen.said("joining again"), "the frozen one finds out, or ends")
     finished(merged, other)
+
+
+@pytest.mark.nightly
+def test_a_lookup_whose_topic_is_deleted_stops_the_source_by_name(merged: MergedBench, seed: int) -> None:
+    merged.send(200, random.Random(seed))
+    member, rates = merged.start("one"), merged.topics["rates"]
+    wait_until(lambda: merged.handled() == merged.sent, "all are handled")
+    merged.admin.delete([rates])
+    wait_until(lambda: not member.running, "the source has stopped")
+    said = f"the lookup {rates} cannot be read on: topic {rates} does not exist any more"
+    assert said in member.last_words()
 
 
 @pytest.mark.nightly
