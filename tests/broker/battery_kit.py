@@ -51,6 +51,17 @@ def let_pass(seconds: float) -> None:
     wait_until(lambda: time.monotonic() > until, "time passes")
 
 
+def start_program(log: Path, *words: str | Path, **environment: str) -> subprocess.Popen[bytes]:
+    """Start Python with these words as a process, which writes to the end of a log."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
 class Worker:
     """One worker process. ``log`` is what it wrote. A ``PYTHONPATH`` names the tree whose code it runs."""
 
@@ -61,13 +72,8 @@ class Worker:
         self.log = folder / f"{instance}-{time.monotonic_ns()}.log"
         self._dump = self.log.with_suffix(".dump")
         program = Path(environment.get("PYTHONPATH", ROOT)) / self.program.relative_to(ROOT)
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(program), bootstrap, group, instance],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "BANK_DUMP": str(self._dump), **environment},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        environment.setdefault("BANK_DUMP", str(self._dump))
+        self.process = start_program(self.log, program, bootstrap, group, instance, **environment)
 
     @property
     def running(self) -> bool:

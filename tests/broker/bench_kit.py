@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
 from confluent_kafka import Producer
 
 from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.topics import TopicSpec
 from tests.broker.battery_kit import Worker
+from tests.broker.client_kit import read_topic
 
 
 class Bench:
@@ -64,12 +63,7 @@ class Bench:
             return -1
 
     def read(self, topic: str, *, stable: bool = False) -> dict[int, list[IncomingRecord]]:
-        """Return all records, by partition. ``stable``: those below the first open transaction; else there is none."""
-        marks = self.admin.watermarks(topic)
-        ranges = {number: (mark.start, mark.stable if stable else mark.end) for number, mark in marks.items()}
-        with closing(PartitionReader(self.settings)) as reader:
-            found = reader.read_all(topic, ranges, stalled_after_seconds=60.0)
-        return {number: found.get(number, []) for number in ranges}
+        return read_topic(self.settings, topic, stable=stable)
 
     def start(self, name: str, **environment: str) -> Worker:
         self._started.append(self.worker(self.bootstrap, self.group, name, self._folder, **environment))

@@ -15,6 +15,7 @@ from streams.clients.admin import TopicAdmin
 from streams.clients.consumer import LogConsumer
 from streams.clients.kafka_python import InitProducerIdRequest
 from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.errors import StreamsError
 from streams.records import IncomingRecord
@@ -140,6 +141,16 @@ def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
         return offset
 
     return client.call(work, deadline)
+
+
+def read_topic(settings: ClientSettings, topic: str, *, stable: bool = False) -> dict[int, list[IncomingRecord]]:
+    """Return all committed records, by partition. ``stable``: those below the first open transaction; else there is
+    none."""
+    with contextlib.closing(TopicAdmin(settings)) as admin, contextlib.closing(PartitionReader(settings)) as reader:
+        marks = sorted(admin.watermarks(topic).items())
+        ranges = {number: (mark.start, mark.stable if stable else mark.end) for number, mark in marks}
+        found = reader.read_all(topic, ranges, stalled_after_seconds=60.0)
+    return {number: found.get(number, []) for number in ranges}
 
 
 def trim(admin: TopicAdmin, topic: str, before: Mapping[int, int] | None = None) -> None:

@@ -13,12 +13,12 @@ from confluent_kafka import Producer
 
 from streams import EventSource, IncomingRecord
 from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.events import event_type_of
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
 from tests.broker.battery_kit import PATIENCE, wait_until
+from tests.broker.client_kit import read_topic
 from tests.broker.kes_kit import ROOT, KesRun
 
 
@@ -56,10 +56,7 @@ class Example:
 
     def records(self, topic: str) -> list[IncomingRecord]:
         """Everything in a topic as ``read_committed`` readers see it, by partition."""
-        marks = self._admin.watermarks(topic)
-        ranges = {number: (mark.start, mark.stable) for number, mark in sorted(marks.items())}
-        with contextlib.closing(PartitionReader(self._settings)) as reader:
-            found = reader.read_all(topic, ranges, stalled_after_seconds=PATIENCE)
+        found = read_topic(self._settings, topic, stable=True)
         return [record for records in found.values() for record in records]
 
     def events(self, topic: str, *classes: type[Any]) -> list[Any]:

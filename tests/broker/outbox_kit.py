@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,12 +24,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streams import Outbox, RelayConfig
 from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.outbox.positions import positions_name
 from streams.outbox.relay import apply
 from streams.topics import TopicSpec
-from tests.broker.battery_kit import ROOT, wait_until
+from tests.broker.battery_kit import start_program, wait_until
+from tests.broker.client_kit import read_topic
 
 PARTITIONS = 3
 
@@ -174,13 +173,7 @@ class RelayProcess:
         self.log = folder / f"relay-{time.monotonic_ns()}.log"
         program = Path(__file__).with_name("outbox_program.py")
         arguments = [config.name, config.database, config.bootstrap_servers, *([fault] if fault else [])]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(program), *arguments],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = start_program(self.log, program, *arguments)
 
     def has_struck(self) -> bool:
         """Check that its fault has come: it is dead, or frozen."""
@@ -284,23 +277,14 @@ class Ledger:
 
     def read(self, topic: str) -> list[Any]:
         """Read what readers of committed records see of a topic."""
-        admin, reader = TopicAdmin(self.settings), PartitionReader(self.settings)
-        try:
-            marks = admin.watermarks(topic)
+        with contextlib.closing(TopicAdmin(self.settings)) as admin:
 
             def is_closed() -> bool:
-                nonlocal marks
-                marks = admin.watermarks(topic)
-                return all(mark.stable == mark.end for mark in marks.values())
+                return all(mark.stable == mark.end for mark in admin.watermarks(topic).values())
 
             # Nothing is left open: not even a reader of committed records waits, but for a moment.
-            wait_until(is_closed, f"no transaction is open: {marks}", 30)
-            spans = {number: (mark.start, mark.end) for number, mark in marks.items()}
-            found = reader.read_all(topic, spans, stalled_after_seconds=30)
-            return [record for number in sorted(found) for record in found[number]]
-        finally:
-            reader.close()
-            admin.close()
+            wait_until(is_closed, f"no transaction is open in {topic}", 30)
+        return [record for records in read_topic(self.settings, topic).values() for record in records]
 
     def check(self) -> int:
         """Compare: each committed change is in Kafka once, in the order of its key; returns how many there are."""

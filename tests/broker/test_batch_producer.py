@@ -112,36 +112,33 @@ async def test_what_the_topic_does_not_take_is_dead_lettered_and_nothing_else(ne
 
 
 @pytest.mark.asyncio
-async def test_a_topic_that_is_missing_is_the_records_error(near: Lab) -> None:
+@pytest.mark.parametrize(
+    ("topic", "settings", "error", "said"),
+    [
+        ("nobody-made-this", {}, RecordRefused, "nobody-made-this"),
+        (
+            "",
+            {"bootstrap_servers": "127.0.0.1:1", "delivery_timeout_seconds": 1.0},
+            BrokerUnavailable,
+            "127.0.0.1:1",
+        ),
+    ],
+    ids=["a topic is missing", "no answer comes in time"],
+)
+async def test_what_cannot_be_delivered_is_the_records_error(
+    near: Lab, topic: str, settings: dict[str, Any], error: type[Exception], said: str
+) -> None:
     source = near.source()
     errors: list[Exception | None] = []
     producer: BatchProducer[Totals] = BatchProducer(
-        source, on_failure=lambda ctx, deliveries: errors.extend(delivery.error for delivery in deliveries)
+        source, on_failure=lambda ctx, deliveries: errors.extend(one.error for one in deliveries), **settings
     )
-    producer.register_event_type(Added, lambda record, event: Record(f"{near.output}-nobody-made-this", b"1"))
+    producer.register_event_type(Added, lambda record, event: Record(f"{near.output}{topic}", b"1"))
     async with Running(source, active=PARTITIONS) as run:
         await near.add("a")
         await run.until_committed(1)
-    assert isinstance(errors[0], RecordRefused)
-    assert "nobody-made-this" in str(errors[0])
-
-
-@pytest.mark.asyncio
-async def test_no_answer_is_told_after_the_delivery_timeout(near: Lab) -> None:
-    source = near.source()
-    errors: list[Exception | None] = []
-    producer: BatchProducer[Totals] = BatchProducer(
-        source,
-        bootstrap_servers="127.0.0.1:1",
-        delivery_timeout_seconds=1.0,
-        on_failure=lambda ctx, deliveries: errors.extend(delivery.error for delivery in deliveries),
-    )
-    producer.register_event_type(Added, lambda record, event: Record(near.output, b"1"))
-    async with Running(source, active=PARTITIONS) as run:
-        await near.add("a")
-        await run.until_committed(1)
-    assert isinstance(errors[0], BrokerUnavailable)
-    assert "127.0.0.1:1" in str(errors[0])
+    assert isinstance(errors[0], error)
+    assert said in str(errors[0])
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -26,12 +25,12 @@ from typing import Any
 import pytest
 
 from streams.broker import KafkaCluster
+from streams.broker.probe import free_port
 from streams.journal import JournalEntry, SnapshotFolder
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.battery_kit import ROOT, wait_until
+from tests.broker.battery_kit import start_program, wait_until
 from tests.broker.journal_program import TOTAL, BankMoved, Machine, journal_of
 from tests.broker.register_history import Operation, is_linearizable
-from tests.broker.test_id_service import free_port
 from tests.broker.test_journal import all_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -131,14 +130,8 @@ class Battery:
 
     def start(self, port: int) -> None:
         program = Path(__file__).with_name("journal_program.py")
-        with (self.folder / f"{port}.log").open("ab") as log:
-            self.members[port] = subprocess.Popen(
-                [sys.executable, str(program), self.name, self.servers, str(self.folder / str(port)), str(port),
-                 str(SESSION), str(self.replicas)],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
+        words = [self.name, self.servers, self.folder / str(port), str(port), str(SESSION), str(self.replicas)]
+        self.members[port] = start_program(self.folder / f"{port}.log", program, *words)
 
     def leader(self) -> int:
         """Wait for a member that leads, and return its port."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +19,7 @@ from streams.election import ElectionEvent, LeaderAcquired, LeaderRevoked
 from streams.errors import ConfigError, TopicError
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
-from tests.broker.battery_kit import ROOT, wait_until
+from tests.broker.battery_kit import start_program, wait_until
 from tests.unit.waiting import until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
@@ -36,13 +33,7 @@ class Candidate:
     def __init__(self, name: str, servers: str, folder: Path, number: int) -> None:
         self.log = folder / f"candidate-{number}.log"
         program = Path(__file__).with_name("election_program.py")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(program), name, servers, str(folder / "lines"), str(SESSION)],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = start_program(self.log, program, name, servers, folder / "lines", str(SESSION))
 
     @property
     def tokens(self) -> list[int]:

@@ -186,10 +186,8 @@ def test_unknown_node(cluster: KafkaCluster) -> None:
 @pytest.mark.nightly
 def test_named_data_are_kept(tmp_path: Path) -> None:
     with KafkaCluster(nodes=1, data_dir=tmp_path) as cluster:
-        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
         make_topic(cluster.bootstrap_servers, "kept", 3)
-        producer.produce("kept", b"one", partition=0)
-        assert producer.flush(30) == 0
+        produce(cluster.bootstrap_servers, "kept", ["one"])
     with KafkaCluster(nodes=1, data_dir=tmp_path) as cluster:
         assert consume(cluster.bootstrap_servers, "kept", 1) == ["one"]
 

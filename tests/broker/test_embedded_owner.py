@@ -55,14 +55,22 @@ def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
 
 
 @pytest.mark.parametrize(
-    ("how", "ended_by"),
+    ("how", "ended_by", "is_frozen"),
     gate(
-        [("returns", None), ("sleeps", signal.SIGTERM), ("sleeps", signal.SIGKILL), ("forked", signal.SIGKILL)],
-        ("sleeps", signal.SIGKILL),
+        [
+            ("returns", None, False),
+            ("sleeps", signal.SIGTERM, False),
+            ("sleeps", signal.SIGKILL, False),
+            ("sleeps", signal.SIGKILL, True),
+            ("forked", signal.SIGKILL, False),
+        ],
+        ("sleeps", signal.SIGKILL, False),
     ),
 )
-def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None) -> None:
+def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None, is_frozen: bool) -> None:
     with owner(how) as (process, broker, keeper, folder):
+        if is_frozen:
+            os.kill(broker, signal.SIGSTOP)
         if ended_by is not None:
             assert alive(broker)
             process.send_signal(ended_by)
@@ -83,15 +91,6 @@ def test_a_forked_copy_cannot_end_the_broker(own_broker: OwnBroker) -> None:
     assert broker.is_running
     assert broker.data_dir is not None
     assert broker.data_dir.exists()
-
-
-@pytest.mark.nightly
-def test_a_frozen_broker_ends_with_its_owner_too() -> None:
-    with owner("sleeps") as (process, broker, keeper, folder):
-        os.kill(broker, signal.SIGSTOP)
-        process.kill()
-        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
-        assert not folder.exists()
 
 
 @pytest.mark.nightly

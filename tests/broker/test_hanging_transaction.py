@@ -18,7 +18,6 @@ from streams.cli.main import main
 from streams.clients.admin import TopicAdmin
 from streams.clients.kafka_python_client import KafkaPythonClient
 from streams.clients.open_transactions import OpenTransactions
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError
 from streams.outbox import relay as relay_module
@@ -28,7 +27,7 @@ from streams.runtime.claim import Claim
 from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
 from streams.topics import TopicSpec
-from tests.broker.client_kit import leave_hanging
+from tests.broker.client_kit import leave_hanging, read_topic
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
 from tests.broker.membership_kit import Transactor
 from tests.vocabulary import Totals
@@ -158,9 +157,5 @@ async def test_a_relay_names_what_holds_up_its_positions_and_goes_on_when_it_is_
         assert await asyncio.to_thread(main, ended) == 0
         await is_sent()
     db.close()
-    mark = admin.watermarks(topic)[0]
     admin.close()
-    reader = PartitionReader(ClientSettings(servers))
-    found = reader.read_all(topic, {0: (mark.start, mark.end)}, stalled_after_seconds=30)
-    reader.close()
-    assert [record.value for record in found[0]] == [b"1", b"2"]
+    assert [record.value for record in read_topic(ClientSettings(servers), topic)[0]] == [b"1", b"2"]

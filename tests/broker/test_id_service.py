@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,9 +16,10 @@ import pytest
 
 from examples.id_service import NumberGiven
 from streams import Journal
+from streams.broker.probe import free_port
 from streams.journal import JournalEntry
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.battery_kit import ROOT, wait_until
+from tests.broker.battery_kit import start_program, wait_until
 from tests.broker.test_journal import all_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(300)]
@@ -36,16 +33,8 @@ class Member:
 
     def __init__(self, name: str, servers: str, folder: Path, port: int) -> None:
         self.port = port
-        self._log = folder / f"{port}.log"
-        arguments = [name, str(folder / str(port)), str(port), str(SESSION), "1"]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "examples.id_service", *arguments],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "KES_BOOTSTRAP_SERVERS": servers},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        words = ["-m", "examples.id_service", name, folder / str(port), str(port), str(SESSION), "1"]
+        self.process = start_program(folder / f"{port}.log", *words, KES_BOOTSTRAP_SERVERS=servers)
 
     def ask(self, method: str = "POST", seconds: float = 8.0) -> tuple[int, dict[str, object]]:
         """Status and body; 0: no answer."""
@@ -62,13 +51,6 @@ class Member:
     @property
     def leads(self) -> bool:
         return bool(self.ask("GET", 1.0)[1].get("leads"))
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class Service:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streams import Outbox, Record, Relay
+from streams.broker.probe import free_port
 from streams.errors import OutboxError
 from streams.outbox import postgres as module
 from streams.outbox.postgres import PostgresSession
@@ -56,9 +56,7 @@ def pooled(server: PostgresServer, database: str, mode: str, size: int = 20) -> 
     """Run a pooler; yields the address of the database through it."""
     assert PGBOUNCER is not None
     known = conninfo_to_dict(database)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="pgbouncer-") as name:
         folder = Path(name)
         settings, log = folder / "pgbouncer.ini", folder / "log"

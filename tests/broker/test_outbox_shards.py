@@ -7,8 +7,6 @@ import random
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,14 +19,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from streams import Outbox, Record, Relay, RelayConfig
 from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.outbox import relay as relay_module
 from streams.outbox.relay import apply
 from streams.outbox.shard import ShardAcquired, ShardReleased
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
-from tests.broker.battery_kit import ROOT, let_pass, wait_until
+from tests.broker.battery_kit import let_pass, start_program, wait_until
+from tests.broker.client_kit import read_topic
 from tests.broker.outbox_kit import Ledger, PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
@@ -75,18 +73,12 @@ class Supervised:
         self.log = folder / "kes.log"
         settings = folder / "relay.yaml"
         settings.write_text(f"name: {ledger.config.name}\nbatch_rows: 20\nsession_seconds: 60\n")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "streams", "outbox", "relay", "-f", str(settings), "--workers", "2"],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "KES_OUTBOX_DATABASE": ledger.database,
-                    "KES_BOOTSTRAP_SERVERS": ledger.config.bootstrap_servers,
-                },
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        addresses = {
+            "KES_OUTBOX_DATABASE": ledger.database,
+            "KES_BOOTSTRAP_SERVERS": ledger.config.bootstrap_servers,
+        }
+        words = ["-m", "streams", "outbox", "relay", "-f", settings, "--workers", "2"]
+        self.process = start_program(self.log, *words, **addresses)
 
     def found(self, pattern: str) -> list[str]:
         return re.findall(pattern, self.log.read_text())
@@ -186,15 +178,10 @@ def test_rows_of_sqlite_are_sent_once_in_their_order(
                     key = b"k%d" % (number % 5)
                     outbox.stash_many(db, [Record(topic, msgspec.json.encode([number, at]), key) for at in range(3)])
             wait_until(lambda: db.execute("SELECT count(*) FROM kes_outbox").fetchone() == (0,), "all are sent")
-    marks = admin.watermarks(topic)
-    reader = PartitionReader(settings)
-    spans = {number: (mark.start, mark.end) for number, mark in marks.items()}
-    found = reader.read_all(topic, spans, stalled_after_seconds=30)
-    reader.close()
     admin.close()
     db.close()
     values: dict[bytes | None, list[tuple[int, int]]] = defaultdict(list)
-    for records in found.values():
+    for records in read_topic(settings, topic).values():
         for record in records:
             values[record.key].append(msgspec.json.decode(record.value or b"", type=tuple[int, int]))
     once = {b"k%d" % key: [(number, at) for number in range(key, 60, 5) for at in range(3)] for key in range(5)}

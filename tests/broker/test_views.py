@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from examples import bank as example_bank
 from examples import view_service
 from streams import BlockingView, Delivery, EventProducer, Record, View, ViewState
 from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.disk.sqlite import SQLite
@@ -29,7 +28,7 @@ from streams.testing.faults import FaultPlan
 from streams.testing.fixtures import BrokerAddress
 from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, QUICK, Bank
-from tests.broker.client_kit import PATIENCE, create, writing
+from tests.broker.client_kit import PATIENCE, create, read_topic, writing
 from tests.broker.engine_kit import Running
 from tests.broker.gate import nightly
 from tests.broker.view_history import Read, wrong_reads
@@ -56,12 +55,9 @@ def topic(admin: TopicAdmin, topic_prefix: str) -> str:
 
 def committed(settings: ClientSettings, topic: str, admin: TopicAdmin) -> list[IncomingRecord]:
     """Everything that readers of committed records see."""
-    spans = {number: (mark.start, mark.stable) for number, mark in admin.watermarks(topic, None, PATIENCE).items()}
-    with closing(PartitionReader(settings)) as reader:
-        found = reader.read_all(topic, spans, stalled_after_seconds=30.0)
     return [
         record
-        for records in found.values()
+        for records in read_topic(settings, topic, stable=True).values()
         for record in records
         if not (record.key or b"").startswith(RESERVED_KEY_PREFIX)
     ]

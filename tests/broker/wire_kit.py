@@ -17,12 +17,12 @@ from streams.clients.producing.cluster import Cluster
 from streams.clients.producing.encoded_transaction import EncodedTransaction
 from streams.clients.producing.settings import ProducerSettings
 from streams.clients.producing.transactions import WireSlot
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.errors import TopicError
 from streams.group import Snapshot
 from streams.records import IncomingRecord, Output
 from streams.topics import TopicSpec
+from tests.broker.client_kit import read_topic
 
 ANYBODY = Snapshot(1, -1, "", metadata_of_no_member("group"))
 """The metadata of no member: the broker takes offsets under it, and does not fence them."""
@@ -81,15 +81,7 @@ def committed(settings: ClientSettings, topic: str) -> list[int]:
 
 
 def committed_records(settings: ClientSettings, topic: str) -> list[IncomingRecord]:
-    admin, seen = TopicAdmin(settings), list[IncomingRecord]()
-    reader = PartitionReader(settings)
-    ranges = {number: (marks.start, marks.end) for number, marks in admin.watermarks(topic).items()}
-    reader.read(
-        topic, ranges, lambda _, records: seen.extend(records), stalled_after_seconds=30, cancelled=lambda: False
-    )
-    reader.close()
-    admin.close()
-    return seen
+    return [record for records in read_topic(settings, topic).values() for record in records]
 
 
 def create(settings: ClientSettings, spec: TopicSpec) -> None:
