@@ -130,7 +130,7 @@ class Battery:
 
     def start(self, port: int) -> None:
         program = Path(__file__).with_name("journal_program.py")
-        words = [self.name, self.servers, self.folder / str(port), str(port), str(SESSION), str(self.replicas)]
+        words = [self.name, self.servers, str(self.folder / str(port)), str(port), str(SESSION), str(self.replicas)]
         self.members[port] = start_program(self.folder / f"{port}.log", program, *words)
 
     def leader(self) -> int:

@@ -77,7 +77,7 @@ class Supervised:
             "KES_OUTBOX_DATABASE": ledger.database,
             "KES_BOOTSTRAP_SERVERS": ledger.config.bootstrap_servers,
         }
-        words = ["-m", "streams", "outbox", "relay", "-f", settings, "--workers", "2"]
+        words = ["-m", "streams", "outbox", "relay", "-f", str(settings), "--workers", "2"]
         self.process = start_program(self.log, *words, **addresses)
 
     def found(self, pattern: str) -> list[str]:
