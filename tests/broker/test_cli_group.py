@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker import bank
 from tests.broker.battery_kit import Bank, wait_until
+from tests.broker.embedded_kit import make_topic, produce
 from tests.broker.gate import nightly
 from tests.broker.kes_kit import Kes
 
@@ -156,12 +154,8 @@ def test_groups_of_other_consumers(
     kes: KesGroup, kafka_broker: BrokerAddress, topic_prefix: str, protocol: str, kind: str
 ) -> None:
     topic, name = f"{topic_prefix}in", f"{topic_prefix}group"
-    admin = TopicAdmin(ClientSettings(kafka_broker.bootstrap_servers, {}, client_id="test"))
-    admin.create([TopicSpec(name=topic, partitions=6, replication_factor=1)], 30.0)
-    admin.close()
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    producer.produce(topic, b"x", partition=0)
-    assert producer.flush(30) == 0
+    make_topic(kafka_broker.bootstrap_servers, topic, 6)
+    produce(kafka_broker.bootstrap_servers, topic, ["x"])
     with consumers(kafka_broker.bootstrap_servers, 2, topic=topic, group=name, group_protocol=protocol):
         found = kes.until(name, lambda found: owned(found) == {"plain-0": 3, "plain-1": 3})
         assert found["kind"] == kind

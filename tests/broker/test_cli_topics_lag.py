@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress
+from tests.broker.embedded_kit import produce
 from tests.broker.kes_kit import Kes
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -91,10 +92,7 @@ def test_from_a_plan_to_no_lag(
     code, _, err = kes("lag", "--group", f"{topic_prefix}group", "--topic", f"{topic_prefix}in")
     assert code == 1
     assert f"the group '{topic_prefix}group' has no committed offset" in err
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
-    for number in range(RECORDS):
-        producer.produce(f"{topic_prefix}in", b"x", partition=number % 2)
-    assert producer.flush(30) == 0
+    produce(kafka_broker.bootstrap_servers, f"{topic_prefix}in", ["x"] * RECORDS, 2)
 
     watch = running("lag", "copier:source", "--watch", "--interval", "0.2", "--json")
     assert watch.stdout is not None
@@ -131,23 +129,16 @@ def test_partitions_that_are_added_to_the_source(
 ) -> None:
     """They are named, a worker that is killed goes on all the same, and ``kes topics grow`` makes them ours."""
     assert kes("topics", "apply", "copier:source")[0] == 0
-    topic = f"{topic_prefix}in"
-    admin = TopicAdmin(ClientSettings(kafka_broker.bootstrap_servers, {}, client_id="test"))
-
-    def produce(*partitions: int) -> None:  # by a producer of its own, which knows the partitions that there are
-        producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
-        for number in partitions:
-            producer.produce(topic, b"x", partition=number)
-        assert producer.flush(30) == 0
-
+    topic, servers = f"{topic_prefix}in", kafka_broker.bootstrap_servers
+    admin = TopicAdmin(ClientSettings(servers, {}, client_id="test"))
     source = running("run", "copier:source", "--instance-prefix", "copier", "--json")
     assert source.stdout is not None
     worker = json.loads(source.stdout.readline())["pid"]
-    produce(0, 1)
+    produce(servers, topic, ["x"] * 2, 2)
     lag_of(kes, lambda found: found["lag"] == 0)
     admin.grow(topic, 3)
     os.kill(worker, signal.SIGKILL)
-    produce(0, 1, 2)
+    produce(servers, topic, ["x"] * 3, 3)
     found = lag_of(kes, lambda found: [entry["lag"] for entry in found["partitions"]] == [0, 0, 1])
     assert found["unread_partitions"] == [2]
     code, _, err = kes("topics", "grow", "copier:source", "--yes")
