@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from streams.cli import logging_setup, main
 from streams.clients.admin import TopicAdmin
 from streams.clients.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress, OwnBroker
-from tests.broker.battery_kit import Bank, seed_of
+from tests.broker.battery_kit import Bank, seed_of, wait_until
 from tests.broker.client_kit import Writer, writing
 from tests.broker.engine_kit import Lab
 from tests.broker.gate import gate
@@ -48,6 +49,14 @@ def writer(settings: ClientSettings, topic: str) -> Iterator[Writer]:
     """Transactions into the module's ``topic``."""
     with writing(settings, topic) as writer:
         yield writer
+
+
+@pytest.fixture
+def no_reader_is_left() -> Iterator[None]:
+    """Wait until the threads of logs and views have ended, behind the test."""
+    yield
+    names = ("kes-tail", "kes-topic-questions", "kes-view")
+    wait_until(lambda: not any(thread.name in names for thread in threading.enumerate()), str(names))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,21 +19,15 @@ from streams.runtime.reading import log_reader
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import PATIENCE, Row, Writer, create, writing
 from tests.broker.engine_kit import Lab, Running, until
-from tests.unit.waiting import wait_until
 from tests.vocabulary import TOTALS, Added, Totals
 
-pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300), pytest.mark.usefixtures("no_reader_is_left"),
+]  # fmt: skip
 
 PARTITIONS = 3
 in_thread = asyncio.to_thread
 """Writers block, and the loop has to stay free."""
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    names = ("kes-tail", "kes-topic-questions")
-    wait_until(lambda: not any(thread.name in names for thread in threading.enumerate()), names, PATIENCE)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -16,11 +15,11 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import BrokerAddress
 from streams.topics import TopicSpec
+from tests.broker.client_kit import read_topic
 from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
@@ -66,10 +65,7 @@ def make(proxy: KafkaProxy, topic_prefix: str) -> Make:
 
 def visible(broker: BrokerAddress, topic: str) -> list[bytes | None]:
     """All that is committed, once no transaction is open; asked of the broker itself, not of the proxy."""
-    settings = ClientSettings(broker.bootstrap_servers)
-    with contextlib.closing(TopicAdmin(settings)) as admin, contextlib.closing(PartitionReader(settings)) as reader:
-        end = admin.watermarks(topic, timeout_seconds=30)[0].end
-        return [record.value for record in reader.read_all(topic, {0: (0, end)}, stalled_after_seconds=30)[0]]
+    return [record.value for record in read_topic(ClientSettings(broker.bootstrap_servers), topic)[0]]
 
 
 def test_clients_stay_on_the_proxy(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str) -> None:

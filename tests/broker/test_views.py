@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,12 @@ from tests.broker.client_kit import PATIENCE, create, read_topic, writing
 from tests.broker.engine_kit import Running
 from tests.broker.gate import nightly
 from tests.broker.view_history import Read, wrong_reads
-from tests.unit.waiting import until, wait_until
+from tests.unit.waiting import until
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300), pytest.mark.usefixtures("no_reader_is_left")]
 
 PARTITIONS = 2
 KEYS = [f"key-{n}" for n in range(8)]
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    names = ("kes-tail", "kes-topic-questions", "kes-view")
-    wait_until(lambda: not any(thread.name in names for thread in threading.enumerate()), names, PATIENCE)
 
 
 @pytest.fixture
