@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.cluster import Cluster
 from benchmarks.spark.measure import BACK_TO_BACK, BARE, EVERY, FLOOR, IDLE, NOTHING, PacedRun
-from benchmarks.spark.run import HEADERS, Say, cpu_seconds
+from benchmarks.spark.run import HEADERS, CpuTime, Say
 from benchmarks.spark.sides import Bare, Connector, Grt, Side
 from benchmarks.systems import Failed
 
@@ -41,13 +41,17 @@ class PacedBench:
         self, spark: SparkSession, cluster: Cluster, broker_pid: int | None, sizes: Namespace, *, connector: bool
     ) -> None:
         servers = cluster.bootstrap_servers
-        self._spark, self._cluster, self._sizes, self._broker_pid = spark, cluster, sizes, broker_pid
+        self._spark, self._cluster, self._sizes, self._cpu_time = spark, cluster, sizes, CpuTime(broker_pid)
         self._sides: list[Side] = [*([Connector(spark, servers)] if connector else []), Grt(spark, servers)]
         self._numbers = itertools.count(1)
         spark.dataSource.register(Bare)
 
     def runs(self, say: Say) -> Iterator[PacedRun]:
         """Run everything, in turn."""
+        with self._cpu_time:
+            yield from self._runs(say)
+
+    def _runs(self, say: Say) -> Iterator[PacedRun]:
         for turn in range(1, self._sizes.rounds + 1):
             for floor, source, sink in ((FLOOR, "rate", "noop"), (BARE, "bare", "bare")):
                 say(f"{turn}/{self._sizes.rounds}: {BACK_TO_BACK}, {floor}")
@@ -60,9 +64,9 @@ class PacedBench:
 
     def _run(self, what: str, system: str, turn: int, job: Callable[[], None]) -> PacedRun:
         """Run a job: its processor time, as a share of a core."""
-        before, began = cpu_seconds(self._broker_pid), time.monotonic()
+        before, began = self._cpu_time.seconds(), time.monotonic()
         job()
-        share = (cpu_seconds(self._broker_pid) - before) / (time.monotonic() - began)
+        share = (self._cpu_time.seconds() - before) / (time.monotonic() - began)
         return PacedRun(what, system, turn, cpu_share=share, load_average=os.getloadavg()[0])
 
     def _floor(self, turn: int, system: str, source: str, sink: str) -> PacedRun:

@@ -7,12 +7,11 @@ the records of a write or a stream are read back by a plain consumer afterwards.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import statistics
-import sys
 import tempfile
+import threading
 import time
 import zlib
 from argparse import Namespace
@@ -52,35 +51,46 @@ COORDINATES: Final = {
 """Spark's own connector. There is none in the repository for every PySpark that the package index has: these four fit
 together for measuring, and are no set that anybody supports."""
 
-PR_SET_CHILD_SUBREAPER: Final = 36
-"""Of Linux, ``prctl(2)``."""
+LOOK_SECONDS: Final = 1.0
 
 Say = Callable[[str], None]
 
 
-def keep_orphans() -> None:
-    """Become the parent of all processes below this one whose own parent ends: a Python worker that outlives its daemon
-    would take its CPU time with it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+class CpuTime:
+    """Adds up the CPU time of this process and of all below it, Java machines and Python, without the broker, within a
+    block. It never falls: a process that has ended counts as it was last seen, up to ``LOOK_SECONDS`` before."""
 
+    def __init__(self, broker_pid: int | None) -> None:
+        self._broker_pid = broker_pid
+        self._seen: dict[psutil.Process, float] = {}
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cpu-time")
 
-def cpu_seconds(broker_pid: int | None) -> float:
-    """Sum up the CPU time of this process and of those below it, Java machines and Python, without the broker. Never
-    falls after ``keep_orphans``: those that have ended stay in the table of processes."""
-    me, seconds = psutil.Process(), 0.0
-    for process in [me, *me.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error):
-            if process.pid != broker_pid:
-                times = process.cpu_times()
-                ended = 0.0 if process is me else times.children_user + times.children_system  # forks of PySpark
-                seconds += times.user + times.system + ended
-    return seconds
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def seconds(self) -> float:
+        """Return the sum as of now, from any thread."""
+        me = psutil.Process()
+        with self._lock:
+            for process in [me, *me.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    if process.pid != self._broker_pid:
+                        times = process.cpu_times()
+                        self._seen[process] = times.user + times.system
+            return sum(self._seen.values())
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            self.seconds()
 
 
 def session() -> tuple[SparkSession, str]:
     """Start a session with the connector on board, or return the one that is there; and why it has no connector."""
-    keep_orphans()
     settings = {"spark.sql.streaming.numRecentProgressUpdates": "1000"}
     active, missing = SparkSession.getActiveSession(), ""
     if active is not None:
@@ -105,7 +115,7 @@ class SparkBench:
         self, spark: SparkSession, cluster: Cluster, broker_pid: int | None, sizes: Namespace, *, connector: bool
     ) -> None:
         servers = cluster.bootstrap_servers
-        self._spark, self._cluster, self._sizes, self._broker_pid = spark, cluster, sizes, broker_pid
+        self._spark, self._cluster, self._sizes, self._cpu_time = spark, cluster, sizes, CpuTime(broker_pid)
         self._numbers = itertools.count(1)
         self._grt = Grt(spark, servers)
         self.sides: list[Side] = [*([Connector(spark, servers)] if connector else []), self._grt]
@@ -113,6 +123,10 @@ class SparkBench:
 
     def runs(self, say: Say) -> Iterator[SparkRun]:
         """Run everything, job by job. Raises ``Failed`` when the input cannot be made right."""
+        with self._cpu_time:
+            yield from self._runs(say)
+
+    def _runs(self, say: Say) -> Iterator[SparkRun]:
         rows = self._sizes.rows
         for partitions in self._sizes.partitions:
             say(f"writing input, {partitions} partitions")
@@ -206,10 +220,10 @@ class SparkBench:
 
     def _timed(self, job: Callable[[], None], rows: int) -> tuple[float, float, float]:
         """Run a job: seconds, microseconds of CPU time a row, and the load at the end."""
-        before, began = cpu_seconds(self._broker_pid), time.perf_counter()
+        before, began = self._cpu_time.seconds(), time.perf_counter()
         job()
         seconds = time.perf_counter() - began
-        return seconds, (cpu_seconds(self._broker_pid) - before) / rows * 1e6, os.getloadavg()[0]
+        return seconds, (self._cpu_time.seconds() - before) / rows * 1e6, os.getloadavg()[0]
 
     def _fault(self, topic: str, partitions: int, rows: int, *, in_order: bool) -> str:
         due = _sums_of_bytes(self._grt.encoded(typed_rows(self._spark, rows, 1)))
