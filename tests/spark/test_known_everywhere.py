@@ -85,9 +85,9 @@ def to_kafka():
 """
 
 
-def run_program(words: list[str], folder: Path, **more: str) -> str:
-    """Run a program of its own that finds Java and this package; what it prints."""
-    environment = {
+def program_environment(**more: str) -> dict[str, str]:
+    """The environment of a program of its own that finds Java and this package."""
+    return {
         **os.environ,
         "JAVA_HOME": str(spark_java_home()),
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
@@ -98,6 +98,11 @@ def run_program(words: list[str], folder: Path, **more: str) -> str:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         **more,
     }
+
+
+def run_program(words: list[str], folder: Path, **more: str) -> str:
+    """Run it; what it prints."""
+    environment = program_environment(**more)
     ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended.stdout

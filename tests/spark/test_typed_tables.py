@@ -144,6 +144,14 @@ def test_changes_of_a_changelog_one_by_one(spark: SparkSession, tmp_path: Any) -
         error = f.left("_error", f.lit(len("value: corrupt")))
         shown = each.orderBy("_meta.offset").select("key", "value.cents", "deleted", error, "_meta.offset")
         assert [tuple(row) for row in shown.collect()] == expected
+    good = kes_spark.changes(changelog(spark, rows[:4]), key=str, value=Balance, on_error="fail")
+    assert [row.deleted for row in good.select("deleted").collect()] == [False, True]
+    strict = kes_spark.changes(changelog(spark, rows), key=str, value=Balance, on_error="fail")
+    for column in ("key", "value", "deleted", "_meta.offset"):
+        with pytest.raises(Exception, match=r"changes: t.changelog\[0\] offset 12: value: corrupt"):
+            strict.select(column).collect()
+    with pytest.raises(ConfigError, match="on_error must be null or fail, not 'deadletter'"):
+        kes_spark.changes(changelog(spark, rows), key=str, value=Balance, on_error="deadletter")  # type: ignore[arg-type]
 
 
 def test_bytes_of_other_types_have_an_error(spark: SparkSession) -> None:

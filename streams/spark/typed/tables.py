@@ -77,22 +77,32 @@ def changes(
     value: Any,
     key_codec: Codec[Any] | None = None,
     value_codec: Codec[Any] | None = None,
+    on_error: Literal["null", "fail"] = "null",
 ) -> DataFrame:
     """Every change of a changelog, or any compacted topic, in a row: columns ``key``, ``value``, ``deleted``,
     ``_error``, ``_meta``. For batch and streaming DataFrames: this is ``table`` before only the latest is left.
 
     Types and codecs are as for ``table``. ``deleted``: a tombstone, whose ``value`` is null. What the toolkit itself
     writes into a changelog is left out. The changes of a key come in the order of ``_meta.offset``, as long as its
-    topic has not got more partitions. Raises ``ConfigError``.
+    topic has not got more partitions. ``on_error="fail"`` fails the job at the first record that cannot be read, with
+    its place and the reason: for what follows the changes and does not look at ``_error``. Raises ``ConfigError``.
     """
     check_records(df)
+    if on_error not in ("null", "fail"):
+        raise ConfigError(f"on_error must be null or fail, not {on_error!r}")
     keys = ValueColumns(key, key_codec, "key")
     values = ValueColumns(value, value_codec, "value")
     records = df.where(f.col("key").isNotNull() & ~is_reserved(f.col("key")))
     rows = records.select(
         "key", "value", f.col("value").isNull().alias("deleted"), f.struct(*_META_COLUMNS).alias(META)
     )
-    return decoded(rows, keys, values).select("key", "value", "deleted", ERROR, META)
+    read = decoded(rows, keys, values)
+    if on_error == "fail":
+        good, bad = f.col(ERROR).isNull(), f.raise_error(unreadable("changes"))
+        read = read.withColumns(
+            {name: f.when(good, f.col(name)).otherwise(bad) for name in ("key", "value", "deleted", META)}
+        )
+    return read.select("key", "value", "deleted", ERROR, META)
 
 
 def as_of(
@@ -170,6 +180,12 @@ def _latest(df: DataFrame, moved_keys: MovedKeys) -> DataFrame:
         moved = _two_partitions(f.col("last_topic"), f.col("low"), f.col("high"))
         value = value.when(f.col("low") != f.col("high"), moved.cast("binary"))
     return grouped.select("key", value.otherwise(f.col("last.value")).alias("value"), f.col(f"last.{META}").alias(META))
+
+
+def unreadable(who: str) -> Column:
+    """Say of a row of ``changes`` where its record is, and why it cannot be read."""
+    place = f.lit(f"{who}: "), f"{META}.topic", f.lit("["), f"{META}.partition", f.lit("] offset "), f"{META}.offset"
+    return f.concat(*place, f.lit(": "), ERROR)
 
 
 def is_reserved(key: Column) -> Column:

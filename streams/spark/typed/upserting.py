@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from streams.errors import ConfigError
-from streams.spark.typed.tables import ERROR, META
+from streams.spark.typed.tables import ERROR, META, unreadable
 
 OFFSET: Final = "log_offset"
 _AT_ONCE: Final = 1_000
@@ -56,10 +56,7 @@ def upsert(
         raise ConfigError("upsert: give connect or jdbc, not both")
     is_merged = connect is None and jdbc is None
     columns = _columns(changes, nested=is_merged)
-    bad = f.concat(
-        f.lit("upsert: "), f"{META}.topic", f.lit("["), f"{META}.partition", f.lit("] offset "), f"{META}.offset",
-        f.lit(": "), ERROR,
-    )  # fmt: skip
+    bad = unreadable("upsert")
     change = f.struct(*(column.alias(name) for name, column in columns.items()))
     checked = f.when(f.col(ERROR).isNotNull(), f.raise_error(bad).cast("bigint")).otherwise(f.col(f"{META}.offset"))
     last = changes.groupBy("key").agg(f.max_by(change, checked).alias("last")).select("key", "last.*")
