@@ -18,6 +18,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 from rich.text import Text
 
+from streams.sak.harmless import harmless
+
 LOG_EVERY_SECONDS = 5.0
 _WIDEST = 1_000
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -75,9 +77,9 @@ def as_json(data: Any) -> str:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """One problem on stderr, its text untouched (no markup is read in it)."""
+    """One problem on stderr: no markup is read in its text, and a terminal cannot obey what it quotes."""
     console = notices()
-    console.print(Text("kes: ", style="bold red") + Text(message), soft_wrap=True)
+    console.print(Text("kes: ", style="bold red") + Text(harmless(message, keep="\n")), soft_wrap=True)
     if hint:
         console.print(Text(hint), soft_wrap=True)
 

@@ -68,6 +68,7 @@ def test_a_shell_completes_commands_and_options(
         (BrokerUnavailable("nothing answers at localhost:1"), 1, "kes: broker unavailable: nothing answers"),
         (ConfigError("linger_ms [must] be positive"), 1, "kes: config error: linger_ms [must] be"),  # no markup
         (ExceptionGroup("tasks", [ValueError("x"), ConfigError("inner")]), 1, "kes: config error: inner"),
+        (ConfigError("key \x1b[2J\u202e"), 1, "kes: config error: key \\x1b[2J\\u202e"),
         (RuntimeError("a fault"), 70, "kes: unexpected RuntimeError: a fault"),
         (KeyboardInterrupt(), 130, ""),
         (interrupted_in_c(), 130, ""),

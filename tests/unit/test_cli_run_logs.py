@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from streams.cli import logging_setup
 from tests.unit.cli_run_kit import ROOT, Kes, kes
 
 __all__ = ["kes"]  # the fixture
@@ -89,6 +91,21 @@ def test_the_users_loggers_work_and_name_the_worker(
     if "INFO    w-0 shop: order o1 paid" in lines:
         assert len(ticks) == 11, "ten, and their number"
         assert found[-1] == "INFO    w-0 shop: 490 more lines like this within 10 s; the last: tick"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("paid \x1b[31mred\x1b[0m\r", r"paid \x1b[31mred\x1b[0m\r"),
+        ("key \u202ek1\u2066\u200b\u2028", r"key \u202ek1\u2066\u200b\u2028"),
+        ("größer\tals 1 \N{EURO SIGN}", "größer\tals 1 \N{EURO SIGN}"),
+        ("two\nWARNING shop: lines\n", "two\n    WARNING shop: lines\n    "),
+    ],
+    ids=["terminal", "direction", "letters", "lines"],
+)
+def test_a_text_line_cannot_steer_a_terminal_or_look_like_another_record(message: str, shown: str) -> None:
+    text = logging_setup._TextFormatter("%(levelname)s %(name)s: %(message)s")
+    assert text.format(logging.LogRecord("shop", logging.INFO, "", 0, message, (), None)) == f"INFO shop: {shown}"
 
 
 def test_json_lines_have_the_users_fields_and_the_crash(talk: Callable[..., list[str]]) -> None:
