@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -79,9 +79,10 @@ def as_json(data: Any) -> str:
 def complain(message: str, hint: str = "") -> None:
     """One problem on stderr: no markup is read in its text, and a terminal cannot obey what it quotes."""
     console = notices()
-    console.print(Text("kes: ", style="bold red") + Text(harmless(message, keep="\n")), soft_wrap=True)
-    if hint:
-        console.print(Text(hint), soft_wrap=True)
+    with suppress(OSError):  # its disk is full, or its reader gone: the exit code says how it ended
+        console.print(Text("kes: ", style="bold red") + Text(harmless(message, keep="\n")), soft_wrap=True)
+        if hint:
+            console.print(Text(hint), soft_wrap=True)
 
 
 @contextmanager

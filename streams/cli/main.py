@@ -10,6 +10,7 @@ Exit codes of every command: 0 done; 1 a problem whose message says how to solve
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
 from streams.errors import ConfigError, StreamsError
 
 EXIT_PROBLEM = 1
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USAGE = 2
 EXIT_FAULT = 70
 DISTRIBUTION = "kafka-event-source"
@@ -73,6 +75,9 @@ COMMANDS = {
 
 def run() -> NoReturn:
     """Entry point of the script ``kes``: run the command of this process, exit with its code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller; a socket must not get its number
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     sys.exit(main(sys.argv[1:]))
 
 
@@ -173,6 +178,9 @@ def report(error: BaseException) -> int:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, StreamsError):
         complain(f"{_kind(error)}: {error}")
+        return EXIT_PROBLEM
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        complain(f"{error.filename or 'the output'} cannot be written: {error.strerror}; make room, or write elsewhere")
         return EXIT_PROBLEM
     complain(
         f"unexpected {type(error).__name__}: {error}",
