@@ -82,7 +82,7 @@ def complain(message: str, hint: str = "") -> None:
     with suppress(OSError):  # its disk is full, or its reader gone: the exit code says how it ended
         console.print(Text("kes: ", style="bold red") + Text(harmless(message, keep="\n")), soft_wrap=True)
         if hint:
-            console.print(Text(hint), soft_wrap=True)
+            console.print(Text(harmless(hint, keep="\n")), soft_wrap=True)
 
 
 @contextmanager

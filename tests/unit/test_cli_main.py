@@ -87,6 +87,11 @@ def test_a_failure_is_one_message_and_an_exit_code(
     assert out == ""
 
 
+def test_a_remedy_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.complain("a\nb", hint="caused by \x1b[2J")
+    assert capsys.readouterr().err == "kes: a\nb\ncaused by \\x1b[2J\n"
+
+
 def test_closed_and_full_outputs_change_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kes", "config", "--json"])
     monkeypatch.setattr(sys, "stdout", None)

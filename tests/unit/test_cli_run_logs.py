@@ -37,7 +37,7 @@ class Crash:
         log.info("before")
         self.deeper()
     def deeper(self):
-        raise RuntimeError("the handler's own fault")
+        raise RuntimeError("the handler's own fault: \\x1b[2J")
 
 class Configures(Source):
     \"\"\"Has a configuration of its own, as applications do when they are imported.\"\"\"
@@ -138,6 +138,7 @@ def test_without_json_on_stdout_the_workers_starts_are_log_lines_too(tmp_path: P
 def test_a_crash_in_text_shows_the_users_frames_only(talk: Callable[..., list[str]]) -> None:
     lines = talk("crash", code=70)
     assert sum(line.strip().startswith("File ") for line in lines) == 2
+    assert r"RuntimeError: the handler's own fault: \x1b[2J" in lines
     assert not any("streams" in line for line in lines if "File" in line)
 
 
