@@ -10,7 +10,6 @@ Exit codes of every command: 0 done; 1 a problem whose message says how to solve
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -20,12 +19,11 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from streams.cli.failures import innermost
+from streams.cli.failures import NO_ROOM, innermost
 from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
 from streams.errors import ConfigError, StreamsError
 
 EXIT_PROBLEM = 1
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USAGE = 2
 EXIT_FAULT = 70
 DISTRIBUTION = "kafka-event-source"
@@ -179,7 +177,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, StreamsError):
         complain(f"{_kind(error)}: {error}")
         return EXIT_PROBLEM
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
         complain(f"{error.filename or 'the output'} cannot be written: {error.strerror}; make room, or write elsewhere")
         return EXIT_PROBLEM
     complain(

@@ -100,11 +100,13 @@ def test_closed_and_full_outputs_change_no_exit_code(monkeypatch: pytest.MonkeyP
     assert exited.value.code == 0
     sys.stdout.close()
     monkeypatch.setattr(sys, "argv", ["kes", "lag", "nowhere:source"])
-    with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # what is left fails at its end
-        monkeypatch.setattr(sys, "stderr", full)
-        with pytest.raises(SystemExit) as exited:
-            main.run()
-        assert exited.value.code == 1
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    monkeypatch.setattr(sys, "stderr", full)
+    with pytest.raises(SystemExit) as exited:
+        main.run()
+    assert exited.value.code == 1
+    with contextlib.suppress(OSError):  # what is left
+        full.close()
 
 
 def test_the_stack_trace_is_there_for_the_asking(kes: Kes, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
