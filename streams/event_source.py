@@ -198,7 +198,8 @@ class EventSource(Interjecting[StoreT]):
         """Take a member *that is known to be dead* out of the group, so that its session need not end first.
 
         ``instance`` is that of a static member. ``False``: it was not in the group any more. Harmless when a successor
-        took its place meanwhile. Blocks: call it on any thread but the loop's. Raises ``Stopped``,
+        took its place meanwhile. One that is only frozen may answer queries from old state for up to half a session
+        when it goes on. Blocks: call it on any thread but the loop's. Raises ``Stopped``,
         ``BrokerUnavailable``.
         """
         client = self._running().takeover_client

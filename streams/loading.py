@@ -20,8 +20,12 @@ def load(source: str) -> Any:
     A callable without a ``run`` is a factory and is called. Raises ``ConfigError``, with the place in the user's file.
     """
     module_name, _, path = source.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder does not exist any more: change to one that does") from None
+    if here not in sys.path:
+        sys.path.insert(0, here)
     try:
         found: Any = import_module(module_name)
     except StreamsError:
@@ -53,7 +57,10 @@ def _made_by(factory: Callable[..., Any], source: str) -> Any:
         raise ConfigError(f"the factory {source!r} cannot be called without arguments: {error}") from None
     except ValueError:
         pass  # no signature to be had: it will be seen when it is called
-    return factory()
+    try:
+        return factory()
+    except SystemExit as error:  # it would look like an orderly end
+        raise ConfigError(f"{source!r} cannot make an event source: {described(error)}") from error
 
 
 def _is_machinery(filename: str) -> bool:

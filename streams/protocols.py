@@ -89,7 +89,8 @@ class ObservingStore(JournalledStore, Protocol):
         """A function, or ``None``: there is nothing to observe; looked up when the partition's state is restored.
 
         It gets the context of each attempt at an event, batch, timer or interjection, in its turn, in front of the
-        handler. What it writes, sends and raises is as if the handler did it. On the event loop's thread.
+        handler; not that of a row of a joined table without update handler. What it writes, sends and raises is as if
+        the handler did it. On the event loop's thread.
         """
         ...
 

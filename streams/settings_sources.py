@@ -64,7 +64,7 @@ class SettingsSources:
                 raise ConfigError(f"{FILE_VARIABLE} names {named}, which does not exist") from None
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{self.path} is no TOML: {error}") from None
 
     @property
@@ -148,7 +148,7 @@ def checked_addresses(servers: str) -> str:
         raise ConfigError("bootstrap_servers is empty; it must be like 'host:9092' or 'host1:9092,host2:9092'")
     for address in without_credentials("bootstrap_servers", servers).split(","):
         host, _, port = address.strip().rpartition(":")
-        if not (host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        if not (host.isprintable() and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
             raise ConfigError(f"bootstrap_servers must be host:port, several with commas, not {address.strip()!r}")
     return servers
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from streams.errors import TopicError
 from streams.outcomes import Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, ReceivedHeaders
 
@@ -121,3 +122,11 @@ def visits_name(group_id: str, topic: str) -> str:
 def dead_letter_name(group_id: str, topic: str) -> str:
     """Return the name of the topic of the records that the error policy gave up on."""
     return f"{group_id}.{topic}.dead-letters"
+
+
+def askable(names: Iterable[str]) -> list[str]:
+    """Return these names of topics, each once. Raises ``TopicError`` for one that would crash the client."""
+    for name in names:
+        if not name or any("\ud800" <= char <= "\udfff" for char in name):  # bytes of an argument that are no UTF-8
+            raise TopicError(f"{name!r} is no name of a topic: it is empty, or no UTF-8")
+    return list(dict.fromkeys(names))

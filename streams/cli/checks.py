@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from streams.cli.cluster import client_settings_of, source_admin_of
-from streams.cli.records import harmless
 from streams.cli.rights import of_input, of_source
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.clients import kafka_python_settings
@@ -31,6 +30,7 @@ from streams.event_source import EventSource
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.source_topics import SOURCE
+from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
 from streams.settings_sources import checked_addresses
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, named_source
 from streams.cli.console import complain, emit
-from streams.cli.records import harmless
 from streams.clients.settings import is_secret
 from streams.config import EventSourceConfig
+from streams.sak.harmless import harmless
 from streams.settings_sources import (
     CLIENTS,
     FILE_VARIABLE,

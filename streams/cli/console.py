@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +17,8 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from streams.sak.harmless import harmless
 
 LOG_EVERY_SECONDS = 5.0
 _WIDEST = 1_000
@@ -75,11 +77,12 @@ def as_json(data: Any) -> str:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """One problem on stderr, its text untouched (no markup is read in it)."""
+    """One problem on stderr: no markup is read in its text, and a terminal cannot obey what it quotes."""
     console = notices()
-    console.print(Text("kes: ", style="bold red") + Text(message), soft_wrap=True)
-    if hint:
-        console.print(Text(hint), soft_wrap=True)
+    with suppress(OSError):  # its disk is full, or its reader gone: the exit code says how it ended
+        console.print(Text("kes: ", style="bold red") + Text(harmless(message, keep="\n")), soft_wrap=True)
+        if hint:
+            console.print(Text(harmless(hint, keep="\n")), soft_wrap=True)
 
 
 @contextmanager

@@ -23,16 +23,13 @@ from streams.cli.letter_choice import (
 )
 from streams.cli.letter_tables import described, summary_of, table_of, whole
 from streams.cli.letters import Letter, LetterBox, resent
-from streams.cli.records import (
-    Decoder,
-    harmless,
-    place_of,
-)
+from streams.cli.records import Decoder, place_of
 from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, OffsetError, TopicError, TransactionFailed
 from streams.event_source import EventSource
 from streams.records import Output
 from streams.runtime.partition.dead_letters import PREFIX
+from streams.sak.harmless import harmless
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay (send again), drop.")
 

@@ -1,8 +1,14 @@
-"""Find the error that a command failed with among the groups that tasks wrap it in."""
+"""The error that a command failed with, among the groups that tasks wrap it in; and what errors mean."""
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 from streams.errors import StreamsError
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that is full, or of a quota."""
 
 
 def innermost(error: Exception) -> Exception:

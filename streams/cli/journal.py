@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers
 from streams.cli.console import as_json, duration, emit, notices
-from streams.cli.records import harmless, one_line, plain_bytes, shown_time
+from streams.cli.records import one_line, plain_bytes, shown_time
 from streams.cli.scans import OffsetProgress
 from streams.cli.source_name import checked_name
 from streams.clients.admin import Watermarks
@@ -30,6 +30,7 @@ from streams.journal.inspection import JournalSurvey, survey
 from streams.journal.snapshots import LoadedSnapshot
 from streams.loading import described
 from streams.records import IncomingRecord
+from streams.sak.harmless import harmless
 from streams.settings_sources import joined_client_settings
 from streams.topics import missing
 

@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.letters import Letter, number_in
-from streams.cli.records import Decoder, facts_of, harmless, one_line, plain_text, shortened, shown_time
+from streams.cli.records import Decoder, facts_of, one_line, plain_text, shortened, shown_time
 from streams.records import IncomingRecord
 from streams.runtime.partition.dead_letters import PREFIX
+from streams.sak.harmless import harmless
 
 _WIDEST: Final = 60
 _MOST_ROWS: Final = 1_000

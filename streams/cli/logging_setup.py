@@ -7,17 +7,15 @@ import enum
 import json
 import logging
 import logging.config
-import re
 import tomllib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from streams.errors import ConfigError
 from streams.logs import FloodHandler, JsonFormatter
-
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from streams.sak.harmless import harmless
 
 
 class LogLevel(enum.StrEnum):
@@ -51,11 +49,12 @@ class _OursAtTheRoot(FloodHandler):
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats a record as text that a terminal cannot obey: errors and messages may quote what is in an event."""
+    """Formats a record as text that a terminal cannot obey and a reader cannot take for several records: errors and
+    messages may quote what is in an event."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record, with escapes in place of control characters, those of lines and tabs aside."""
-        return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], super().format(record))
+        """Format the record; its further lines are indented."""
+        return harmless(super().format(record), keep="\n\t").replace("\n", "\n    ")
 
 
 def configure_logging(options: LogOptions, worker: str = "") -> None:

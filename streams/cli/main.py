@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from streams.cli.failures import innermost
+from streams.cli.failures import NO_ROOM, innermost
 from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
 from streams.errors import ConfigError, StreamsError
 
@@ -73,6 +73,9 @@ COMMANDS = {
 
 def run() -> NoReturn:
     """Entry point of the script ``kes``: run the command of this process, exit with its code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller; a socket must not get its number
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     sys.exit(main(sys.argv[1:]))
 
 
@@ -173,6 +176,9 @@ def report(error: BaseException) -> int:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, StreamsError):
         complain(f"{_kind(error)}: {error}")
+        return EXIT_PROBLEM
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        complain(f"{error.filename or 'the output'} cannot be written: {error.strerror}; make room, or write elsewhere")
         return EXIT_PROBLEM
     complain(
         f"unexpected {type(error).__name__}: {error}",

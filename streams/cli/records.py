@@ -13,6 +13,7 @@ import typer
 from streams.event_source import EventSource
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.partition.execution import read_event
+from streams.sak.harmless import harmless
 
 _PLACE: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19})")
 
@@ -101,16 +102,6 @@ def plain_text(data: bytes | None) -> Any:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
-
-
-def harmless(data: bytes | str | None) -> str:
-    """Return text in which everything that a terminal could obey, or a reader overlook, is an escape like ``\\x1b``."""
-    if data is None:
-        return "null"
-    text = data.decode(errors="backslashreplace") if isinstance(data, bytes) else data
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def one_line(value: Any) -> str:

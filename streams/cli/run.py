@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from streams.cli.console import as_json, notices
+from streams.cli.failures import NO_ROOM
 from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.source_name import checked_name
@@ -22,6 +23,7 @@ from streams.cli.supervisor import CodeChanges, Status, Supervisor, worker_comma
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.config import host_name
 from streams.errors import ConfigError
+from streams.sak.harmless import harmless
 from streams.sak.restarts import RestartPolicy
 
 if TYPE_CHECKING:
@@ -220,7 +222,9 @@ class StatusLines:
             return
         name = status.get("worker", "all workers")
         with self._console.capture() as line:
-            self._console.print(Text.assemble(f"{name}: ", (sentence(status), _STYLES.get(event, ""))), soft_wrap=True)
+            self._console.print(
+                Text.assemble(harmless(f"{name}: "), (sentence(status), _STYLES.get(event, ""))), soft_wrap=True
+            )
         _write(sys.stderr, line.get())
 
 
@@ -261,10 +265,14 @@ def sentence(status: Status) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Write nothing once the reader is gone: ``| tee log`` ends by the same Ctrl-C, and the workers have to drain."""
+    """Write nothing once the reader is gone: ``| tee log`` ends by the same Ctrl-C, and the workers have to drain. A
+    line for which the disk has no room is left out: workers go on."""
     try:
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
         with open(os.devnull, "wb") as nothing:  # what the stream holds would fail again at the exit
             os.dup2(nothing.fileno(), stream.fileno())
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise

@@ -32,7 +32,7 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
 from streams.cli.console import emit, notices
-from streams.cli.records import Content, Decoder, Place, checked_place, harmless, one_line, shortened, shown_time
+from streams.cli.records import Content, Decoder, Place, checked_place, one_line, shortened, shown_time
 from streams.cli.transaction import IN_DOUBT, transaction
 from streams.clients.group_checks import GroupChecks
 from streams.clients.producing.blocking import BlockingSlot
@@ -44,6 +44,7 @@ from streams.records import IncomingRecord, Output
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.runtime.partition.dead_letters import dead_letter
 from streams.runtime.source_topics import TABLE
+from streams.sak.harmless import harmless
 
 app = typer.Typer()
 

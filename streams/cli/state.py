@@ -12,7 +12,7 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
-from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened, shown_time
+from streams.cli.records import one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
@@ -33,6 +33,7 @@ from streams.event_source import EventSource
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
 from streams.runtime.ownership.replicas import make_store
+from streams.sak.harmless import harmless
 
 app = typer.Typer(no_args_is_help=True, help="The state of an event source: in its changelog, on disk, in snapshots.")
 

@@ -14,12 +14,13 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
-from streams.cli.records import harmless, one_line, plain, plain_bytes, plain_text, shortened
+from streams.cli.records import one_line, plain, plain_bytes, plain_text, shortened
 from streams.cli.state_sources import ExportedLine, StateAt, read_on, state_of
 from streams.errors import DecodeError, StoreError
 from streams.records import TopicPartition
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.ownership.replicas import make_store
+from streams.sak.harmless import harmless
 
 _SHOWN: Final = 20
 _SIDES: Final = "changelog, folder, folder:DIR, snapshots, snapshots:ADDRESS, or a file of `kes state export`"

@@ -20,7 +20,6 @@ from rich.table import Table
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
 from streams.cli.folders import codec_of, partitions_on_disk, reason_not_to_use
-from streams.cli.records import harmless
 from streams.cli.scans import late_lines
 from streams.cli.state_sources import folder_of, newest, snapshots_at, topic_id_of
 from streams.core.checkpoints import FolderMark, LogIdentity
@@ -36,6 +35,7 @@ from streams.runtime.keeping.shelf import choose
 from streams.runtime.keeping.snapshots import SnapshotStore
 from streams.runtime.keeping.snapshotting import WritingPace
 from streams.runtime.ownership.replicas import make_store
+from streams.sak.harmless import harmless
 
 _TRIES: Final = 10
 _NUMBERS: Final = ("offset", "bytes", "written", "put", "deleted")

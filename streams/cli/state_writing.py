@@ -22,7 +22,7 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, brokers, named_source
 from streams.cli.console import emit, notices, print_whole
-from streams.cli.records import harmless, shortened
+from streams.cli.records import shortened
 from streams.cli.scans import late_lines
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
@@ -38,6 +38,7 @@ from streams.records import IncomingRecord, Output, TopicPartition
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer, without_input
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.joined_rows import row_key
+from streams.sak.harmless import harmless
 from streams.stores.journalled import JournalledBytes
 from streams.stores.several import Stores
 

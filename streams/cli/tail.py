@@ -17,7 +17,7 @@ import typer
 
 from streams.cli.cluster import Servers, Timeout, await_listener, brokers, client_settings_of, named_source
 from streams.cli.console import as_json
-from streams.cli.records import Decoder, facts_of, harmless, one_line, place_of, shown_time
+from streams.cli.records import Decoder, facts_of, one_line, place_of, shown_time
 from streams.cli.scans import OffsetProgress
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.consumer import TAIL, LogConsumer
@@ -26,6 +26,7 @@ from streams.clients.settings import ClientSettings
 from streams.errors import Stopped, TopicError
 from streams.event_source import EventSource
 from streams.records import IncomingRecord
+from streams.sak.harmless import harmless
 
 app = typer.Typer()
 

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
 from streams.cli.console import as_json, complain, emit, plain_table
-from streams.cli.records import checked_place, harmless, one_line, plain_bytes, plain_text, shortened
+from streams.cli.records import checked_place, one_line, plain_bytes, plain_text, shortened
 from streams.cli.state import decoded, decoded_entry
 from streams.codecs import BytesCodec
 from streams.records import TopicPartition
 from streams.runtime.ownership.replicas import make_store
+from streams.sak.harmless import harmless
 from streams.views.blocking import BlockingView
 from streams.views.view import View
 

@@ -39,6 +39,7 @@ from streams.errors import (
 )
 from streams.loading import described, load
 from streams.logs import exception_info
+from streams.sak.harmless import harmless
 from streams.statistics import SourceState
 
 log = logging.getLogger("streams.cli.worker")  # the module runs as __main__
@@ -236,7 +237,7 @@ def _failed(name: str, error: Exception, logs: LogOptions) -> int:
     elif _are_for_programs(logs):
         log.critical("the worker fails: %s", described(error), exc_info=exception_info(error))
     else:  # the user's code: its stack trace is what they need
-        traceback.print_exception(*exception_info(error))
+        sys.stderr.write(harmless("".join(traceback.format_exception(*exception_info(error))), keep="\n\t"))
     if isinstance(error, EventFailure) and isinstance(error.__cause__, FINAL):
         return EXIT_BAD_RECORD
     return EXIT_PROBLEM if isinstance(error, NOT_FOR_RESTART) else EXIT_FAILED

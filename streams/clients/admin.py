@@ -27,7 +27,7 @@ from streams.clients.connection import ConnectionLog
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, refused, request_failed
 from streams.errors import BrokerUnavailable, TopicError
-from streams.topics import TopicSpec, missing
+from streams.topics import TopicSpec, askable, missing
 
 logger = logging.getLogger(__name__)
 
@@ -296,9 +296,10 @@ class TopicAdmin:
     def _layouts(self, names: Collection[str], deadline: float) -> dict[str, Any]:
         if not names:
             return {}
+        known = askable(names)
 
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            return client.describe_topics(TopicCollection(list(dict.fromkeys(names))), request_timeout=seconds)
+            return client.describe_topics(TopicCollection(known), request_timeout=seconds)
 
         answer = self._ask("describing topic", "Describe", attempt, deadline, NO_SUCH_TOPIC)
         return {name: None if isinstance(topic, KafkaError) else topic for name, topic in answer.items()}

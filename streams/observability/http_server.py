@@ -1,6 +1,7 @@
 """A small HTTP server beside an event source: metrics, and probes. Threads of its own, never the event loop's.
 
-A client that hangs holds one thread, for ``CLIENT_SECONDS`` at most. Where there are ``MOST_CLIENTS``, the one whose
+A client that hangs holds one thread, for ``CLIENT_SECONDS`` at most, and one that sends more than ``MOST_RECEIVED`` is
+cut off. Where there are ``MOST_CLIENTS``, the one whose
 request has been waited for longest makes room for a new one; without such a one, the new one is turned away.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import io
 import socket
 import threading
 from collections import OrderedDict
@@ -27,6 +29,8 @@ from streams.observability.health import Verdict
 
 CLIENT_SECONDS: Final = 10.0
 MOST_CLIENTS: Final = 32
+MOST_RECEIVED: Final = 1024 * 1024
+"""Bytes of a request's head, as for the ports of pages and queries."""
 _ROOM_SECONDS: Final = 1.0
 """The time for the thread of a client that is cut off to end."""
 
@@ -110,8 +114,25 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class _BoundedReader(io.BufferedReader):
+    _received = 0
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Read a line of the head, which has its bound. The standard library has one for each line only."""
+        line = super().readline(size)
+        self._received += len(line)
+        if self._received > MOST_RECEIVED:
+            raise ConnectionError("the head is too large")
+        return line
+
+
 class _Handler(WSGIRequestHandler):
     timeout = CLIENT_SECONDS
+
+    def setup(self) -> None:
+        """Take the connection."""
+        super().setup()
+        self.rfile = _BoundedReader(self.rfile.detach())
 
     def parse_request(self) -> bool:
         """Parse the head of the request, which is not waited for any more."""

@@ -29,7 +29,16 @@ from streams.errors import (
 )
 from streams.event_source import EventSource
 from streams.protocols import Codec
-from streams.queries.questions import MOST_BYTES_IN, MOST_BYTES_READ, PATH, PlacedOffset, Question, Refusal, Reply
+from streams.queries.questions import (
+    BUSY_SECONDS,
+    MOST_BYTES_IN,
+    MOST_BYTES_READ,
+    PATH,
+    PlacedOffset,
+    Question,
+    Refusal,
+    Reply,
+)
 from streams.queries.routing import Server, candidates, servers_of
 from streams.queries.tickets import (
     SEAL_HEADER,
@@ -57,11 +66,7 @@ AtLeast = Delivery | Mapping[TopicPartition, int]
 
 
 class _Busy(NotOwned):
-    """A member has no room for a question, and wants it again after so many seconds."""
-
-    def __init__(self, text: str, seconds: int) -> None:
-        super().__init__(text)
-        self.seconds = seconds
+    """A member has no room for a question, and wants it again."""
 
 
 class StateReader(Generic[K, V]):
@@ -279,7 +284,7 @@ class StateReader(Generic[K, V]):
                         return await self._put(server, question, left), called
                     except _Busy as error:
                         reason = NotOwned(str(error))
-                        await asyncio.sleep(max(_PAUSE_SECONDS, min(error.seconds, deadline - time.monotonic())))
+                        await asyncio.sleep(max(_PAUSE_SECONDS, min(BUSY_SECONDS, deadline - time.monotonic())))
                     except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
                         reason = error
                         break
@@ -344,22 +349,19 @@ class StateReader(Generic[K, V]):
                 while not response.content.at_eof() and len(content) < MOST_BYTES_READ:
                     content += await response.content.read(MOST_BYTES_READ - len(content))
                 status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
-                retry_after = response.headers.get("retry-after", "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None
         if status == 401 and not sealed:
             raise TicketRefused(
                 f"{server.instance} at {server.address} does not accept the ticket: secret or clocks differ"
             )
-        if not sealed and status == 503 and retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 6:
-            raise _Busy(f"{server.instance} at {server.address} is busy (503)", int(retry_after))
         if not sealed and status in (413, 503, 504):
             raise NotOwned(f"{server.instance} at {server.address} is busy ({status})")
         check_seal(self._secret, sealed, asked, status, content)
         if status == 200:
             return msgspec.json.decode(content, type=Reply)
         refusal = msgspec.json.decode(content, type=Refusal)
-        kinds = {"NotCaughtUp": NotCaughtUp, "ConfigError": ConfigError, "StoreError": StoreError}
+        kinds = {"Busy": _Busy, "NotCaughtUp": NotCaughtUp, "ConfigError": ConfigError, "StoreError": StoreError}
         kinds |= dict.fromkeys(("NotOwned", "MembershipLost", "Stopped"), NotOwned)
         raise kinds.get(refusal.error, StreamsError)(f"{server.instance}: {refusal.message}")
 

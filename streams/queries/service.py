@@ -24,6 +24,7 @@ from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, S
 from streams.event_source import EventSource
 from streams.queries.points import Crossing, is_point
 from streams.queries.questions import (
+    BUSY_SECONDS,
     LONGEST_SECONDS,
     MOST_BYTES_IN,
     MOST_BYTES_READ,
@@ -83,8 +84,8 @@ class _Service:
         except _TooLarge as error:
             return self._sealed("", 413, _refusal(error, "TooLarge"))
         except _Busy as error:
-            response = self._sealed("", 503, _refusal(error, "Busy"))
-            response.headers["retry-after"] = "1"
+            response = self._sealed(asked, 503, _refusal(error, "Busy"))
+            response.headers["retry-after"] = str(BUSY_SECONDS)
             return response
         except (TimeoutError, ClientDisconnect) as error:
             return self._sealed(asked if is_known else "", 504, _refusal(error, "NotCaughtUp"))
@@ -99,7 +100,7 @@ class _Service:
     async def _counted(self, body: bytes) -> Reply:
         """Answer, if there is room. Those without a ticket take none of it."""
         if self._busy >= MOST_AT_A_TIME:
-            raise _Busy(f"{MOST_AT_A_TIME} requests are under way")
+            raise _Busy(f"busy: {MOST_AT_A_TIME} requests are under way")
         self._busy += 1
         try:
             return await self._reply(body)

@@ -154,7 +154,8 @@ class WorkerProcess:
     def last_words(self) -> str:
         """The last line of its log."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1][-300:] if lines else "its log is empty"
+        last = lines[-1].strip() if lines else "its log is empty"
+        return last if len(last) <= 300 else f"...{last[-297:]}"
 
     def _close_pipe(self) -> None:
         if self.process.stdin is not None:

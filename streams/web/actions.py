@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.cli.records import harmless, plain
+from streams.cli.records import plain
 from streams.codecs import is_pydantic
 from streams.errors import RegistrationError, StreamsError
+from streams.sak.harmless import harmless
 
 _log = logging.getLogger("streams.web.actions")
 

@@ -7,7 +7,8 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from streams.cli.records import harmless, shortened
+from streams.cli.records import shortened
+from streams.sak.harmless import harmless
 from streams.topology import Topology, TopologyTopic
 
 _WIDTH, _HEIGHT, _GAP = 250, 46, 14

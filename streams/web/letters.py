@@ -14,11 +14,12 @@ from streams.cli.cluster import await_listener
 from streams.cli.letter_choice import LetterChoice, collect, explained, originals_of, problems_of, record_of
 from streams.cli.letter_tables import whole
 from streams.cli.letters import LetterBox, resent
-from streams.cli.records import Decoder, harmless, one_line, place_of, shortened
+from streams.cli.records import Decoder, one_line, place_of, shortened
 from streams.clients.settings import ClientSettings
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError, OffsetError, Stopped, StreamsError, TopicError, TransactionFailed
 from streams.event_source import EventSource
+from streams.sak.harmless import harmless
 from streams.web.actions import ActionRun
 from streams.web.group_look import GroupLook
 

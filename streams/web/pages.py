@@ -18,9 +18,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route, Router
 
 from streams.cli.console import duration
-from streams.cli.records import harmless, one_line
+from streams.cli.records import one_line
 from streams.errors import ConfigError
 from streams.observability.health import Verdict
+from streams.sak.harmless import harmless
 from streams.web import api, rows
 from streams.web.actions import ActionRefused, form_argument
 from streams.web.board import SNAPSHOT_SECONDS, GroupSnapshot

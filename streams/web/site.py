@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from streams.cli.config import Setting, settings_of
-from streams.cli.records import harmless
 from streams.config import EventSourceConfig
 from streams.event_source import EventSource
 from streams.observability.health import Verdict
+from streams.sak.harmless import harmless
 from streams.settings_sources import SettingsSources, outside_settings
 from streams.views.view import View
 from streams.web.actions import RegisteredAction

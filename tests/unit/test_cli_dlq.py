@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from streams.cli import dlq
 from streams.cli.letter_tables import described, summary_of, whole
 from streams.cli.letters import Letter, Mark, Settled, resent
-from streams.cli.records import Decoder, checked_place, harmless, one_line, plain, plain_bytes
+from streams.cli.records import Decoder, checked_place, one_line, plain, plain_bytes
 from streams.cli.transaction import transaction
 from streams.errors import OffsetError
 from streams.records import Headers, IncomingRecord
+from streams.sak.harmless import harmless
 from tests.unit.cli_kit import Kes, preset, source_of
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)), max_size=12)

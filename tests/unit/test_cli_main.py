@@ -3,6 +3,7 @@ commands about a cluster say when nothing listens at its address."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -68,6 +69,9 @@ def test_a_shell_completes_commands_and_options(
         (BrokerUnavailable("nothing answers at localhost:1"), 1, "kes: broker unavailable: nothing answers"),
         (ConfigError("linger_ms [must] be positive"), 1, "kes: config error: linger_ms [must] be"),  # no markup
         (ExceptionGroup("tasks", [ValueError("x"), ConfigError("inner")]), 1, "kes: config error: inner"),
+        (ConfigError("key \x1b[2J\u202e"), 1, "kes: config error: key \\x1b[2J\\u202e"),
+        (OSError(28, "No space left on device"), 1, "kes: the output cannot be written: No space left on device"),
+        (OSError(28, "No space left on device", "/data/x"), 1, "kes: /data/x cannot be written"),
         (RuntimeError("a fault"), 70, "kes: unexpected RuntimeError: a fault"),
         (KeyboardInterrupt(), 130, ""),
         (interrupted_in_c(), 130, ""),
@@ -81,6 +85,28 @@ def test_a_failure_is_one_message_and_an_exit_code(
     out, err = kes("try", code=code)
     assert message in err
     assert out == ""
+
+
+def test_a_remedy_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.complain("a\nb", hint="caused by \x1b[2J")
+    assert capsys.readouterr().err == "kes: a\nb\ncaused by \\x1b[2J\n"
+
+
+def test_closed_and_full_outputs_change_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kes", "config", "--json"])
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as exited:
+        main.run()
+    assert exited.value.code == 0
+    sys.stdout.close()
+    monkeypatch.setattr(sys, "argv", ["kes", "lag", "nowhere:source"])
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    monkeypatch.setattr(sys, "stderr", full)
+    with pytest.raises(SystemExit) as exited:
+        main.run()
+    assert exited.value.code == 1
+    with contextlib.suppress(OSError):  # what is left
+        full.close()
 
 
 def test_the_stack_trace_is_there_for_the_asking(kes: Kes, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:

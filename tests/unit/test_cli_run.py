@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from streams.cli import worker
-from streams.cli.run import sentence
+from streams.cli.run import StatusLines, sentence
 from streams.errors import ConfigError
 from streams.sak.restarts import RestartPolicy, Restarts
 from tests.unit.cli_run_kit import DEADLINE_SECONDS, ROOT, Kes, kes
@@ -185,6 +186,19 @@ def test_workers_drain_when_nobody_reads_the_status_any_more(tmp_path: Path, for
     finally:
         kes.kill()
     assert sorted(path.name for path in tmp_path.glob("drained-*")) == ["drained-w-0", "drained-w-1"]
+
+
+def test_a_full_disk_below_the_log_stops_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    monkeypatch.setattr(sys, "stderr", full)
+    StatusLines(quiet=False)({"event": "started", "worker": "w-0", "pid": 1, "starts": 1})
+    with contextlib.suppress(OSError):  # what is left
+        full.close()
+
+
+def test_a_status_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    StatusLines(quiet=False)({"event": "started", "worker": "w\x1b[2J-0", "pid": 1, "starts": 1})
+    assert capsys.readouterr().err == "w\\x1b[2J-0: started (process 1)\n"
 
 
 def test_what_happens_to_workers_is_told_in_sentences() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from streams.cli import logging_setup
 from tests.unit.cli_run_kit import ROOT, Kes, kes
 
 __all__ = ["kes"]  # the fixture
@@ -35,7 +37,7 @@ class Crash:
         log.info("before")
         self.deeper()
     def deeper(self):
-        raise RuntimeError("the handler's own fault")
+        raise RuntimeError("the handler's own fault: \\x1b[2J")
 
 class Configures(Source):
     \"\"\"Has a configuration of its own, as applications do when they are imported.\"\"\"
@@ -91,6 +93,21 @@ def test_the_users_loggers_work_and_name_the_worker(
         assert found[-1] == "INFO    w-0 shop: 490 more lines like this within 10 s; the last: tick"
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("paid \x1b[31mred\x1b[0m\r", r"paid \x1b[31mred\x1b[0m\r"),
+        ("key \u202ek1\u2066\u200b\u2028", r"key \u202ek1\u2066\u200b\u2028"),
+        ("größer\tals 1 \N{EURO SIGN}", "größer\tals 1 \N{EURO SIGN}"),
+        ("two\nWARNING shop: lines\n", "two\n    WARNING shop: lines\n    "),
+    ],
+    ids=["terminal", "direction", "letters", "lines"],
+)
+def test_a_text_line_cannot_steer_a_terminal_or_look_like_another_record(message: str, shown: str) -> None:
+    text = logging_setup._TextFormatter("%(levelname)s %(name)s: %(message)s")
+    assert text.format(logging.LogRecord("shop", logging.INFO, "", 0, message, (), None)) == f"INFO shop: {shown}"
+
+
 def test_json_lines_have_the_users_fields_and_the_crash(talk: Callable[..., list[str]]) -> None:
     lines = [json.loads(line) for line in talk("source", "--log-format", "json")]
     assert {line["worker"] for line in lines} == {"w-0"}
@@ -121,6 +138,7 @@ def test_without_json_on_stdout_the_workers_starts_are_log_lines_too(tmp_path: P
 def test_a_crash_in_text_shows_the_users_frames_only(talk: Callable[..., list[str]]) -> None:
     lines = talk("crash", code=70)
     assert sum(line.strip().startswith("File ") for line in lines) == 2
+    assert r"RuntimeError: the handler's own fault: \x1b[2J" in lines
     assert not any("streams" in line for line in lines if "File" in line)
 
 

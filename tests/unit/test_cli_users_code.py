@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,21 @@ def test_a_module_that_exits_is_no_success(module: Callable[[str], str], code: s
     name = module(f"import sys\nsys.exit({code})\n")
     with pytest.raises(ConfigError, match=f"cannot import '{name}'.*SystemExit: {code.strip(chr(39))}.*{name}.py:2"):
         load(name)
+
+
+def test_a_factory_that_exits_is_no_success(module: Callable[[str], str]) -> None:
+    name = module("import sys\ndef make():\n    sys.exit(0)\n")
+    with pytest.raises(ConfigError, match=f"'{name}:make' cannot make an event source: SystemExit: 0 .*{name}.py:3"):
+        load(f"{name}:make")
+
+
+def test_a_folder_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    with pytest.raises(ConfigError, match="the current folder does not exist any more"):
+        load("shop:source")
 
 
 @pytest.mark.parametrize("failure", ["raise ValueError('no such shop')", "raise SystemExit('no such shop')"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, Never
 
@@ -171,6 +172,12 @@ async def test_a_cluster_that_is_slow_to_make_topics_is_waited_for(
         await source_topics.prepare(config, connections)
     assert len(looks) > 20
     assert "waiting for the broker: topic t at 127.0.0.1:1: waited in vain until it has a leader" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "\udcff"], ids=["empty", "no UTF-8"])
+def test_a_name_that_would_crash_the_client_is_refused(name: str) -> None:
+    with closing(TopicAdmin(ClientSettings("127.0.0.1:1"))) as admin, pytest.raises(TopicError, match="is no name of"):
+        admin.describe(["orders", name])
 
 
 def test_a_signal_within_the_c_client_is_the_signal() -> None:

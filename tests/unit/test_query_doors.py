@@ -289,28 +289,49 @@ def test_tls_bounds_connections_before_their_handshake(tmp_path: Path, monkeypat
             assert until_closed(connections[3]) == b""
 
 
-async def test_a_reader_comes_again_when_a_member_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_comes_again_when_a_member_wants_it(
+    server: QueryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member that is busy owns the partition all the same: the group is not looked at again."""
-    times = ["0", "60"]
-    asked: list[str] = []
+    monkeypatch.setattr(service, "MOST_AT_A_TIME", 0)
+    pauses = [0, 60]
+    asked: list[int] = []
+
+    class Reader(reader_module.StateReader[str, str]):
+        async def _put(self, server: Server, question: Question, left: float) -> Reply:
+            asked.append(pauses[len(asked)])
+            monkeypatch.setattr(reader_module, "BUSY_SECONDS", asked[-1])
+            return await super()._put(server, question, left)
+
+    async with Reader(source_at(server).config, key=str, value=str) as states:
+        monkeypatch.setattr(states, "_look", lambda seconds: pytest.fail("it looks at the group"))
+        states._found = (Server("w-0", server.address), Server("w-1", "http://127.0.0.1:1"))
+        with pytest.raises(NotOwned, match="w-0: busy: 0 requests are under way"):
+            await states.get("ann", timeout_seconds=0.5)
+    assert asked == pauses, "at once, and no third time before the end of the minute"
+
+
+async def test_a_forged_address_does_not_make_a_reader_wait(
+    server: QueryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no seal for its 503: the next member is asked."""
+    monkeypatch.setattr(reader_module, "BUSY_SECONDS", 60)
+    answers(monkeypatch, b"1")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        asked.append(times[len(asked)])
-        writer.write(b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: 0\r\n")
-        writer.write(f"Retry-After: {asked[-1]}\r\n\r\n".encode())
+        writer.write(b"HTTP/1.1 503 Busy\r\nRetry-After: 60\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
         writer.close()
 
-    path = private(tmp_path / "secret", SECRET)
-    config = source_of(queries=QueryConfig(secret_file=str(path))).config
-    reader = reader_module.StateReader(config, key=str, value=str)
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as made, reader as states:
-        monkeypatch.setattr(states, "_look", lambda seconds: pytest.fail("it looks at the group"))
-        states._found = (Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}"),)
-        with pytest.raises(NotOwned, match=r"w-0 at .* is busy"):
-            await states.get("ann", timeout_seconds=0.5)
-    assert asked == times, "at once, and no third time before the end of the minute"
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as made,
+        reader_module.StateReader(source_at(server).config, key=str, value=str) as states,
+    ):
+        forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}", owned=frozenset({0}))
+        monkeypatch.setattr(states, "_look", lambda seconds: (forged, Server("w-1", server.address)))
+        reply, _ = await states._ask(Question(group="shop", kind="len", partition=0), 30.0)
+    assert reply.value == b"1"
 
 
 async def test_a_reader_does_not_wait_beyond_its_time_for_the_look_of_another(

@@ -131,6 +131,7 @@ def test_settings_of_the_clients_are_joined(monkeypatch: pytest.MonkeyPatch, pla
         ("on_partition_activated = 'x'", r"there is no setting 'on_partition_activated'"),
         ("[client_settings]\n'sasl.password' = { file = 'nowhere' }", r"names the file nowhere, which cannot be read"),
         ("= 3", r"kes\.toml is no TOML: Invalid .* line 1"),
+        ("a = " + "[" * 5_000, r"kes\.toml is no TOML"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named(text: str, said: str) -> None:
@@ -186,7 +187,7 @@ def test_help_and_version_work_beside_a_file_that_is_broken(kes: Kes, words: str
     assert kes(*words.split()).out
 
 
-@pytest.mark.parametrize("servers", ["garbage", "127.0.0.1", "host:x", "host:99999", "a:1,,b:2", ":9092"])
+@pytest.mark.parametrize("servers", ["garbage", "127.0.0.1", "host:x", "host:99999", "a:1,,b:2", ":9092", "\udcff:1"])
 def test_addresses_without_a_port_are_refused(kes: Kes, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", servers)
     assert "bootstrap_servers must be host:port, several with commas, not" in kes("tail", "t", code=1).words

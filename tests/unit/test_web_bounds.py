@@ -1,4 +1,5 @@
-"""The bounds of the monitor, tried over real sockets: sizes, times, numbers of requests, streams and connections."""
+"""The bounds of the monitor, tried over real sockets: sizes, times, numbers of requests, streams and connections; and
+of heads on the metrics port."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import pytest
 
 from tests.unit.web_kit import LOOK, ask, raw, until_closed, web_port
 
+from streams.observability import HttpServer, http_server  # isort: skip
+from streams.observability.health import Verdict  # isort: skip
 from streams.queries import bounded_protocol  # isort: skip
 from streams.web import doors  # isort: skip
 
@@ -66,6 +69,19 @@ def test_an_endless_head_is_cut_off(web_port: int, piece: bytes) -> None:
             for _ in range(1_000):
                 connection.sendall(piece)
             pytest.fail("it was taken")
+
+
+def test_an_endless_head_is_cut_off_by_the_metrics_port_as_well() -> None:
+    assert http_server.MOST_RECEIVED == bounded_protocol.MOST_RECEIVED
+    live = {"/live": lambda query: Verdict(True, "yes")}
+    with HttpServer("127.0.0.1:0", lambda *_: [], live) as server, raw(server.port) as connection:
+        assert ask(server.port, "/live", None, Large="x" * 60_000).status == 200
+        connection.sendall(b"GET /live HTTP/1.0\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for number in range(90):  # below the hundred headers of the standard library
+                connection.sendall(b"X-%d: %s\r\n" % (number, b"x" * 60_000))
+            connection.sendall(b"\r\n")
+            assert connection.recv(100) == b"", "five megabytes were taken"
 
 
 @pytest.mark.parametrize("path", ["/state", "/api/v1/state", "/views"])

@@ -50,6 +50,11 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         """The change of a row: of an update's context (``joining.UpdateContext``)."""
         return None
 
+    @property
+    def _is_observed(self) -> bool:
+        """Check whether an observing store gets it: there is a handler (not so: ``joining.RowContext``)."""
+        return True
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.where}>"
 

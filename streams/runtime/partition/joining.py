@@ -64,6 +64,15 @@ class UpdateContext(EventContext[StoreT]):
         return self._change
 
 
+class RowContext(UpdateContext[StoreT]):
+    """The context of a row without update handler. In a slice it has none (``JoinKind.keep``), so a store that observes
+    events must not see it here: what it does would depend on the slices."""
+
+    @property
+    def _is_observed(self) -> bool:
+        return False
+
+
 class JoinKind:
     """The kind of a joined table's records; see ``handler_kind.HandlerKind``. ``handler``: whether the table has an
     update handler."""
@@ -106,9 +115,8 @@ class JoinKind:
         (record,) = records
         table = partition.joined.tables[self.topic]
         row = table.read(record, host.message_limit)
-        ctx: UpdateContext[Any] = UpdateContext(
-            partition.store, partition.reading, record, [], [], host.message_limit, attempt, partition.timers
-        )
+        made: type[UpdateContext[Any]] = UpdateContext if self.has_handler else RowContext
+        ctx = made(partition.store, partition.reading, record, [], [], host.message_limit, attempt, partition.timers)
         ctx._host = host
         ctx._change = None if row is None else RowChange(self.topic, table, row)
         return ctx

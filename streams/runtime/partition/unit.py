@@ -45,7 +45,7 @@ class Unit:
         """Show the event to a store that observes them, before its handler runs. What that raises is the event's
         failure."""
         before_event = self._partition.before_event
-        if before_event is not None:
+        if before_event is not None and ctx._is_observed:
             before_event(ctx)
 
     def begin_next(self) -> int:
