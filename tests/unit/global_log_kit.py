@@ -37,6 +37,9 @@ class MemoryTopic:
         self.answers = True
         self.policy = "compact"
         self.settings: dict[str, str] = {}
+        self.settings_hidden = 0
+        """So many questions for the settings get no answer."""
+        self.leaderless: set[int] = set()
         self.unknown = 0
         """So many questions for the topic are answered as if it were not there."""
         self.may_answer = threading.Event()
@@ -163,13 +166,22 @@ class MemoryConnections:
             return None
         return (self.topic.identity, len(self.topic.logs)) if self.topic.exists else None
 
-    def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> dict[int, Watermarks]:
+    def watermarks(
+        self, topic: str, partitions: Collection[int] | None, timeout_seconds: float
+    ) -> dict[int, Watermarks]:
         self._check()
         with self.topic.lock:
-            return {n: Watermarks(0, log.stable, log.end) for n, log in enumerate(self.topic.logs)}
+            wanted = range(len(self.topic.logs)) if partitions is None else partitions
+            if not self.topic.leaderless.isdisjoint(wanted):
+                raise BrokerUnavailable("no leader")
+            logs = {number: self.topic.logs[number] for number in wanted}
+            return {number: Watermarks(0, log.stable, log.end) for number, log in logs.items()}
 
     def describe(self, names: list[str], timeout_seconds: float) -> dict[str, TopicDescription | None]:
         self._check()
+        if self.topic.settings_hidden:
+            self.topic.settings_hidden -= 1
+            raise BrokerUnavailable("no answer")
         described = TopicDescription(
             name=names[0],
             topic_id=self.topic.identity,

@@ -23,7 +23,7 @@ from tests.unit.view_kit import number, view_of, viewed_topic
 from tests.unit.waiting import PATIENCE, until
 
 HOUR = 3600.0
-MISSED = r"rates\[0\] was not read on for 25.0 h, and the topic keeps tombstones for 24 h"
+MISSED = r"rates\[0\] was complete 25.0 h ago for the last time, and the topic keeps tombstones for 24 h"
 
 
 @pytest.fixture
@@ -115,6 +115,66 @@ async def test_an_idle_topic_is_followed_for_as_long_as_it_takes(
         now = view_follower.elapsed_seconds()
         await until(lambda: partitions[1].as_of >= now)
         assert partitions[0].as_of < now
+
+
+async def test_a_partition_without_a_leader_hides_no_other(
+    topic: MemoryTopic, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "PROVE_SECONDS", 0.001)
+    async with log_over(topic, heard := Heard()) as log:
+        await caught_up_with_life(log)
+        topic.leaderless.add(0)
+        later(25 * HOUR)
+        now = view_follower.elapsed_seconds()
+        await until(lambda: following(log)._followed[1].as_of >= now)
+        topic.put(b"new", b"1", 1)
+        await until(lambda: heard.keys == [b"new"])
+
+
+async def test_a_reader_that_is_always_a_little_late_goes_on(
+    topic: MemoryTopic, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each look the log has grown since the reader was last seen; what it has had is the end of an hour ago."""
+    monkeypatch.setattr(log_reader, "PROVE_SECONDS", math.inf)
+    topic.put(b"old", b"1")
+    async with log_over(topic, heard := Heard()) as log:
+        await caught_up_with_life(log)
+        for count in range(2, 30):
+            later(HOUR)
+            following(log).prove({0: count, 1: 0}, view_follower.elapsed_seconds())
+            topic.put(b"new", b"2")
+            await until(lambda: len(heard.keys) == count)  # noqa: B023
+
+
+async def test_a_partition_of_which_nothing_was_received_is_not_out_of_date(
+    topic: MemoryTopic, later: Callable[[float], None]
+) -> None:
+    """It was paused before its first record."""
+    async with log_over(topic, heard := Heard()) as log:
+        await caught_up_with_life(log)
+        log.pause([0])
+        followed = following(log)._followed[0] = view_follower._Followed(0)
+        followed.paused = True
+        later(25 * HOUR)
+        topic.put(b"old", b"1")
+        log.resume(0)
+        await until(lambda: heard.keys == [b"old"])
+
+
+async def test_settings_that_cannot_be_seen_at_first_count_from_when_they_are_seen(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "PROVE_SECONDS", 0.001)
+    topic.settings_hidden = 1
+    topic.settings["delete.retention.ms"] = str(7 * 24 * 3_600_000)
+    async with log_over(topic, Heard()) as log:
+        await until(lambda: following(log).life_seconds == 7 * 24 * HOUR)
+        topic.settings["delete.retention.ms"] = str(48 * 3_600_000)
+        await until(lambda: following(log).life_seconds == 48 * HOUR)
+        topic.settings["delete.retention.ms"] = str(7 * 24 * 3_600_000)
+        questions = topic.questions
+        await until(lambda: topic.questions > questions + 20)
+        assert following(log).life_seconds == 48 * HOUR, "what was deleted meanwhile keeps its time"
 
 
 @pytest.mark.parametrize("setting", [("cleanup.policy", "delete"), ("delete.retention.ms", "3600000")])

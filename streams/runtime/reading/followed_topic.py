@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -64,6 +65,7 @@ class FollowedTopic:
         self._worker = connections.worker()
         self._clients: list[ports.TopicRequests] = []
         self._requests: set[anyio.CancelScope] = set()
+        self._silent: set[int] = set()  # partitions that did not answer the last time
         self._closed = False
 
     async def find(self, seconds: float) -> None:
@@ -112,6 +114,23 @@ class FollowedTopic:
             deadline, lambda seconds: self._clients[0].watermarks(self.topic, None, seconds)
         )
 
+    async def stable_ends(self) -> dict[int, int]:
+        """Return the last stable offsets of the partitions that answer soon: one without a leader hides no other."""
+        watermarks = self._clients[0].watermarks
+        with contextlib.suppress(BrokerUnavailable):
+            marks = await self._request(watermarks, self.topic, None, REQUEST_SECONDS)
+            return {number: mark.stable for number, mark in marks.items()}
+        found: dict[int, int] = {}
+        deadline = loop_time() + REQUEST_SECONDS
+        for number in sorted(range(self.partitions), key=self._silent.__contains__):  # the silent ones last
+            if loop_time() > deadline:
+                break
+            self._silent.add(number)
+            with contextlib.suppress(BrokerUnavailable):
+                found[number] = (await self._request(watermarks, self.topic, [number], 1.0))[number].stable
+                self._silent.discard(number)
+        return found
+
     async def why_not_compacted(self) -> str:
         """Return what is wrong with a topic whose records are deleted by age or size: it has more than a view of it
         will have later. Empty if it is compacted, or if that cannot be seen: a reader needs no right to see settings.
@@ -124,10 +143,12 @@ class FollowedTopic:
             "missing wherever the topic is read from the start later"
         )
 
-    async def tombstones_seconds(self) -> float:
+    async def tombstones_seconds(self) -> float | None:
         """Return for how long the topic keeps tombstones; infinity if it is not compacted, or if that is so short that
-        no reader can be sure to see them. Where its settings cannot be seen, they are Kafka's defaults."""
+        no reader can be sure to see them; ``None`` where its settings cannot be seen."""
         settings = await self.settings()
+        if not settings:
+            return None
         life_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
         is_compacted = "compact" in settings.get("cleanup.policy", "compact")
         return life_ms / 1000 if is_compacted and life_ms > MARGIN_MS else math.inf

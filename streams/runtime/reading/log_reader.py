@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import anyio
 
 from streams.clients.admin import Watermarks
+from streams.core.checkpoints import TOMBSTONES_MS
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -324,18 +325,20 @@ class LogReader:
 
     async def _prove(self, following: Following, followed: FollowedTopic) -> None:
         """Note as of when everything was received, again and again: after a pause tombstones may be gone."""
-        following.life_seconds = await followed.tombstones_seconds()
-        while following.life_seconds < math.inf:
-            as_of, ends = elapsed_seconds(), dict[int, int]()
+        shortest: float | None = None
+        while True:
+            life = await followed.tombstones_seconds()
+            # Never longer than it was: a tombstone keeps the time that was set when the cleaner met it first.
+            shortest = life if shortest is None else min(shortest, math.inf if life is None else life)
+            following.life_seconds = TOMBSTONES_MS / 1000 if shortest is None else shortest
+            as_of = elapsed_seconds()
             try:
-                marks = await followed.ends(math.inf)
-                ends = {number: mark.stable for number, mark in marks.items()}
+                following.prove(await followed.stable_ends(), as_of)
             except Stopped:
                 raise
             except StreamsError as error:  # what is wrong with the topic is found out by ``_watch``
                 _log.debug("%s: %s", self.topic, error)
             await anyio.sleep(PROVE_SECONDS)
-            following.prove(ends, as_of)
 
     async def _look(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
         """Check that the topic is still the same; it may have grown. Fails, and raises, if it is not."""

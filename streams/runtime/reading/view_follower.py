@@ -68,18 +68,25 @@ class LogPartitionStatistics(msgspec.Struct, frozen=True):
 
 class _Followed(FollowedPartition):
     """One partition. ``next`` is where reading goes on: the record that the receivers have at this moment lies between
-    ``position`` and it. ``as_of``: all that was not received is younger (``elapsed_seconds``)."""
+    ``position`` and it. ``as_of``: all that was not received is younger (``elapsed_seconds``). ``goal``: an end of the
+    log, and when it was that; once it is reached, it is the next ``as_of``."""
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition, 0)
         self.next = FROM_START
         self.as_of = elapsed_seconds()
+        self.goal: tuple[int, float] | None = None
         self.paused = False
         self.skipped = 0
 
     def begin_at(self, offset: int) -> None:
         super().begin_at(offset)
         self.next = offset
+
+    def note_goal(self) -> None:
+        """Take the time of the goal over if it is reached."""
+        if self.goal is not None and self.position >= self.goal[0]:
+            self.as_of, self.goal = self.goal[1], None
 
 
 class Following:
@@ -181,11 +188,14 @@ class Following:
             ]
 
     def prove(self, ends: Mapping[int, int], as_of: float) -> None:
-        """Note that everything below these offsets was all that there was to read at a time."""
+        """Note that everything below these offsets was all that there was to read at a time. A goal stays until it is
+        reached: a reader that is always a little late reaches each."""
         with self._lock:
             for number, followed in self._followed.items():
-                if followed.position >= ends.get(number, math.inf):
-                    followed.as_of = as_of
+                followed.note_goal()
+                if followed.goal is None and number in ends:
+                    followed.goal = ends[number], as_of
+                    followed.note_goal()
 
     @property
     def partitions(self) -> int:
@@ -253,12 +263,16 @@ class Following:
     def _receive(self, partition: int, epoch: int, records: list[IncomingRecord], position: int, end: int) -> None:
         followed = self._followed[partition]
         lock, ended = self._lock, self._ended.is_set
-        away = elapsed_seconds() - followed.as_of
+        with lock:
+            if followed.start < 0:  # nothing was received, so nothing can be out of date
+                followed.as_of = elapsed_seconds()
+            followed.note_goal()
+            away = elapsed_seconds() - followed.as_of
         if away > self.life_seconds and position > followed.position:  # else nothing was missed
             raise OffsetError(
-                f"{self.topic}[{partition}] was not read on for {away / 3600:.1f} h, and the topic keeps tombstones "
-                f"for {self.life_seconds / 3600:g} h (delete.retention.ms): keys that were deleted meanwhile could "
-                "stay here. Start a new global change log"
+                f"{self.topic}[{partition}] was complete {away / 3600:.1f} h ago for the last time, and the topic "
+                f"keeps tombstones for {self.life_seconds / 3600:g} h (delete.retention.ms): keys that were deleted "
+                "since then could stay here. Start a new global change log"
             )
         for record in records:
             with lock:

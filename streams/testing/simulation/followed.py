@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from streams.clients.admin import TopicDescription, Watermarks
 from streams.testing.simulation.process import Process, SimWorker
 from streams.testing.simulation.tail import SimTail
@@ -34,10 +36,13 @@ class SimLogClients:
         process.travel()
         return None if found is None else (found.topic_id, found.partitions)
 
-    def watermarks(self, topic: str, partitions: None, timeout_seconds: float) -> dict[int, Watermarks]:
+    def watermarks(
+        self, topic: str, partitions: Collection[int] | None, timeout_seconds: float
+    ) -> dict[int, Watermarks]:
         process, broker = self._process, self._process.broker
         process.travel()
-        logs = [broker.log(topic, number) for number in range(broker.identity(topic).partitions)]
+        numbers = range(broker.identity(topic).partitions) if partitions is None else partitions
+        logs = [broker.log(topic, number) for number in numbers]
         marks = {log.partition: Watermarks(log.start, log.stable, log.end) for log in logs}
         process.travel()
         return marks
