@@ -1,14 +1,33 @@
-"""The error that a command failed with, among the groups that tasks wrap it in; and what errors mean."""
+"""The error that a command failed with, among the groups that tasks wrap it in; what errors mean; and the way out."""
 
 from __future__ import annotations
 
 import errno
-from typing import Final
+import os
+import sys
+from contextlib import suppress
+from typing import Final, NoReturn
 
 from streams.errors import StreamsError
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that is full, or of a quota."""
+
+
+def leave(code: int, when_unwritten: int = 0) -> NoReturn:
+    """Exit with this code, also where stdout and stderr hold what they cannot write: the interpreter would try again,
+    and make it 120. ``when_unwritten``: the code in place of 0 if the disk has no room for what stdout holds."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "closed", stream is None):
+            continue
+        try:
+            stream.flush()
+        except OSError as error:
+            if stream is sys.stdout and error.errno in NO_ROOM:
+                code = code or when_unwritten
+            with suppress(OSError), open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), stream.fileno())
+    sys.exit(code)
 
 
 def innermost(error: Exception) -> Exception:

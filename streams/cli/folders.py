@@ -48,8 +48,8 @@ def codec_of(source: EventSource[Any]) -> str:
 
 
 def reason_not_to_use(config: EventSourceConfig, number: int, codec: str, mark: FolderMark) -> str:
-    """Return why a source would not use a folder with this mark, as far as that is known without a broker. Its age is
-    no matter: only a start goes on from it."""
+    """Return why a source would not use a folder with this mark, as far as that is known without a broker. Its age
+    does not count: nothing is read on from it here."""
     known = mark.identity
     wanted = LogIdentity(known.cluster, config.changelog, known.topic_id, number, codec, FORMAT)
     return reason_to_distrust(mark, wanted, now_ms=mark.as_of_ms, tombstones_ms=1 << 62)

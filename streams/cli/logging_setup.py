@@ -54,7 +54,13 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record; its further lines are indented."""
-        return harmless(super().format(record), keep="\n\t").replace("\n", "\n    ")
+        return one_record(super().format(record))
+
+
+def one_record(text: str) -> str:
+    """Return text that is one record: a terminal cannot obey it, and its further lines are indented. The spaces and
+    joiners of numbers, scripts and emoji stay."""
+    return harmless(text, keep="\n\t\xa0\u202f\u3000\u200c\u200d").replace("\n", "\n    ")
 
 
 def configure_logging(options: LogOptions, worker: str = "") -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from streams.cli.failures import NO_ROOM, innermost
+from streams.cli.failures import NO_ROOM, innermost, leave
 from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
 from streams.errors import ConfigError, StreamsError
 
@@ -76,7 +77,7 @@ def run() -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller; a socket must not get its number
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]), when_unwritten=EXIT_PROBLEM)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -173,7 +174,8 @@ def report(error: BaseException) -> int:
     if os.environ.get("KES_DEBUG") == "1":
         import traceback
 
-        traceback.print_exception(error, file=sys.stderr)
+        with suppress(OSError):  # as in ``complain``
+            traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, StreamsError):
         complain(f"{_kind(error)}: {error}")
         return EXIT_PROBLEM

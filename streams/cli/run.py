@@ -221,10 +221,9 @@ class StatusLines:
         if self._quiet and event in ("started", "joining", "exited", "removed", "stopping") and not status.get("code"):
             return
         name = status.get("worker", "all workers")
+        words = harmless(sentence(status)), _STYLES.get(event, "")
         with self._console.capture() as line:
-            self._console.print(
-                Text.assemble(harmless(f"{name}: "), (sentence(status), _STYLES.get(event, ""))), soft_wrap=True
-            )
+            self._console.print(Text.assemble(harmless(f"{name}: "), words), soft_wrap=True)
         _write(sys.stderr, line.get())
 
 

@@ -18,13 +18,14 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import msgspec
 
 from streams.cli.console import complain
-from streams.cli.failures import innermost
-from streams.cli.logging_setup import LogFormat, LogOptions, configure_logging
+from streams.cli.failures import innermost, leave
+from streams.cli.logging_setup import LogFormat, LogOptions, configure_logging, one_record
 from streams.cli.supervisor_channel import Channel, GroupIdentity, Remove, Removed, Serving
 from streams.core.policy import FINAL
 from streams.errors import (
@@ -39,7 +40,6 @@ from streams.errors import (
 )
 from streams.loading import described, load
 from streams.logs import exception_info
-from streams.sak.harmless import harmless
 from streams.statistics import SourceState
 
 log = logging.getLogger("streams.cli.worker")  # the module runs as __main__
@@ -232,15 +232,20 @@ def _group_instance(source: Any) -> str:
 
 
 def _failed(name: str, error: Exception, logs: LogOptions) -> int:
-    if isinstance(error, StreamsError):
-        _report(name, error, logs)
-    elif _are_for_programs(logs):
-        log.critical("the worker fails: %s", described(error), exc_info=exception_info(error))
-    else:  # the user's code: its stack trace is what they need
-        sys.stderr.write(harmless("".join(traceback.format_exception(*exception_info(error))), keep="\n\t"))
+    with suppress(OSError):  # as in ``complain``: the exit code counts
+        if isinstance(error, StreamsError):
+            _report(name, error, logs)
+        elif _are_for_programs(logs):
+            log.critical("the worker fails: %s", described(error), exc_info=exception_info(error))
+        else:  # the user's code: its stack trace is what they need
+            _write_trace(traceback.format_exception(*exception_info(error)))
     if isinstance(error, EventFailure) and isinstance(error.__cause__, FINAL):
         return EXIT_BAD_RECORD
     return EXIT_PROBLEM if isinstance(error, NOT_FOR_RESTART) else EXIT_FAILED
+
+
+def _write_trace(lines: list[str]) -> None:
+    sys.stderr.write(one_record("".join(lines).rstrip("\n")) + "\n")
 
 
 def _are_for_programs(logs: LogOptions) -> bool:
@@ -250,7 +255,7 @@ def _are_for_programs(logs: LogOptions) -> bool:
 
 def _report(name: str, error: StreamsError, logs: LogOptions) -> None:
     if os.environ.get("KES_DEBUG") == "1":
-        traceback.print_exception(error)
+        _write_trace(traceback.format_exception(error))
     cause = error.__cause__
     hint = f"caused by {described(cause)}" if cause is not None and not isinstance(error, ConfigError) else ""
     if _are_for_programs(logs) and not isinstance(error, EventFailure):
@@ -264,4 +269,4 @@ def _report(name: str, error: StreamsError, logs: LogOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """A small HTTP server beside an event source: metrics, and probes. Threads of its own, never the event loop's.
 
-A client that hangs holds one thread, for ``CLIENT_SECONDS`` at most, and one that sends more than ``MOST_RECEIVED`` is
-cut off. Where there are ``MOST_CLIENTS``, the one whose
-request has been waited for longest makes room for a new one; without such a one, the new one is turned away.
+A client that hangs holds one thread, for ``CLIENT_SECONDS`` at most, and one whose head is larger than
+``MOST_RECEIVED`` is cut off. Where there are ``MOST_CLIENTS``, the one whose request has been waited for longest makes
+room for a new one; without such a one, the new one is turned away.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PAGE: Final = 1_000
 """TurnRows of a page, at most."""
 ROWS_IN_A_TURN: Final = 128
 BUSY_SECONDS: Final = 1
-"""A member that has no room for a question wants it again after so long."""
+"""Seconds after which a reader tries a busy member again."""
 MOST_BYTES_IN: Final = 64 * 1024
 MOST_BYTES_OUT: Final = 1024 * 1024
 MOST_BYTES_READ: Final = 2 * MOST_BYTES_OUT

@@ -200,6 +200,9 @@ class ViewFolders:
             except Damaged as error:
                 if not set_aside(folder, str(error)):
                     raise OSError(f"{folder.path} is damaged, and cannot be set aside: remove it") from error
+                if folder.spares:  # a copy that is less far, and may be good
+                    folder.close()
+                    return self.open(number)
             folder.remove_spares()
             return SharedDiskEngine(folder, identity)
         except BaseException as error:

@@ -4,6 +4,7 @@ commands about a cluster say when nothing listens at its address."""
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -107,6 +108,46 @@ def test_closed_and_full_outputs_change_no_exit_code(monkeypatch: pytest.MonkeyP
     assert exited.value.code == 1
     with contextlib.suppress(OSError):  # what is left
         full.close()
+
+
+WORKER = """
+import logging, runpy, socket, sys, types
+from streams.cli.worker import LogOptions, WorkerOptions, msgspec
+from streams.errors import ConfigError
+
+def run():
+    print("lost")
+    logging.warning("lost")
+    {end}
+
+sys.modules["shop"] = types.SimpleNamespace(source=types.SimpleNamespace(run=run))
+del sys.modules["streams.cli.worker"]
+ours, theirs = socket.socketpair()
+options = msgspec.json.encode(WorkerOptions("shop:source", LogOptions())).decode()
+sys.argv = ["worker", options, str(theirs.detach())]
+runpy.run_module("streams.cli.worker", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["-m", "streams", "--version"], 1),
+        (["-m", "streams", "run", "nowhere:source", "--max-crashes", "0"], 1),
+        (["-c", WORKER.format(end="return")], 0),
+        (["-c", WORKER.format(end="raise ConfigError('no')")], 78),
+        (["-c", WORKER.format(end="raise ValueError('no')")], 70),
+    ],
+    ids=["answer", "problem", "worker done", "problem of a worker", "crash of a worker"],
+)
+def test_full_outputs_are_no_reason_for_the_interpreters_exit_code(arguments: list[str], code: int) -> None:
+    """It would be 120, which the supervisor takes for a crash."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "KES_DEBUG")}
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, *arguments], stdout=full, stderr=full, env=environment, timeout=60, check=False
+        )
+    assert ended.returncode == code
 
 
 def test_the_stack_trace_is_there_for_the_asking(kes: Kes, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,9 +196,22 @@ def test_a_full_disk_below_the_log_stops_no_worker(monkeypatch: pytest.MonkeyPat
         full.close()
 
 
-def test_a_status_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    StatusLines(quiet=False)({"event": "started", "worker": "w\x1b[2J-0", "pid": 1, "starts": 1})
-    assert capsys.readouterr().err == "w\\x1b[2J-0: started (process 1)\n"
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        ({"event": "started", "worker": "w\x1b[2J-0", "pid": 1, "starts": 1}, r"w\x1b[2J-0: started (process 1)"),
+        ({"event": "reloading", "files": ["a\x1b[2J.py", "b\n.py"]},
+         r"all workers: reloading: a\x1b[2J.py, b\n.py changed"),
+        ({"event": "not reloading", "problem": "a\x1b[2J.py:1: no"},
+         r"all workers: not reloading, what runs goes on: a\x1b[2J.py:1: no"),
+    ],
+    ids=lambda value: value["event"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_status_line_cannot_steer_a_terminal(
+    capsys: pytest.CaptureFixture[str], status: dict[str, Any], line: str
+) -> None:
+    StatusLines(quiet=False)(status)
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 def test_what_happens_to_workers_is_told_in_sentences() -> None:

@@ -99,9 +99,10 @@ def test_the_users_loggers_work_and_name_the_worker(
         ("paid \x1b[31mred\x1b[0m\r", r"paid \x1b[31mred\x1b[0m\r"),
         ("key \u202ek1\u2066\u200b\u2028", r"key \u202ek1\u2066\u200b\u2028"),
         ("größer\tals 1 \N{EURO SIGN}", "größer\tals 1 \N{EURO SIGN}"),
+        ("1\u202f234\xa0€ 東京\u3000都 می\u200cخواهم 👩\u200d💻",) * 2,
         ("two\nWARNING shop: lines\n", "two\n    WARNING shop: lines\n    "),
     ],
-    ids=["terminal", "direction", "letters", "lines"],
+    ids=["terminal", "direction", "letters", "spaces", "lines"],
 )
 def test_a_text_line_cannot_steer_a_terminal_or_look_like_another_record(message: str, shown: str) -> None:
     text = logging_setup._TextFormatter("%(levelname)s %(name)s: %(message)s")
@@ -138,7 +139,8 @@ def test_without_json_on_stdout_the_workers_starts_are_log_lines_too(tmp_path: P
 def test_a_crash_in_text_shows_the_users_frames_only(talk: Callable[..., list[str]]) -> None:
     lines = talk("crash", code=70)
     assert sum(line.strip().startswith("File ") for line in lines) == 2
-    assert r"RuntimeError: the handler's own fault: \x1b[2J" in lines
+    traced = lines.index("Traceback (most recent call last):")
+    assert r"    RuntimeError: the handler's own fault: \x1b[2J" in lines[traced:]
     assert not any("streams" in line for line in lines if "File" in line)
 
 

@@ -314,7 +314,7 @@ async def test_a_reader_comes_again_when_a_member_wants_it(
 async def test_a_forged_address_does_not_make_a_reader_wait(
     server: QueryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no seal for its 503: the next member is asked."""
+    """It has no seal for its 503: the reader goes on to the next member."""
     monkeypatch.setattr(reader_module, "BUSY_SECONDS", 60)
     answers(monkeypatch, b"1")
 

@@ -201,6 +201,27 @@ async def test_a_folder_that_is_not_to_be_trusted_is_filled_anew(
         assert dict(view.items()) == contents
 
 
+@pytest.mark.parametrize("harm", [_garbage, _missing])
+async def test_a_folder_that_is_less_far_takes_the_place_of_a_damaged_one(
+    topic: MemoryTopic, tmp_path: Path, harm: Callable[[MemoryTopic, Path], None]
+) -> None:
+    contents = await filled(topic, tmp_path)
+    shutil.copytree(place(tmp_path), tmp_path / "less far")
+    topic.put(b"new", number(70))
+    async with disk_view(topic, tmp_path) as view:
+        await view.ready(PATIENCE)
+        await view.wait_for({0: 21}, PATIENCE)
+    topic.followed.clear()
+    harm(topic, tmp_path)
+    (tmp_path / "less far").rename(place(tmp_path).with_name("0.1"))
+    async with disk_view(topic, tmp_path) as view:
+        await view.ready(PATIENCE)
+        await until(lambda: len(topic.followed) == 2)
+        assert sorted(topic.followed) == [(0, 20), (1, 20)]
+        assert dict(view.items()) == {**contents, "new": 70}
+    assert not place(tmp_path).exists(), "the other one is kept"
+
+
 async def test_another_type_or_an_old_folder_is_filled_anew(
     topic: MemoryTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
