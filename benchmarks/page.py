@@ -1,8 +1,8 @@
 """``python -m benchmarks page FILE...``: ``docs/results.md`` and its pictures, from the results of calls.
 
-Several files are put together: parts of the whole that were measured one after the other, by the same code on the same
-machine. They are kept beside the page (``docs/results/results.json``), and the page is made from that file alone, so it
-can be made again at any time.
+Several files are put together: parts of the whole that were measured one after the other, on the same machine, and each
+measure by the same code. They are kept beside the page (``docs/results/results.json``), and the page is made from that
+file alone, so it can be made again at any time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from benchmarks.tables import markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 KEPT = "results/results.json"
-SAME = ("cpu", "cores", "memory_mib", "python", "librdkafka", "code")
-"""Facts that must be the same in all files."""
+SAME = ("cpu", "cores", "memory_mib", "python", "librdkafka")
+"""Facts that must be the same in all files; those of one measure must have ``code`` in common, too."""
 FACTS = (
     "cpu", "cores", "memory_mib", "system", "kafka-event-source", "commit", "python", "confluent_kafka", "librdkafka",
     "msgspec", "kafka", "java", "seed",
@@ -93,8 +93,10 @@ def read(kept: Path) -> list[Run]:
 
 def check(runs: Sequence[Run]) -> None:
     """Check that the files belong together. Raises ``Mixed``."""
-    for name in SAME:
-        values = sorted({str(run.facts.get(name)) for run in runs})
+    same = [(name, runs) for name in SAME]
+    same += [("code", [run for run in runs if measure.name in run.measured]) for measure in measures()]
+    for name, alike in same:
+        values = sorted({str(run.facts.get(name)) for run in alike})
         if len(values) > 1:
             raise Mixed(f"these files do not belong together: {name} is {' and '.join(values)}")
 
@@ -144,8 +146,8 @@ def _made_by(measure: Measure[Any], runs: Sequence[Run]) -> str:
             loads = [load for entry in entries for load in (entry.load_before, entry.load_after)]
             minutes = sum(entry.seconds for entry in entries) / 60
             command = f'make bench ARGS="{shlex.join(run.facts["arguments"])}"'
-            load = f"load {min(loads):.1f} to {max(loads):.1f}"
-            told.append(f"`{command}`: {len(entries)} runs in {max(minutes, 0.1):.1f} minutes, {load}")
+            load, commit = f"load {min(loads):.1f} to {max(loads):.1f}", run.facts.get("commit", "")
+            told.append(f"`{command}`: {len(entries)} runs in {max(minutes, 0.1):.1f} minutes, {load}, commit {commit}")
     return f"Made by {'; '.join(told)}."
 
 
