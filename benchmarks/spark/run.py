@@ -58,11 +58,12 @@ Say = Callable[[str], None]
 
 class CpuTime:
     """Adds up the CPU time of this process and of all below it, Java machines and Python, without the broker, within a
-    block. It never falls: a process that has ended counts as it was last seen, up to ``LOOK_SECONDS`` before."""
+    block. It never falls: what a process takes away that ends before its children counts as it was last seen, up to
+    ``LOOK_SECONDS`` before."""
 
     def __init__(self, broker_pid: int | None) -> None:
         self._broker_pid = broker_pid
-        self._seen: dict[psutil.Process, float] = {}
+        self._last = self._lost = 0.0
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cpu-time")
 
@@ -77,12 +78,17 @@ class CpuTime:
         """Return the sum as of now, from any thread."""
         me = psutil.Process()
         with self._lock:
+            now = 0.0
             for process in [me, *me.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
                     if process.pid != self._broker_pid:
                         times = process.cpu_times()
-                        self._seen[process] = times.user + times.system
-            return sum(self._seen.values())
+                        # What ended below: Spark forks a process for each file that it gives rights.
+                        ended = 0.0 if process is me else times.children_user + times.children_system
+                        now += times.user + times.system + ended
+            self._lost += max(0.0, self._last - now)
+            self._last = now
+            return now + self._lost
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
