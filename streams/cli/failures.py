@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
 from streams.errors import StreamsError
 
@@ -25,9 +25,15 @@ def leave(code: int, when_unwritten: int = 0) -> NoReturn:
         except OSError as error:
             if stream is sys.stdout and error.errno in NO_ROOM:
                 code = code or when_unwritten
-            with suppress(OSError), open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), stream.fileno())
+            with suppress(OSError):
+                discard(stream)
     sys.exit(code)
+
+
+def discard(stream: TextIO) -> None:
+    """Drop what a stream holds and what is written to it from now on: the interpreter would try again at the exit."""
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
 
 
 def innermost(error: Exception) -> Exception:

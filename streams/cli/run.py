@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,7 +14,7 @@ import typer
 from rich.text import Text
 
 from streams.cli.console import as_json, notices
-from streams.cli.failures import NO_ROOM
+from streams.cli.failures import NO_ROOM, discard
 from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.source_name import checked_name
@@ -270,8 +269,7 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        with open(os.devnull, "wb") as nothing:  # what the stream holds would fail again at the exit
-            os.dup2(nothing.fileno(), stream.fileno())
+        discard(stream)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -17,6 +17,7 @@ import typer
 
 from streams.cli.cluster import Servers, Timeout, await_listener, brokers, client_settings_of, named_source
 from streams.cli.console import as_json
+from streams.cli.failures import discard
 from streams.cli.records import Decoder, facts_of, one_line, place_of, shown_time
 from streams.cli.scans import OffsetProgress
 from streams.clients.admin import TopicAdmin, Watermarks
@@ -138,7 +139,7 @@ def tail(
             if follow and not shown.is_full:
                 _follow(settings, topic, {number: max(starts[number], ends[number]) for number in marks}, shown)
         except BrokenPipeError:  # `kes tail ... | head`: the reader has enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard(sys.stdout)
 
 
 class _Shown:

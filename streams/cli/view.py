@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
 from streams.cli.console import as_json, complain, emit, plain_table
+from streams.cli.failures import discard
 from streams.cli.records import checked_place, one_line, plain_bytes, plain_text, shortened
 from streams.cli.state import decoded, decoded_entry
 from streams.codecs import BytesCodec
@@ -141,7 +141,7 @@ def watch(
     except KeyboardInterrupt:
         return  # how it ends
     except BrokenPipeError:  # `kes view watch ... | head`: the reader has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 @contextmanager

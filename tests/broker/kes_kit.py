@@ -95,7 +95,10 @@ class KesRun:
 
         wait_until(struck, f"worker {worker} runs; see {self.log}")
         if number == signal.SIGKILL:
-            wait_until(lambda: self.pid(f"w-{worker}") != pid, f"the end of worker {worker} is told; see {self.log}")
+            wait_until(
+                lambda: self.pid(f"w-{worker}") != pid,
+                f"the supervisor sees the end of worker {worker}; see {self.log}",
+            )
 
     def stop(self, seconds: float = 90.0) -> int:
         """SIGTERM, and wait: returns the exit code."""
