@@ -15,6 +15,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+try:
+    import pyspark.sql.streaming.datasource  # noqa: F401
+except ModuleNotFoundError as error:  # with a PySpark before 4.2, too, which some platforms bring
+    if (error.name or "").partition(".")[0] != "pyspark":
+        raise
+    advice = "streams.spark needs pyspark>=4.2: pip install 'kafka-event-source[spark]', or a platform with Spark 4.2"
+    raise ModuleNotFoundError(advice, name="pyspark>=4.2") from error
+
 from streams.spark.reading.topic_logs import end_offsets
 from streams.spark.session import local_session, register
 from streams.spark.source import GrtDataSource

@@ -32,6 +32,12 @@ for name in ("py4j", "pyspark.core", "pyspark.core.context", "pyspark.java_gatew
     sys.modules[name] = None  # as pyspark-client has them: not at all
 import pyspark.util
 pyspark.util.is_remote_only = lambda: True
+sys.modules["pyspark.sql.streaming.datasource"] = None  # as PySpark 4.1 has it
+try:
+    import streams.spark
+except ModuleNotFoundError as error:
+    print(error)
+del sys.modules["pyspark.sql.streaming.datasource"]
 import streams.spark as kes_spark
 assert kes_spark.write and kes_spark.read_events and kes_spark.replay
 print("imported")
@@ -137,8 +143,10 @@ def test_the_source_that_spark_finds_is_the_one_for_clusters() -> None:
     assert (DefaultSource.name(), DefaultSource.one_machine) == ("grt", False)
 
 
-def test_the_package_is_imported_without_java(tmp_path: Path) -> None:
-    assert run_program([sys.executable, "-c", _WITHOUT_JAVA], tmp_path) == "imported\n"
+def test_the_package_is_imported_without_java_but_not_with_an_older_pyspark(tmp_path: Path) -> None:
+    refused, imported = run_program([sys.executable, "-c", _WITHOUT_JAVA], tmp_path).splitlines()
+    assert refused.startswith("streams.spark needs pyspark>=4.2: pip install")
+    assert imported == "imported"
 
 
 @needs_connect
