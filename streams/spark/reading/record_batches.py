@@ -99,10 +99,15 @@ def batch_of(messages: list[Message], topic: str, partition: int, options: ReadO
 def _different_headers(messages: list[Message]) -> tuple[list[_HeaderList], list[int]]:
     """The lists of headers that there are, each once, and for each message which one it has."""
     index: dict[_HeaderList, int] = {}
-    place = index.setdefault
+    places: list[int] = []
     # The stubs say that headers may be a mapping or text; what is received is a list of pairs, or None.
     found: Any = map(Message.headers, messages)
-    places = [place(tuple(headers) if headers else (), len(index)) for headers in found]
+    last: Any = ...
+    place = 0
+    for headers in found:
+        if headers != last:  # to compare takes less than to make a tuple, and to look it up
+            last, place = headers, index.setdefault(tuple(headers) if headers else (), len(index))
+        places.append(place)
     return list(index), places
 
 

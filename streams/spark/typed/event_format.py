@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -36,7 +35,6 @@ _META: Final = {
     "key": t.BinaryType(), "type": t.StringType(), "version": t.IntegerType(),
 }  # fmt: skip
 _AS_THEY_ARE: Final = ("str", "int", "float", "bool", "bytes", "datetime", "local_datetime", "date")
-_WRONG: Final = (DecodeError, pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, UnicodeEncodeError)
 
 
 class EventsDataSource(DataSource):
@@ -62,7 +60,7 @@ class EventsDataSource(DataSource):
         plain_options = {name.lower(): self.options[name] for name in self.options if name.lower() != EVENT}
         # Not by the option `types`, in which a name with a comma would be two.
         types = frozenset({self._reference().event_name})
-        return replace(read_options(plain_options, stream=stream), types=types)
+        return replace(read_options(plain_options, stream=stream), types=types, include_headers=False)
 
     def _reference(self) -> EventReference:
         path = self.options.get(EVENT)
@@ -119,15 +117,15 @@ class EventBatches:
 
     def of(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Rows in the order of the records."""
-        values, versions = records.column("value").to_pylist(), records.column("version").to_pylist()
+        column = records.column("value")
+        values, versions = column.to_pylist(), records.column("version").to_pylist()
         meta = pa.StructArray.from_arrays([records.column(name) for name in _META], names=list(_META))
-        newest = self._event.version
         columns: list[Any] | None = None
         error: Any = pa.nulls(len(values), pa.string())
-        if versions.count(newest) == len(versions):
-            with contextlib.suppress(*_WRONG):  # something is wrong with one of them: each is looked at below
-                found = list(map(partial(self._event.decode, version=newest), values))
-                columns = [column(found) for column in self._columns]
+        if not column.null_count and versions.count(self._event.version) == len(versions):
+            with contextlib.suppress(Exception):  # something is wrong with one of them: each is looked at below
+                found = list(map(self._event.bare_decode, values))
+                columns = [make(found) for make in self._columns]
         if columns is None:
             columns, error = self._one_by_one(values, versions)
         return pa.RecordBatch.from_arrays([*columns, error, meta], names=self._names)
