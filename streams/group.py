@@ -308,6 +308,10 @@ class TakeOver(Protocol):
         ``TopicError`` for a partition that does not exist until ``deadline``."""
         ...
 
+    def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
+        """Return the offset of a partition's first record of this time or later. ``None``: there is none."""
+        ...
+
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
         """Return the topic's id, another one after the topic was deleted and created again, and its number of
         partitions. Raises ``TopicError`` if it does not exist until ``deadline``."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any
 
 from streams.clients import permissions
@@ -134,6 +134,15 @@ class KafkaPythonTakeOver(Questions):
         numbers, step = sorted(set(partitions)), f"reading the offsets of topic {topic}"
         needed = [permissions.on_topic("Describe", topic)]
         return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit), needed)
+
+    def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
+        step, needed = f"reading the offsets of topic {topic}", [permissions.on_topic("Describe", topic)]
+
+        async def attempt(limit: float) -> int | None:
+            (found,) = await self._offsets_at(topic, [partition], (timestamp_ms,), limit)
+            return found[partition] if found[partition] >= 0 else None
+
+        return self._ask(step, deadline, attempt, needed)
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
 
@@ -266,18 +275,23 @@ class KafkaPythonTakeOver(Questions):
     async def _range(self, topic: str, partitions: list[int], deadline: float) -> dict[int, tuple[int, int]]:
         if not partitions:
             return {}
+        first, last = await self._offsets_at(topic, partitions, (_EARLIEST, _LATEST), deadline)
+        return {number: (first[number], last[number]) for number in partitions}
+
+    async def _offsets_at(
+        self, topic: str, partitions: list[int], times: Sequence[int], deadline: float
+    ) -> list[dict[int, int]]:
         by_leader = await self._by_leader(topic, partitions, deadline)
         if -1 in by_leader:
             raise kafka_errors.LeaderNotAvailableError()
         asking = [
             [
-                self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, end, deadline)
+                self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, at, deadline)
                 for leader, numbers in by_leader.items()
             ]
-            for end in (_EARLIEST, _LATEST)
+            for at in times
         ]
-        first, last = [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
-        return {number: (first[number], last[number]) for number in partitions}
+        return [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
 
     async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
         topic_of = DeleteRecordsRequest.DeleteRecordsTopic

@@ -194,6 +194,10 @@ class JoinedTable(Table[K, V], Generic[K, V]):
         """Return a row as bytes."""
         return self._get(key)
 
+    def row_keys(self) -> set[bytes]:
+        """Return the keys of all rows."""
+        return {key for key, _ in self._engine.items()}
+
     def set_row(self, key: bytes, change: Change) -> None:
         """Set a row, or delete it. ``change``: as it is in the changelog, the very object that is committed."""
         self._apply(key, change.value)

@@ -6,6 +6,7 @@ So nothing was lost or handled twice, each event has met the rows as of its plac
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,9 +28,11 @@ from streams import (
     Update,
 )
 from streams.disk import SQLite
+from streams.errors import ConfigError
 from streams.events import event_type
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord, Record
+from streams.runtime.ownership.missed_deletions import MissedDeletions
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.joining import RowChange
@@ -161,6 +164,61 @@ def test_a_joined_table_on_disk_under_faults(tmp_path: Path) -> None:
         run([seed], str(tmp_path / str(seed)))
 
 
+def scenario_of_a_long_stop(driver: TestDriver[Any]) -> None:
+    """All members are down while rows are deleted, for longer than their tombstones live."""
+    table, broker = driver.table(CUSTOMERS), driver._world.broker
+    scenario(driver)
+    for member in driver.members:
+        driver.crash(member)
+    for number, key in enumerate(KEYS):
+        if number % 3:
+            table.delete(key, wait=False)
+        elif number % 2:
+            table.put(key, 1000 + number, wait=False)
+        driver.send(KINDS["Jn.Plain"](key), key=key, wait=False)
+    driver.advance(2 * 86_400.0)
+    for partition in range(PARTITIONS):
+        log = broker.log(CUSTOMERS, partition)
+        log.compact(log.end)
+        for entry in log.entries:
+            entry.gone |= entry.value is None and not entry.marker
+    for member in range(2):
+        with contextlib.suppress(ConfigError):  # it has come back by itself
+            driver.restart(member)
+    driver.settle(400.0)
+
+
+def judge_rows(driver: TestDriver[Any]) -> None:
+    """Each update has the row before, each event the row of its place, and at the end they are those of the topic."""
+    said: dict[int, list[list[Any]]] = defaultdict(list)
+    for record in driver.outputs(SEEN):
+        said[record.partition].append(msgspec.json.decode(record.value or b""))
+    for partition in range(PARTITIONS):
+        rows: dict[str, int] = {}
+        for number, (count, topic, _, key, found, *new) in enumerate(said[partition], 1):
+            assert (count, found) == (number, rows.get(key)), f"count, and the row of {key} before it"
+            if topic == CUSTOMERS:
+                rows[key] = new[0]
+                if new[0] is None:
+                    del rows[key]
+        log = driver._world.broker.log(CUSTOMERS, partition)
+        there = {record.key: record.value for record in log.committed(0, log.end)}
+        kept = committed_rows(driver._world.broker.log("shop.orders.changelog", partition), CUSTOMERS)
+        left = {key for key, value in there.items() if value is not None}
+        assert kept.keys() == {key.encode() for key in rows} == left, f"rows of partition {partition}"
+
+
+def run_long_stops(seeds: int | Iterable[int]) -> SearchReport:
+    return search(
+        build, scenario_of_a_long_stop, seeds=seeds, members=2, invariant=judge_rows, compare=False, patience=400.0
+    )
+
+
+@pytest.mark.timeout(0)
+def test_rows_deleted_while_no_member_ran_under_faults() -> None:
+    run_long_stops(max(6, SEEDS // 3))
+
+
 # -- each safeguard, taken out -----------------------------------------------------------------------------------------
 
 
@@ -197,6 +255,15 @@ def copies_that_stay_without_their_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replicas, "adopt", adopt)
 
 
+def rows_that_stay_without_their_tombstones(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for rows that were deleted while no member ran."""
+
+    async def look(self: MissedDeletions, *_: object) -> None:
+        pass
+
+    patch.setattr(MissedDeletions, "look", look)
+
+
 @pytest.mark.filterwarnings("ignore")  # tasks of an engine that was broken on purpose
 @pytest.mark.parametrize(
     "removal",
@@ -205,7 +272,9 @@ def copies_that_stay_without_their_rows(patch: pytest.MonkeyPatch) -> None:
         rows_beside_the_transaction,
         rows_that_a_failed_attempt_leaves,
         copies_that_stay_without_their_rows,
+        rows_that_stay_without_their_tombstones,
     ],
 )
 def test_each_safeguard_is_missed(removal: Removal) -> None:
-    assert_search_misses(run, removal, r"seed \d+ goes wrong|the row|rows")
+    search_of = run_long_stops if removal is rows_that_stay_without_their_tombstones else run
+    assert_search_misses(search_of, removal, r"seed \d+ goes wrong|the row|rows")

@@ -24,6 +24,7 @@ from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member
+from streams.runtime.ownership.missed_deletions import MissedDeletions
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
@@ -67,6 +68,7 @@ class TakeOvers:
         self._config = member.config
         self._source = member.thread("kes-source")
         self._stalls = Stalls(member)
+        self._missed = MissedDeletions(member, self._read)
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
@@ -136,8 +138,10 @@ class TakeOvers:
                         continue
                     if not alone or not member.is_current:
                         raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
-                    copy = self._start(worker, found, changelog[number], ids)
+                    copy = await self._start(worker, found, changelog[number], ids)
                     if copy is None:
+                        if not _is_restoring(worker):
+                            del waiting[number]
                         continue
                     del waiting[number]
                     times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
@@ -192,11 +196,11 @@ class TakeOvers:
         await lookups.wait_for(found[0], worker.topic_partition)
         return _is_restoring(worker)
 
-    def _start(
+    async def _start(
         self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds
     ) -> Replica | None:
         """Take a complete copy to work on; ``found`` of its inputs, the source's own topic first. ``None``: it began
-        anew, or the tail is putting records into it."""
+        anew, or the tail is putting records into it, or the partition was taken away meanwhile."""
         member, number = self._member, worker.partition
         lookups = member.lookups
         copy = self._replicas.take(number, lambda copy: _fits(copy, changelog) and lookups.reach(copy.offset_record))
@@ -209,6 +213,13 @@ class TakeOvers:
         self._report_trimmed(copy, changelog)
         worker.adopt(copy)
         position = self._start_position(worker, found, ids)
+        try:
+            await self._missed.look(worker, offsets_of(position)[1:], [one.range for one in found[1:]])
+        except BaseException:
+            worker.drop_store()  # the next attempt takes a copy of its own
+            raise
+        if not _is_restoring(worker):
+            return None
         worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
         self._partitions.activate(worker, position)
         record, begun = worker.offset_record, worker.joined.begun()
@@ -254,9 +265,9 @@ class TakeOvers:
         stands = [f"[{number}] at {copies.position(number)} of {changelog[number][1]}" for number in sorted(waiting)]
         return ", ".join(stands[:5]) + (f" and {len(stands) - 5} more" if len(stands) > 5 else "")
 
-    async def _read(self, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:
+    async def _read(self, topic: str, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:
         worker = self._member.connections.worker("kes-look-up")
-        connections, topic = self._member.connections, self._config.changelog
+        connections = self._member.connections
         unwanted = False  # no take-over waits for it any more
 
         def read() -> None:
@@ -276,7 +287,7 @@ class TakeOvers:
             await worker.call(read)
         except asyncio.CancelledError:
             unwanted = True
-            self._member.hung_calls.abandon(worker, "look-up of the changelog")
+            self._member.hung_calls.abandon(worker, f"look-up in {topic}")
             raise
         except BaseException:
             worker.abandon()
@@ -384,7 +395,10 @@ class TakeOvers:
         if start < end:
             with contextlib.suppress(Stopped):
                 await self._read(
-                    {partition: (start, end)}, receive, lambda: any(self._is_ours(record, serial) for record in found)
+                    self._config.changelog,
+                    {partition: (start, end)},
+                    receive,
+                    lambda: any(self._is_ours(record, serial) for record in found),
                 )
         return found
 

@@ -365,6 +365,16 @@ class SimTakeOver:
         broker = self._process.broker
         return self._ask("range", deadline, lambda: {n: broker.range(topic, n) for n in partitions})
 
+    def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
+        log = self._process.broker.log(topic, partition)
+
+        def found() -> int:
+            there = (n for n, entry in enumerate(log.entries) if not entry.marker and not entry.gone)
+            return next((n for n in there if log.entries[n].timestamp_ms >= timestamp_ms), -1)
+
+        offset = self._ask("offset of a time", deadline, found)
+        return None if offset < 0 else offset
+
     def delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
         process, broker = self._process, self._process.broker
         process.at("purge.before")

@@ -1,0 +1,67 @@
+"""A joined table whose rows were deleted while no member ran, with real compaction."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from streams import EventContext, EventSource, Table, Update
+from streams.records import Record
+from streams.testing.fixtures import OwnBroker
+from tests.broker.engine_kit import Lab, Running
+from tests.unit.waiting import until
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(180)]
+
+DAY_MS = 86_400_000
+COMPACTED_SOON = {"cleanup_policy": "compact", "segment_ms": "100", "min_cleanable_dirty_ratio": "0.001"}
+
+
+def build(lab: Lab, table: str) -> EventSource[Any]:
+    source = EventSource(lab.config(), Table.factory(key=str, value=int))
+
+    @source.register_update(source.join(table, key=str, value=str))
+    def updated(ctx: EventContext[Any], row: Update[str, str]) -> None:
+        ctx.forward(Record(lab.output, msgspec.json.encode([row.key, row.old, row.new]), b"k", partition=0))
+
+    return source
+
+
+async def test_a_row_whose_tombstone_is_compacted_away_is_deleted_at_the_start(
+    own_broker: OwnBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = Lab(own_broker(properties={"log.cleaner.backoff.ms": "100"}).bootstrap_servers, topic_prefix)
+    table = topic_prefix + "table"
+    await lab.create()
+    await lab.create(table, **COMPACTED_SOON, delete_retention_ms="0")
+
+    async def put(key: str, value: int | None, age_ms: int) -> None:
+        data = None if value is None else b"%d" % value
+        lab._producer.produce(table, data, key.encode(), 0, timestamp=int(time.time() * 1000) - age_ms)
+        await lab.flush()
+
+    await put("ann", 1, 3 * DAY_MS)
+    await put("bob", 1, 3 * DAY_MS)
+    async with Running(build(lab, table)):
+        await lab.until_outputs(2)
+    await put("ann", None, 2 * DAY_MS)
+    deadline, number = time.monotonic() + 60, 1
+    while {record.key for record in await lab.records(table)} != {b"bob"}:  # only what is behind a segment is compacted
+        assert time.monotonic() < deadline, "the tombstone is still there"
+        number += 1
+        await put("bob", number, 0)
+    admin: Any = AdminClient({"bootstrap.servers": lab.bootstrap})
+    life = ConfigEntry("delete.retention.ms", str(DAY_MS), incremental_operation=AlterConfigOpType.SET)
+    change = ConfigResource(ResourceType.TOPIC, table, incremental_configs=[life])
+    for answer in admin.incremental_alter_configs([change]).values():
+        answer.result(30)
+    async with Running(build(lab, table)):
+        await until(lambda: "1 rows were deleted while no member read" in caplog.text, "it is found")
+        await lab.until_outputs(4)
+    said = [msgspec.json.decode(record.value or b"") for record in await lab.records()]
+    assert [one for one in said if one[0] == "ann"] == [["ann", None, "1"], ["ann", "1", None]]
+    await lab.check_settled()
