@@ -308,6 +308,10 @@ class TakeOver(Protocol):
         ``TopicError`` for a partition that does not exist until ``deadline``."""
         ...
 
+    def stable_end(self, topic: str, partition: int, deadline: float) -> int:
+        """Return the last stable offset of a partition: its end as readers of committed records see it."""
+        ...
+
     def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
         """Return the offset of a partition's first record of this time or later. ``None``: there is none."""
         ...

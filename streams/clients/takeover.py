@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
 from streams.clients import permissions
@@ -135,13 +135,22 @@ class KafkaPythonTakeOver(Questions):
         needed = [permissions.on_topic("Describe", topic)]
         return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit), needed)
 
+    def stable_end(self, topic: str, partition: int, deadline: float) -> int:
+        return self._offset(topic, partition, _LATEST, deadline, stable=True)
+
     def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
+        found = self._offset(topic, partition, timestamp_ms, deadline, stable=False)
+        return found if found >= 0 else None
+
+    def _offset(self, topic: str, partition: int, timestamp: int, deadline: float, *, stable: bool) -> int:
+
+        async def attempt(limit: float) -> int:
+            ((leader, numbers),) = (await self._by_leader(topic, [partition], limit)).items()
+            if leader < 0:
+                raise kafka_errors.LeaderNotAvailableError()
+            return (await self._list_offsets(topic, numbers, leader, timestamp, limit, stable=stable))[partition]
+
         step, needed = f"reading the offsets of topic {topic}", [permissions.on_topic("Describe", topic)]
-
-        async def attempt(limit: float) -> int | None:
-            (found,) = await self._offsets_at(topic, [partition], (timestamp_ms,), limit)
-            return found[partition] if found[partition] >= 0 else None
-
         return self._ask(step, deadline, attempt, needed)
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
@@ -275,23 +284,18 @@ class KafkaPythonTakeOver(Questions):
     async def _range(self, topic: str, partitions: list[int], deadline: float) -> dict[int, tuple[int, int]]:
         if not partitions:
             return {}
-        first, last = await self._offsets_at(topic, partitions, (_EARLIEST, _LATEST), deadline)
-        return {number: (first[number], last[number]) for number in partitions}
-
-    async def _offsets_at(
-        self, topic: str, partitions: list[int], times: Sequence[int], deadline: float
-    ) -> list[dict[int, int]]:
         by_leader = await self._by_leader(topic, partitions, deadline)
         if -1 in by_leader:
             raise kafka_errors.LeaderNotAvailableError()
         asking = [
             [
-                self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, at, deadline)
+                self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, end, deadline)
                 for leader, numbers in by_leader.items()
             ]
-            for at in times
+            for end in (_EARLIEST, _LATEST)
         ]
-        return [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
+        first, last = [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
+        return {number: (first[number], last[number]) for number in partitions}
 
     async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
         topic_of = DeleteRecordsRequest.DeleteRecordsTopic
@@ -323,16 +327,17 @@ class KafkaPythonTakeOver(Questions):
         return sizes
 
     async def _list_offsets(
-        self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float
+        self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float, *, stable: bool = False
     ) -> dict[int, int]:
-        """Read uncommitted, so the high watermark; without a leader epoch, so an old one cannot be fenced."""
+        """Read uncommitted, so the high watermark, unless it is to be ``stable``; without a leader epoch, so an old one
+        cannot be fenced."""
         topic_of = ListOffsetsRequest.ListOffsetsTopic
         queries = [
             topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
             for number in partitions
         ]
         request = ListOffsetsRequest(
-            replica_id=-1, isolation_level=0, max_version=5, topics=[topic_of(name=topic, partitions=queries)]
+            replica_id=-1, isolation_level=int(stable), max_version=5, topics=[topic_of(name=topic, partitions=queries)]
         )
         answer = await self._client.send(request, leader, deadline)
         return {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}

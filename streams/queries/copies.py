@@ -50,7 +50,7 @@ class CopyReads:
         if age > max_staleness:
             await self._renew(partition, min(SECONDS_BETWEEN_QUESTIONS, max_staleness / 2))
             return None
-        found = replicas.look(partition, end, read)
+        found = replicas.look(partition, end, lambda copy: read(copy.store))
         if found is not None:
             record, value = found
             positions = self._positions(partition, record)

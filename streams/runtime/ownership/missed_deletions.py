@@ -2,74 +2,106 @@
 
 A topic keeps a tombstone for ``delete.retention.ms``. A partition that reads on later than that (all members were
 stopped, or the join was taken away) may never see it, and would keep the row for good. So where a table's log goes on
-with records that old, its keys are read, and rows whose keys it has no more are deleted by tombstones of our own.
+with records that old, all of it is read before the partition works, and rows that it has no more are deleted.
 
-Compaction leaves a hole where a tombstone was, and that is behind the position of the rows: there is a hole for each of
-them, and they take the first ones. To the engine they are records that were read there. So the position moves with
-them, and what a crash leaves is found again at the next start.
+That is not at any offset of the table, so no update handler is called. Where there is one the rows are kept, with a
+warning: what it has stored and sent would be of rows that are gone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from typing import Final
+from typing import Final, TypeVar
 
 from streams.core.checkpoints import MARGIN_MS
 from streams.core.partition import PartitionState
-from streams.errors import Stopped
-from streams.records import IncomingRecord, TopicPartition
+from streams.errors import BrokerUnavailable, DiskDamaged, OffsetError, Stopped
+from streams.records import Change, IncomingRecord, TopicPartition, shown_key
+from streams.runtime.changelog import OffsetRecord
 from streams.runtime.keeping.shelf import tombstones_ms_of
 from streams.runtime.member import Member
+from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX, row_key
+from streams.runtime.partition.joining import JoinKind
 from streams.runtime.partition.worker import PartitionWorker
-from streams.topics import InputSpec
 
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 20.0
+SHOWN_KEYS: Final = 5
 
+T = TypeVar("T")
 Range = tuple[int, int]
 Receive = Callable[[int, list[IncomingRecord]], None]
 Read = Callable[[str, Mapping[int, Range], Receive, Callable[[], bool]], Awaitable[None]]
+Missed = dict[str, set[bytes]]
+"""Topics of joined tables, and the keys of their rows that are to be deleted."""
 
 
 class MissedDeletions:
-    """Finds them. On the loop; ``read`` reads ranges of a topic on a thread, and raises as ``ports.Reader.read``."""
+    """Finds and deletes them. On the loop; ``read`` reads ranges of a topic on a thread, as ``ports.Reader.read``."""
 
-    def __init__(self, member: Member, read: Read) -> None:
+    def __init__(self, member: Member, replicas: Replicas, read: Read) -> None:
         self._member = member
+        self._replicas = replicas
         self._read = read
         self._lives_ms: dict[str, int] = {}
 
-    async def look(self, worker: PartitionWorker, positions: Sequence[int], logs: Sequence[Range]) -> None:
-        """Have the rows of a partition that does not work yet deleted before any event. ``positions`` and ``logs``
-        (start and end) of its further inputs. Raises ``BrokerUnavailable``, also while an open transaction holds the
-        end of a table's log back."""
-        member = self._member
-        for place, ((spec, _), position, log) in enumerate(zip(member.further_inputs, positions, logs, strict=True), 1):
-            if spec.table is not None and position < log[1]:
+    async def find(self, worker: PartitionWorker, goal: int, stands: Mapping[str, tuple[str, Range]]) -> Missed:
+        """Find them for a partition whose copy is complete up to ``goal``; what is found is of no use if the partition
+        is taken away meanwhile. ``stands``: the id of each input, and its log's start and end. Raises
+        ``BrokerUnavailable``."""
+        tables = [spec.topic for spec, _ in self._member.further_inputs if spec.table is not None]
+        missed: Missed = {}
+        for topic in tables:
+            where, (topic_id, log) = TopicPartition(topic, worker.partition), stands[topic]
+            record, _ = self._look(where, goal, lambda copy: None)
+            known = None if record is None else record.position_in(topic, worker.partition)
+            if known is None or known[0] >= log[1] - 1:  # the last one is never compacted
+                continue
+            try:
+                missed[topic] = await self._find(worker, where, known[0], goal, log[0])
+            except OffsetError as error:  # records were deleted meanwhile
+                raise BrokerUnavailable(f"{error}; asking again") from error
+            except Stopped:
+                if _is_restoring(worker):
+                    raise
+                return {}
+            if missed[topic] and await self._topic_id(topic) != topic_id:
+                raise BrokerUnavailable(f"topic {topic} was created again meanwhile; asking again")
+        return missed
 
-                def keys(topic: str = spec.topic) -> set[bytes]:
-                    is_here = worker.state is PartitionState.RESTORING  # else its rows are revoked
-                    return worker.joined.tables[topic].row_keys() if is_here else set()
-
-                if missed := await self._find(spec, worker.partition, position, log, keys):
-                    worker.miss(place, missed, log[1])
+    def delete(self, worker: PartitionWorker, missed: Missed) -> list[Change]:
+        """Delete them in a partition that is about to work. Returns the changes that are to be committed."""
+        changes: list[Change] = []
+        for topic, keys in missed.items():
+            table = worker.joined.tables[topic]
+            for key in sorted(keys):
+                changes.append(Change(row_key(topic, key), None))
+                table.set_row(key, changes[-1])
+        return changes
 
     async def _find(
-        self, spec: InputSpec, partition: int, position: int, log: Range, keys: Callable[[], set[bytes]]
-    ) -> list[IncomingRecord]:
-        """Return tombstones for those rows that the table has no more, each at an offset without a record."""
-        member, topic, (low, high) = self._member, spec.topic, log
+        self, worker: PartitionWorker, where: TopicPartition, position: int, goal: int, low: int
+    ) -> set[bytes]:
+        member, (topic, number) = self._member, where
         call, client = member.control.call, member.takeover_client
-        where, life_ms = TopicPartition(topic, partition), await self._life_ms(topic)
+        end = await call(client.stable_end, topic, number, self._deadline())
+        if topic not in self._lives_ms:
+            self._lives_ms[topic] = await call(self._ask_life_ms, topic)
+        life_ms = self._lives_ms[topic]
         since = member.wall_ms() - (life_ms - MARGIN_MS)
-        if life_ms <= MARGIN_MS:  # no reader can be sure to see a tombstone
-            return []
-        young = await call(client.offset_of_time, topic, partition, since, self._deadline())
-        if position >= (high if young is None else young) or not (left := keys()):
-            return []
+        if life_ms <= MARGIN_MS or since <= 0:  # too short for any reader to be sure, or without end
+            return set()
+        young = await call(client.offset_of_time, topic, number, since, self._deadline())
+        if position >= min(end, end if young is None else young):
+            return set()
+        _, rows = self._look(where, goal, lambda copy: copy.joined.tables[topic].row_keys())
+        if not rows:
+            return rows
         if low > 0:  # so keys may be missing that were not deleted
             _log.warning(
                 "%s: the log goes on at offset %d with records that are older than its tombstones live "
@@ -77,46 +109,55 @@ class MissedDeletions:
                 "those whose records were deleted, and are kept",
                 where, position, life_ms, low,
             )  # fmt: skip
-            return []
+            return set()
         _log.info("%s: reads all keys, because tombstones behind offset %d may be gone", where, position)
-        present = set[int]()
+        last: dict[bytes, bool] = {}  # of the keys of rows that the table has: whether it is a row
 
         def receive(_: int, records: list[IncomingRecord]) -> None:
-            for record in records:
-                left.discard(record.key or b"")
-                if record.offset >= position:
-                    present.add(record.offset)
+            last.update((record.key, record.value is not None) for record in records if record.key in rows)
 
-        # A key may have moved behind `high` before the place where it was had its turn: so the rest is read, too.
-        for start, end in ((low, high), (high, None)):
-            if end is None:
-                end = (await call(client.log_range, topic, [partition], self._deadline()))[partition][1]
-            try:
-                await self._read(topic, {partition: (start, end)}, receive, lambda: not left)
-            except Stopped:
-                if left:
-                    raise
-        holes = (offset for offset in range(position, high) if offset not in present)
-        found = [
-            IncomingRecord(topic, partition, offset, key, None, None, since)
-            for key, offset in zip(sorted(left), holes, strict=False)
-        ]
-        if left:
+        # A key may have moved behind the end before the place where it was had its turn: so the rest is read, too.
+        await self._read(topic, {number: (low, end)}, receive, lambda: not _is_restoring(worker))
+        rest = end, await call(client.stable_end, topic, number, self._deadline())
+        await self._read(topic, {number: rest}, receive, lambda: not _is_restoring(worker))
+        return self._to_be_deleted(where, rows - last.keys(), {key for key in last if not last[key]}, life_ms)
+
+    def _to_be_deleted(self, where: TopicPartition, gone: set[bytes], fading: set[bytes], life_ms: int) -> set[bytes]:
+        """Return which rows are deleted: of keys that are ``gone``, with a warning, and of those whose tombstone is
+        there, and may be gone before it is read again."""
+        kind = self._member.router.routes[f"{ROUTE_PREFIX}{where.topic}".encode()].kind
+        has_handler = isinstance(kind, JoinKind) and kind.has_handler
+        if gone:
+            keys = ", ".join(shown_key(key) for key in sorted(gone)[:SHOWN_KEYS])
             _log.warning(
                 "%s: %d rows were deleted while no member read, and their tombstones are gone (delete.retention.ms "
-                "%d): they are deleted now", where, len(found), life_ms,
+                "%d): %s%s. %s",
+                where, len(gone), life_ms, keys, " and more" if len(gone) > SHOWN_KEYS else "",
+                "They are kept, since the update handler of the table could not be called: send the tombstones again"
+                if has_handler else "They are deleted now",
             )  # fmt: skip
-        return spec.received(found)
+        return set() if has_handler else gone | fading
 
-    async def _life_ms(self, topic: str) -> int:
-        if topic not in self._lives_ms:
+    def _look(self, where: TopicPartition, goal: int, read: Callable[[Replica], T]) -> tuple[OffsetRecord | None, T]:
+        try:
+            found = self._replicas.look(where.partition, goal, read)
+        except DiskDamaged as error:  # its folder is set aside, and the copy begins anew
+            raise BrokerUnavailable(f"the rows of {where} cannot be read ({error}); reading them again") from error
+        if found is None:
+            raise BrokerUnavailable(f"the state with the rows of {where} is being read on; asking again")
+        return found
 
-            def ask() -> int:
-                with closing(self._member.connections.topics()) as topics:
-                    return tombstones_ms_of(topics, topic, REQUEST_SECONDS)
+    async def _topic_id(self, topic: str) -> str:
+        member = self._member
+        return (await member.control.call(member.takeover_client.identity, topic, self._deadline())).topic_id
 
-            self._lives_ms[topic] = await self._member.control.call(ask)
-        return self._lives_ms[topic]
+    def _ask_life_ms(self, topic: str) -> int:
+        with closing(self._member.connections.topics()) as topics:
+            return tombstones_ms_of(topics, topic, REQUEST_SECONDS)
 
     def _deadline(self) -> float:
         return self._member.now() + REQUEST_SECONDS
+
+
+def _is_restoring(worker: PartitionWorker) -> bool:
+    return worker.state is PartitionState.RESTORING

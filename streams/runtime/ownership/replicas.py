@@ -189,14 +189,14 @@ class Replicas:
             copy.goal = goal
             return not self._is_busy(copy) and copy.failure is None and copy.witness is None and copy.position >= goal
 
-    def look(self, partition: int, goal: int, read: Callable[[Any], T]) -> tuple[OffsetRecord | None, T] | None:
-        """Read the store of a copy that contains everything below ``goal``; with its offset record. ``None``: it is not
+    def look(self, partition: int, goal: int, read: Callable[[Replica], T]) -> tuple[OffsetRecord | None, T] | None:
+        """Read in a copy that contains everything below ``goal``; with its offset record. ``None``: it is not
         so far, or takes changes at the moment. ``read`` must be quick: the tail waits for it."""
         with self._lock:
             copy = self._copies.get(partition)
             if copy is None or self._is_busy(copy) or copy.failure is not None or copy.witness is not None:
                 return None
-            return None if copy.position < goal else (copy.offset_record, read(copy.store))
+            return None if copy.position < goal else (copy.offset_record, read(copy))
 
     def failure(self, partition: int) -> Exception | None:
         """Return the error that ended the reading of a copy; one that is about to begin anew has none."""

@@ -24,7 +24,7 @@ from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member
-from streams.runtime.ownership.missed_deletions import MissedDeletions
+from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
@@ -68,7 +68,7 @@ class TakeOvers:
         self._config = member.config
         self._source = member.thread("kes-source")
         self._stalls = Stalls(member)
-        self._missed = MissedDeletions(member, self._read)
+        self._missed = MissedDeletions(member, replicas, self._read)
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
@@ -112,6 +112,7 @@ class TakeOvers:
         ids = TopicIds(logs[0][1], changelog_id)
         barrier_at = now()
         waiting = {worker.partition: worker for worker in workers}
+        missed: dict[int, Missed] = {}
         last, moved_at = None, barrier_at
         while True:
             for number, worker in list(waiting.items()):
@@ -136,12 +137,16 @@ class TakeOvers:
                     if not await self._lookups_reach(worker, _goal(changelog[number])):
                         del waiting[number]
                         continue
-                    if not alone or not member.is_current:
-                        raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
-                    copy = await self._start(worker, found, changelog[number], ids)
-                    if copy is None:
+                    if number not in missed:
+                        stands = {one.topic: (one.topic_id, one.range) for one in found}
+                        missed[number] = await self._missed.find(worker, _goal(changelog[number]), stands)
                         if not _is_restoring(worker):
                             del waiting[number]
+                            continue
+                    if not alone or not member.is_current:
+                        raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
+                    copy = self._start(worker, found, changelog[number], ids, missed[number])
+                    if copy is None:
                         continue
                     del waiting[number]
                     times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
@@ -190,17 +195,17 @@ class TakeOvers:
     async def _lookups_reach(self, worker: PartitionWorker, goal: int) -> bool:
         """Wait for lookups that are not as far as the handlers of a restored partition have looked. ``False``: the
         partition was taken away meanwhile."""
-        lookups, found = self._member.lookups, self._replicas.look(worker.partition, goal, lambda store: None)
+        lookups, found = self._member.lookups, self._replicas.look(worker.partition, goal, lambda copy: None)
         if found is None or lookups.reach(found[0]):
             return True
         await lookups.wait_for(found[0], worker.topic_partition)
         return _is_restoring(worker)
 
-    async def _start(
-        self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds
+    def _start(
+        self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds, missed: Missed
     ) -> Replica | None:
-        """Take a complete copy to work on; ``found`` of its inputs, the source's own topic first. ``None``: it began
-        anew, or the tail is putting records into it, or the partition was taken away meanwhile."""
+        """Take a complete copy to work on; ``found`` of its inputs, the source's own topic first; ``missed`` by its
+        joined tables. ``None``: it began anew, or the tail is putting records into it."""
         member, number = self._member, worker.partition
         lookups = member.lookups
         copy = self._replicas.take(number, lambda copy: _fits(copy, changelog) and lookups.reach(copy.offset_record))
@@ -213,16 +218,9 @@ class TakeOvers:
         self._report_trimmed(copy, changelog)
         worker.adopt(copy)
         position = self._start_position(worker, found, ids)
-        try:
-            await self._missed.look(worker, offsets_of(position)[1:], [one.range for one in found[1:]])
-        except BaseException:
-            worker.drop_store()  # the next attempt takes a copy of its own
-            raise
-        if not _is_restoring(worker):
-            return None
         worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
         self._partitions.activate(worker, position)
-        record, begun = worker.offset_record, worker.joined.begun()
+        record, begun = worker.offset_record, worker.joined.begun() + self._missed.delete(worker, missed)
         if begun or (
             self._config.auto_offset_reset == "latest"
             if record is None

@@ -57,10 +57,6 @@ class Inbox:
             self._uncount(self.counted, self.counted_size)
         self._wake.notify()
 
-    def uncounted(self, records: int) -> None:
-        """Note that so many records are going to be added that the poll thread has not delivered."""
-        self._input.handled(-records, 0)
-
     def hold(self) -> None:
         """Pause until half of what is queued now is handled."""
         if not self.paused:

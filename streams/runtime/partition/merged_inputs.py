@@ -8,7 +8,6 @@ this one runs ahead.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -46,25 +45,11 @@ class PartitionInput:
         self.on_error = None if spec is None else spec.on_error
         self.is_own = spec is not None and spec.is_own
         self.position = -1
-        self.missed: deque[IncomingRecord] = deque()
         self.goal: int | None = None
         self.is_awaited = spec is None or spec.is_awaited
         self.at_end = self.was_at_end = False
         self.missing_since: float | None = None
         self.head = InputHead(self._kind, None)
-
-    def with_missed(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
-        """Return records that have come, and those of ``missed`` that have their place among them."""
-        found: list[IncomingRecord] = []
-        for record in records:
-            while self.missed and self.missed[0].offset < record.offset:
-                found.append(self.missed.popleft())
-            found.append(record)
-        if self.at_end:
-            found += self.missed
-            self.missed.clear()
-        self.inbox.uncounted(len(found) - len(records))
-        return found
 
     @property
     def is_read(self) -> bool:
@@ -129,8 +114,6 @@ class MergedInputs:
         """Queue records of an input; ``at_end``: it has no further ones for now."""
         one = self.all[place]
         one.at_end = at_end
-        if one.missed:
-            records = one.with_missed(records)
         if records:
             one.inbox.add(records, size, SHORT)
         else:

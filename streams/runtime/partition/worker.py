@@ -147,12 +147,6 @@ class PartitionWorker(Partition):
         if self.inputs is not None:
             self.inputs.start_at(offsets_of(position), self.engine.now())
 
-    def miss(self, place: int, tombstones: list[IncomingRecord], goal: int) -> None:
-        """Have these read as records of a joined table, each at its offset, before any event; before ``start_at``."""
-        assert self.inputs is not None
-        self.inputs.all[place].missed.extend(tombstones)
-        self.joined.goals.setdefault(self.inputs.all[place].where.topic, goal)
-
     def further_fields(self, position: Position) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:
         """Return the fields of its offset record at this position, from ``source_id`` on."""
         if self.inputs is None:

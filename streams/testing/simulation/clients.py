@@ -365,6 +365,9 @@ class SimTakeOver:
         broker = self._process.broker
         return self._ask("range", deadline, lambda: {n: broker.range(topic, n) for n in partitions})
 
+    def stable_end(self, topic: str, partition: int, deadline: float) -> int:
+        return self._ask("stable end", deadline, lambda: self._process.broker.log(topic, partition).stable)
+
     def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
         log = self._process.broker.log(topic, partition)
 
