@@ -68,5 +68,5 @@ async def test_a_row_whose_tombstone_is_compacted_away_is_deleted_at_the_start(
     async with Running(build(lab, table)):
         await until_rows(None, b"%d" % number)
     assert "1 rows were deleted while no member read, and their tombstones are gone" in caplog.text
-    assert "b'ann'. They are deleted now" in caplog.text
+    assert "They are deleted now: b'ann'" in caplog.text
     await lab.check_settled(lab.topic, lab.changelog)

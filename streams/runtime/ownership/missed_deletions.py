@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 20.0
 SHOWN_KEYS: Final = 5
+KEYS_A_LINE: Final = 50
 
 T = TypeVar("T")
 Range = tuple[int, int]
@@ -49,6 +50,8 @@ class MissedDeletions:
         self._replicas = replicas
         self._read = read
         self._lives_ms: dict[str, int] = {}
+        self._complete: dict[TopicPartition, tuple[str, int, int]] = {}
+        """Where no row was missed: the topic's id, the position, and up to where tombstones may be gone."""
 
     async def find(self, worker: PartitionWorker, goal: int, stands: Mapping[str, tuple[str, Range]]) -> Missed:
         """Find them for a partition whose copy is complete up to ``goal``; what is found is of no use if the partition
@@ -60,10 +63,10 @@ class MissedDeletions:
             where, (topic_id, log) = TopicPartition(topic, worker.partition), stands[topic]
             record, _ = self._look(where, goal, lambda copy: None)
             known = None if record is None else record.position_in(topic, worker.partition)
-            if known is None or known[0] >= log[1] - 1:  # the last one is never compacted
+            if known is None or known[0] >= log[1] - 1:  # the last one is in the active segment
                 continue
             try:
-                missed[topic] = await self._find(worker, where, known[0], goal, log[0])
+                missed[topic] = await self._find(worker, where, known[0], goal, log[0], topic_id)
             except OffsetError as error:  # records were deleted meanwhile
                 raise BrokerUnavailable(f"{error}; asking again") from error
             except Stopped:
@@ -85,7 +88,7 @@ class MissedDeletions:
         return changes
 
     async def _find(
-        self, worker: PartitionWorker, where: TopicPartition, position: int, goal: int, low: int
+        self, worker: PartitionWorker, where: TopicPartition, position: int, goal: int, low: int, topic_id: str
     ) -> set[bytes]:
         member, (topic, number) = self._member, where
         call, client = member.control.call, member.takeover_client
@@ -97,7 +100,8 @@ class MissedDeletions:
         if life_ms <= MARGIN_MS or since <= 0:  # too short for any reader to be sure, or without end
             return set()
         young = await call(client.offset_of_time, topic, number, since, self._deadline())
-        if position >= min(end, end if young is None else young):
+        old = min(end, end if young is None else young)  # tombstones from here on live still
+        if position >= old or self._complete.get(where) == (topic_id, position, old):
             return set()
         _, rows = self._look(where, goal, lambda copy: copy.joined.tables[topic].row_keys())
         if not rows:
@@ -111,37 +115,49 @@ class MissedDeletions:
             )  # fmt: skip
             return set()
         _log.info("%s: reads all keys, because tombstones behind offset %d may be gone", where, position)
-        last: dict[bytes, bool] = {}  # of the keys of rows that the table has: whether it is a row
+        last: dict[bytes, bool] = {}  # of the keys of rows that the table has: whether nothing is missed
 
         def receive(_: int, records: list[IncomingRecord]) -> None:
-            last.update((record.key, record.value is not None) for record in records if record.key in rows)
+            last.update(
+                (record.key, record.value is not None or record.offset >= old)
+                for record in records
+                if record.key in rows
+            )
 
         # A key may have moved behind the end before the place where it was had its turn: so the rest is read, too.
         await self._read(topic, {number: (low, end)}, receive, lambda: not _is_restoring(worker))
         rest = end, await call(client.stable_end, topic, number, self._deadline())
         await self._read(topic, {number: rest}, receive, lambda: not _is_restoring(worker))
-        return self._to_be_deleted(where, rows - last.keys(), {key for key in last if not last[key]}, life_ms)
+        missed = rows - {key for key, is_right in last.items() if is_right}
+        if not missed:
+            self._complete[where] = topic_id, position, old
+            return missed
+        return self._to_be_deleted(where, missed, life_ms)
 
-    def _to_be_deleted(self, where: TopicPartition, gone: set[bytes], fading: set[bytes], life_ms: int) -> set[bytes]:
-        """Return which rows are deleted: of keys that are ``gone``, with a warning, and of those whose tombstone is
-        there, and may be gone before it is read again."""
+    def _to_be_deleted(self, where: TopicPartition, missed: set[bytes], life_ms: int) -> set[bytes]:
+        """Warn of rows that are deleted, or would be but for the update handler: of these each key is named."""
         kind = self._member.router.routes[f"{ROUTE_PREFIX}{where.topic}".encode()].kind
-        has_handler = isinstance(kind, JoinKind) and kind.has_handler
-        if gone:
-            keys = ", ".join(shown_key(key) for key in sorted(gone)[:SHOWN_KEYS])
-            _log.warning(
-                "%s: %d rows were deleted while no member read, and their tombstones are gone (delete.retention.ms "
-                "%d): %s%s. %s",
-                where, len(gone), life_ms, keys, " and more" if len(gone) > SHOWN_KEYS else "",
-                "They are kept, since the update handler of the table could not be called: send the tombstones again"
-                if has_handler else "They are deleted now",
-            )  # fmt: skip
-        return set() if has_handler else gone | fading
+        keys = [shown_key(key) for key in sorted(missed)]
+        text = (
+            "%s: %d rows were deleted while no member read, and their tombstones are gone, or may be before they are "
+            "read (delete.retention.ms %d). "
+        )
+        if not (isinstance(kind, JoinKind) and kind.has_handler):
+            shown = ", ".join(keys[:SHOWN_KEYS]) + (" and more" if len(keys) > SHOWN_KEYS else "")
+            _log.warning(text + "They are deleted now: %s", where, len(keys), life_ms, shown)
+            return missed
+        _log.warning(
+            text + "They are kept, since the update handler of the table could not be called: send the tombstones of "
+            "these keys again", where, len(keys), life_ms,
+        )  # fmt: skip
+        for start in range(0, len(keys), KEYS_A_LINE):
+            _log.warning("%s: send a tombstone for %s", where, ", ".join(keys[start : start + KEYS_A_LINE]))
+        return set()
 
     def _look(self, where: TopicPartition, goal: int, read: Callable[[Replica], T]) -> tuple[OffsetRecord | None, T]:
         try:
             found = self._replicas.look(where.partition, goal, read)
-        except DiskDamaged as error:  # its folder is set aside, and the copy begins anew
+        except (DiskDamaged, OSError) as error:  # its folder is set aside, and the copy begins anew
             raise BrokerUnavailable(f"the rows of {where} cannot be read ({error}); reading them again") from error
         if found is None:
             raise BrokerUnavailable(f"the state with the rows of {where} is being read on; asking again")

@@ -43,6 +43,7 @@ sweep."""
 STALLED_SECONDS = 5.0
 """Without any progress of barrier or restore for so long all requests are made again, the fence included."""
 
+CHANGES_TOGETHER = 1_000
 Range = tuple[int, int]
 Receive = Callable[[int, list[IncomingRecord]], None]
 Cancelled = Callable[[], bool]
@@ -115,6 +116,7 @@ class TakeOvers:
         missed: dict[int, Missed] = {}
         last, moved_at = None, barrier_at
         while True:
+            failure: BrokerUnavailable | None = None
             for number, worker in list(waiting.items()):
                 high = changelog[number][1]
                 if not _is_restoring(worker):
@@ -139,7 +141,11 @@ class TakeOvers:
                         continue
                     if number not in missed:
                         stands = {one.topic: (one.topic_id, one.range) for one in found}
-                        missed[number] = await self._missed.find(worker, _goal(changelog[number]), stands)
+                        try:
+                            missed[number] = await self._missed.find(worker, _goal(changelog[number]), stands)
+                        except BrokerUnavailable as error:  # the others do not wait for that
+                            failure = error
+                            continue
                         if not _is_restoring(worker):
                             del waiting[number]
                             continue
@@ -151,6 +157,8 @@ class TakeOvers:
                     del waiting[number]
                     times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
                     member.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
+            if failure is not None:
+                raise failure
             if not waiting:
                 return
             stand = [self._replicas.position(number) for number in waiting]
@@ -226,7 +234,9 @@ class TakeOvers:
             if record is None
             else None in [record.position_in(one.topic, number) for one in found[1:]]
         ):
-            member.pool.admit(number, worker.watermark, [], begun)  # the next start must not skip records from now on
+            # The next start must not skip records from now on. In pieces, since one is never cut.
+            for start in range(0, len(begun) or 1, CHANGES_TOGETHER):
+                member.pool.admit(number, worker.watermark, [], begun[start : start + CHANGES_TOGETHER])
         return copy
 
     def _report_trimmed(self, copy: Replica, changelog: Range) -> None:
