@@ -338,7 +338,7 @@ async def test_a_look_up_that_nobody_waits_for_any_more_ends() -> None:
     )
     nothing: Any = None
     take_overs = TakeOvers(member, nothing, nothing, nothing)
-    look_up = asyncio.create_task(take_overs._read({0: (0, 1)}, lambda *_: None, lambda: False))
+    look_up = asyncio.create_task(take_overs._read("log", {0: (0, 1)}, lambda *_: None, lambda: False))
     await asyncio.to_thread(reading.wait, PATIENCE)
     look_up.cancel()
     await asyncio.wait([look_up])
