@@ -136,8 +136,8 @@ def standbys_are_promoted_as_they_are(patch: Patch) -> None:
 
     start = TakeOvers._start
 
-    def at_once(self: TakeOvers, worker: Any, found: Any, changelog: Any, ids: Any) -> Any:
-        return start(self, worker, found, (changelog[1], changelog[1]), ids)
+    def at_once(self: TakeOvers, worker: Any, found: Any, changelog: Any, *rest: Any) -> Any:
+        return start(self, worker, found, (changelog[1], changelog[1]), *rest)
 
     patch.setattr(Replicas, "reaches", reaches)
     patch.setattr(TakeOvers, "_start", at_once)
