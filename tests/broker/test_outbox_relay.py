@@ -104,6 +104,7 @@ def test_a_broker_that_is_killed(
 def test_sessions_that_the_operator_ends(ledger: Ledger, start: Start, seed: int) -> None:
     relay = start(ledger)
     with ledger.writers(seed, 4, 60), psycopg.connect(ledger.database, autocommit=True) as db:
+        wait_until(lambda: "BatchRelayed" in relay.log.read_text(), "it relays")  # a start without a database fails
         for _ in range(6):
             let_pass(random.Random(seed).random() * 0.4)
             db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'kes-outbox'")
