@@ -154,14 +154,14 @@ def test_a_file_that_is_named_must_be_there_and_variables_have_types(monkeypatch
 def test_options_of_commands_come_from_variables_and_the_file(kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens at this address; how long that is waited for is said."""
     write(FILE.replace("file:1", "127.0.0.1:1"))
-    Path("shop.py").write_text(
+    Path("lagging.py").write_text(
         "from streams import EventSource, EventSourceConfig\n"
         "source = EventSource(EventSourceConfig(group_id='g', topic='t', num_partitions=1))\n"
     )
     monkeypatch.syspath_prepend(".")
-    assert "nothing listens at 127.0.0.1:1" in kes("lag", "shop:source", code=1).words
+    assert "nothing listens at 127.0.0.1:1" in kes("lag", "lagging:source", code=1).words
     monkeypatch.setenv("KES_LAG_TIMEOUT", "many")
-    said = kes("lag", "shop:source", code=2).words
+    said = kes("lag", "lagging:source", code=2).words
     assert "unable to parse string as a number" in said
     assert "options of this command are also in KES_LAG_TIMEOUT, [commands.lag] in kes.toml" in said
 
