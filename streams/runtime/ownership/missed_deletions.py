@@ -70,7 +70,7 @@ class MissedDeletions:
             except OffsetError as error:  # records were deleted meanwhile
                 raise BrokerUnavailable(f"{error}; asking again") from error
             except Stopped:
-                if _is_restoring(worker):
+                if is_restoring(worker):
                     raise
                 return {}
             if missed[topic] and await self._topic_id(topic) != topic_id:
@@ -125,9 +125,9 @@ class MissedDeletions:
             )
 
         # A key may have moved behind the end before the place where it was had its turn: so the rest is read, too.
-        await self._read(topic, {number: (low, end)}, receive, lambda: not _is_restoring(worker))
+        await self._read(topic, {number: (low, end)}, receive, lambda: not is_restoring(worker))
         rest = end, await call(client.stable_end, topic, number, self._deadline())
-        await self._read(topic, {number: rest}, receive, lambda: not _is_restoring(worker))
+        await self._read(topic, {number: rest}, receive, lambda: not is_restoring(worker))
         missed = rows - {key for key, is_right in last.items() if is_right}
         if not missed:
             self._complete[where] = topic_id, position, old
@@ -175,5 +175,6 @@ class MissedDeletions:
         return self._member.now() + REQUEST_SECONDS
 
 
-def _is_restoring(worker: PartitionWorker) -> bool:
+def is_restoring(worker: PartitionWorker) -> bool:
+    """Check that it is still being taken over: anything may have happened during an await."""
     return worker.state is PartitionState.RESTORING

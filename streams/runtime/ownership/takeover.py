@@ -15,7 +15,6 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from streams.core.partition import PartitionState
 from streams.core.position import Position, offsets_of, position_of
 from streams.core.transaction import Cut, Transaction
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError, TransactionFailed
@@ -24,7 +23,7 @@ from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member
-from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions
+from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions, Range, Receive, is_restoring
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
@@ -44,8 +43,8 @@ STALLED_SECONDS = 5.0
 """Without any progress of barrier or restore for so long all requests are made again, the fence included."""
 
 CHANGES_TOGETHER = 1_000
-Range = tuple[int, int]
-Receive = Callable[[int, list[IncomingRecord]], None]
+"""Changes of a start that are admitted as one, which no transaction cuts."""
+
 Cancelled = Callable[[], bool]
 
 
@@ -77,7 +76,7 @@ class TakeOvers:
         pause = 0.1
         held = [worker.partition for worker in workers]
         try:
-            while waiting := [worker for worker in workers if _is_restoring(worker)]:
+            while waiting := [worker for worker in workers if is_restoring(worker)]:
                 for worker in waiting:
                     self._replicas.hold(worker.partition)  # read during the requests; the end is known after them
                 try:
@@ -119,7 +118,7 @@ class TakeOvers:
             failure: BrokerUnavailable | None = None
             for number, worker in list(waiting.items()):
                 high = changelog[number][1]
-                if not _is_restoring(worker):
+                if not is_restoring(worker):
                     del waiting[number]  # taken away meanwhile
                 elif self._replicas.reaches(number, _goal(changelog[number])):
                     found = [
@@ -133,7 +132,7 @@ class TakeOvers:
                             member.takeover_client.log_range, config.changelog, [number], now() + STEP_SECONDS
                         )
                         alone = again[number][1] == high
-                        if not _is_restoring(worker):
+                        if not is_restoring(worker):
                             del waiting[number]
                             continue
                     if not await self._lookups_reach(worker, _goal(changelog[number])):
@@ -146,7 +145,7 @@ class TakeOvers:
                         except BrokerUnavailable as error:  # the others do not wait for that
                             failure = error
                             continue
-                        if not _is_restoring(worker):
+                        if not is_restoring(worker):
                             del waiting[number]
                             continue
                     if not alone or not member.is_current:
@@ -207,7 +206,7 @@ class TakeOvers:
         if found is None or lookups.reach(found[0]):
             return True
         await lookups.wait_for(found[0], worker.topic_partition)
-        return _is_restoring(worker)
+        return is_restoring(worker)
 
     def _start(
         self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds, missed: Missed
@@ -234,7 +233,7 @@ class TakeOvers:
             if record is None
             else None in [record.position_in(one.topic, number) for one in found[1:]]
         ):
-            # The next start must not skip records from now on. In pieces, since one is never cut.
+            # The next start must not skip records from now on.
             for start in range(0, len(begun) or 1, CHANGES_TOGETHER):
                 member.pool.admit(number, worker.watermark, [], begun[start : start + CHANGES_TOGETHER])
         return copy
@@ -434,10 +433,6 @@ def _fits(copy: Replica, changelog: Range) -> bool:
     """Check for a copy that has all of the changelog, and nothing that was written after its end was looked up: by a
     member that works in our place."""
     return copy.position >= _goal(changelog) and copy.last < changelog[1]
-
-
-def _is_restoring(worker: PartitionWorker) -> bool:
-    return worker.state is PartitionState.RESTORING
 
 
 def _follows(record: OffsetRecord, cut: Cut, release: bytes, further: Sequence[str], partition: int) -> bool:
