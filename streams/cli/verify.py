@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from importlib import import_module
-from itertools import chain, islice
+from itertools import chain
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import typer
+from msgspec.structs import replace
 from rich.text import Text
 
 from streams.cli.cluster import brokers, named_source, topic_option
@@ -28,10 +29,13 @@ from streams.events import event_type_of
 from streams.loading import described
 from streams.records import Record
 from streams.runtime.replay import refuse_several_inputs
+from streams.runtime.source_topics import TABLE, VISITS
 from streams.sak.murmur2 import partition_of
 from streams.testing.verification import Attack, Trial, Verdict
+from streams.topics import TopicSpec
 
 app = typer.Typer()
+_COMPACTED: Final = {"cleanup.policy": "compact"}
 
 
 @app.command()
@@ -40,10 +44,11 @@ def verify(
     events: Annotated[
         str,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="A function that yields the input: events, or (key, event). Default: copy."
+            metavar="MODULE:FUNCTION",
+            help="A function that yields the input: events, (key, event), or records of tables. Default: copy.",
         ),
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, help="So many records of the input, at most.")] = 20_000,
+    limit: Annotated[int, typer.Option(min=1, help="So many events, at most; tables are copied whole.")] = 20_000,
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes under attack.")] = 3,
     kills: Annotated[int, typer.Option(min=0, help="SIGKILLs.")] = 5,
     freezes: Annotated[int, typer.Option(min=0, help="SIGSTOPs past the session timeout.")] = 2,
@@ -64,23 +69,37 @@ def verify(
     of them a single worker handles it in peace; on the other one several do, under attack. Outputs per key and the
     state have to be the same. Nothing is written to your cluster. Handlers must be deterministic, and what they do
     outside of Kafka is done again. Time is real: timers that are not due when the input is handled do not fire, and
-    the answer counts them.
+    the answer counts them. Joined tables and lookups have all their rows before the first event, and change no more.
+    A source with further inputs or a loop is refused: the order between topics differs from run to run.
 
     Exit codes: 0 the same; 1 differences, or the trial could not be done (the workers' logs are kept then, the answer
     names their folder); 2 wrong usage; 130, 143: ended by SIGINT, SIGTERM.
     """
     found = named_source(source)
     config = found.config
-    refuse_several_inputs("kes verify", found.inputs, found.lookups)
+    tables = _tables(found)
     drawn = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    records = _made(events, limit, config.num_partitions) if events else _copied(config, bootstrap_servers, limit)
+    records, rows = (
+        _made(events, limit, config, tables) if events else _copied(config, bootstrap_servers, limit, tables)
+    )
     if not records:
         raise ConfigError("there is no input to verify with: the topic is empty, or the function yields nothing")
     attack = Attack(workers=workers, kills=kills, freezes=freezes, seed=drawn, patience_seconds=patience)
     notices().print(Text(f"{len(records):,} records, {kills} kills, {freezes} freezes, seed {drawn}"), soft_wrap=True)
+    for table in tables:
+        notices().print(Text(f"{table}: {sum(row.topic == table for row in rows):,} records of rows"), soft_wrap=True)
     signal.signal(signal.SIGTERM, _terminated)  # what was started is ended, and what was written removed
     with progress() as report:
-        trial = Trial(source, config, records, outputs=_outputs(found, output or []), any_order=any_order, say=report)
+        trial = Trial(
+            source,
+            config,
+            records,
+            outputs=_outputs(found, output or []),
+            tables=[_wide_enough(spec, rows) for spec in tables.values()],
+            rows=rows,
+            any_order=any_order,
+            say=report,
+        )
         verdict = trial.run(attack)
     emit(msgspec.to_builtins(verdict), json, lambda: _text(verdict))
     if verdict.differences:
@@ -96,8 +115,29 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _made(function: str, limit: int, partitions: int) -> list[Record]:
-    """Make records of the yields of the user's function. ``ConfigError``: for all that goes wrong in it."""
+def _tables(source: EventSource[Any]) -> dict[str, TopicSpec]:
+    """The topics of joined tables and lookups, as they are on the trial's brokers. ``ConfigError`` for a source with
+    further inputs: in which order a run takes records of several topics depends on when they arrive."""
+    purposes = {topic.name: topic.purpose for topic in source.topology.topics}
+    # Nobody visits in a trial, so the topic of requests is empty.
+    refuse_several_inputs("kes verify", [name for name in source.inputs if purposes[name] not in (TABLE, VISITS)])
+    specs = [*source.input_topics(), *source.lookup_topics()]
+    return {spec.name: replace(spec, replication_factor=1, configs=_COMPACTED) for spec in specs}
+
+
+def _wide_enough(table: TopicSpec, rows: Iterable[Record]) -> TopicSpec:
+    """A lookup has any number of partitions: as many as its rows need."""
+    needed = max((row.partition or 0 for row in rows if row.topic == table.name), default=0) + 1
+    return replace(table, partitions=max(table.partitions, needed))
+
+
+Input = tuple[list[Record], list[Record]]
+"""The events, and the rows of all tables."""
+
+
+def _made(function: str, limit: int, config: EventSourceConfig, tables: Mapping[str, TopicSpec]) -> Input:
+    """Make records of the yields of the user's function, up to the event that reaches the limit. ``ConfigError``: for
+    all that goes wrong in it."""
     module, _, name = function.partition(":")
     try:
         make: Callable[[], Iterable[Any]] = getattr(import_module(module), name)
@@ -105,30 +145,55 @@ def _made(function: str, limit: int, partitions: int) -> list[Record]:
         raise ConfigError(f"--events {function!r}: {error}; name a function as module:function") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"--events {function!r}: cannot import {module!r}: {described(error)}") from error
+    rows: list[Record] = []
+    items: list[Any] = []
     try:
-        items = list(islice(make(), limit))
+        for item in make():
+            (rows if isinstance(item, Record) and item.topic in tables else items).append(item)
+            if len(items) == limit:
+                break
     except (Exception, SystemExit) as error:
         raise ConfigError(f"--events {function!r} failed: {described(error)}") from error
-    return [_record(function, item, partitions) for item in items]
+    records = [_record(function, item, config) for item in items]
+    return records, [_row(function, row, tables[row.topic]) for row in rows]
 
 
-def _record(function: str, item: Any, partitions: int) -> Record:
+def _row(function: str, row: Record, table: TopicSpec) -> Record:
+    """Place a row. ``ConfigError`` without a key."""
+    if row.key is None:
+        raise ConfigError(f"--events {function!r} yields a row of {row.topic!r} without a key")
+    if row.partition is None:
+        return replace(row, partition=partition_of(row.key, table.partitions))
+    return row if table.may_have_more and row.partition >= 0 else _checked(function, row, table.partitions)
+
+
+def _record(function: str, item: Any, config: EventSourceConfig) -> Record:
     """Make a record of one yield of the user's function: a record as it is, an event, or a pair of key and event."""
+    partitions = config.num_partitions
     key, event = item if isinstance(item, tuple) and len(item) == 2 else (None, item)
     if not isinstance(key, str | bytes | None):
         raise ConfigError(f"--events {function!r} yields a key that is {type(key).__name__}; use str or bytes")
     if isinstance(event, Record):
-        if event.partition is not None and not 0 <= event.partition < partitions:
-            raise ConfigError(f"--events {function!r} yields a record for partition {event.partition} of {partitions}")
-        return event
+        if event.topic not in ("", config.topic):
+            raise ConfigError(
+                f"--events {function!r} yields a record of {event.topic!r}, which this source does not read"
+            )
+        return _checked(function, event, partitions)
     kind = event_type_of(type(event))
     encoded = key.encode() if isinstance(key, str) else key
     place = None if encoded is None else partition_of(encoded, partitions)
     return Record("", kind.encode(event), encoded, list(kind.headers), place)
 
 
-def _copied(config: EventSourceConfig, servers: str, limit: int) -> list[Record]:
-    """The beginning of the source topic, the same share of each partition. Nothing is written, no group is joined."""
+def _checked(function: str, record: Record, partitions: int) -> Record:
+    if record.partition is not None and not 0 <= record.partition < partitions:
+        raise ConfigError(f"--events {function!r} yields a record for partition {record.partition} of {partitions}")
+    return record
+
+
+def _copied(config: EventSourceConfig, servers: str, limit: int, tables: Mapping[str, TopicSpec]) -> Input:
+    """The beginning of the source topic, the same share of each partition, and all of the tables' topics. Nothing is
+    written, no group is joined."""
     addresses = servers or config.source_bootstrap_servers or brokers("", config)
     elsewhere = config.source_is_elsewhere
     settings = ClientSettings(
@@ -136,14 +201,20 @@ def _copied(config: EventSourceConfig, servers: str, limit: int) -> list[Record]
     )
     share = -(-limit // config.num_partitions)
     with closing(TopicAdmin(settings)) as admin, closing(PartitionReader(settings)) as reader:
-        marks = admin.watermarks(config.topic)
-        ranges = {n: (m.start, min(m.stable, m.start + share)) for n, m in marks.items()}
-        by_partition = reader.read_all(config.topic, ranges, stalled_after_seconds=30.0)
+        records = _read(admin, reader, config.topic, share)
+        rows = [row for table in tables for row in _read(admin, reader, table)]
+    return records, rows
+
+
+def _read(admin: TopicAdmin, reader: PartitionReader, topic: str, share: int | None = None) -> list[Record]:
+    """The first ``share`` records of each partition (``None``: all that are committed), by time."""
+    marks = admin.watermarks(topic)
+    ranges = {n: (m.start, m.stable if share is None else min(m.stable, m.start + share)) for n, m in marks.items()}
     found = sorted(
-        chain.from_iterable(by_partition.values()),
+        chain.from_iterable(reader.read_all(topic, ranges, stalled_after_seconds=30.0).values()),
         key=lambda record: (record.timestamp_ms, record.partition, record.offset),
     )
-    return [Record("", record.value, record.key, record.headers, record.partition) for record in found]
+    return [Record(topic, record.value, record.key, record.headers, record.partition) for record in found]
 
 
 def _text(verdict: Verdict) -> Text:

@@ -166,8 +166,10 @@ class Trial:
     """One source, one input. Blocking; use it from the main thread, once.
 
     ``source``: ``module:name`` as ``kes run`` takes it, importable from the current folder; ``config``: its settings;
-    ``records``: the input, with keys, headers and partitions (``None``: by key); ``outputs``: topics that it writes to
-    with their numbers of partitions, others are made as the source topic when something is sent to them.
+    ``records``: the input, with keys, headers and partitions (``None``: by key). ``outputs``: topics that it writes to
+    with their numbers of partitions, others are made as the source topic when something is sent to them. ``tables``:
+    the topics of joined tables and lookups; ``rows``: the records of all of them, with topic and partition. Both runs
+    have every row before the first event, and none later: so an event meets the same rows in both.
     """
 
     def __init__(
@@ -177,11 +179,14 @@ class Trial:
         records: Sequence[Record],
         *,
         outputs: Mapping[str, int] | None = None,
+        tables: Sequence[TopicSpec] = (),
+        rows: Sequence[Record] = (),
         any_order: bool = False,
         say: Say = lambda *_: None,
     ) -> None:
         self._source, self._config, self._records = source, config, records
         self._outputs, self._any_order, self._say = outputs or {}, any_order, say
+        self._tables, self._rows = tables, rows
         self._folder = Path()
 
     def run(self, attack: Attack) -> Verdict:
@@ -221,9 +226,8 @@ class Trial:
 
     def _undisturbed(self, attack: Attack) -> Left:
         with self._broker() as broker:
-            site = Site(broker.bootstrap_servers, self._config)
-            site.create(self._outputs)
-            site.produce(self._records, 0.0)
+            site = self._site(broker)
+            site.produce(self._records)
             worker = WorkerProcess(self._source, broker.bootstrap_servers, "undisturbed", self._folder)
             try:
                 self._wait(site, [worker], "records handled, undisturbed", attack.patience_seconds)
@@ -238,9 +242,8 @@ class Trial:
         deeds = ["kill"] * attack.kills + ["freeze"] * attack.freezes
         rng.shuffle(deeds)
         with self._broker() as broker:
-            site = Site(broker.bootstrap_servers, self._config)
+            site = self._site(broker)
             seconds = 2.0 * attack.kills + (session + 2 * _BEYOND_SESSION) * attack.freezes + 5.0
-            site.create(self._outputs)
             rate = len(self._records) / seconds
             feeding = threading.Thread(target=site.produce, args=(self._records, rate), daemon=True)
             workers = [
@@ -261,6 +264,13 @@ class Trial:
                 for worker in workers:
                     worker.kill()
             return site.left(), attack.kills, attack.freezes
+
+    def _site(self, broker: KafkaBroker) -> Site:
+        """Make the topics, and write the rows of tables: all of them are there before any worker starts."""
+        site = Site(broker.bootstrap_servers, self._config, [spec.name for spec in self._tables])
+        site.create(self._outputs, self._tables)
+        site.produce(self._rows)
+        return site
 
     def _strike(self, rng: random.Random, deed: str, workers: Sequence[WorkerProcess], session: float) -> None:
         for worker in workers:
@@ -316,29 +326,29 @@ class Trial:
 
 
 class Site:
-    """One broker of a trial."""
+    """One broker of a trial. ``tables``: topics that the source reads beside its own."""
 
-    def __init__(self, servers: str, config: EventSourceConfig) -> None:
-        self._servers, self._config = servers, config
+    def __init__(self, servers: str, config: EventSourceConfig, tables: Collection[str] = ()) -> None:
+        self._servers, self._config, self._tables = servers, config, tables
         self._settings = ClientSettings(servers, {}, client_id="kes-verify")
 
-    def create(self, outputs: Mapping[str, int]) -> None:
-        """The source topic and the outputs that were named."""
+    def create(self, outputs: Mapping[str, int], tables: Sequence[TopicSpec] = ()) -> None:
+        """Create the source topic, the outputs that were named, and the topics of tables."""
         wanted = {self._config.topic: self._config.num_partitions, **outputs}
+        specs = [TopicSpec(name=name, partitions=n, replication_factor=1) for name, n in wanted.items()]
         with closing(TopicAdmin(self._settings)) as admin:
-            admin.create([TopicSpec(name=name, partitions=n, replication_factor=1) for name, n in wanted.items()])
+            admin.create([*specs, *tables])
 
-    def produce(self, records: Sequence[Record], per_second: float) -> None:
-        """Write the input, at a rate (0: as fast as it goes)."""
+    def produce(self, records: Sequence[Record], per_second: float = 0.0) -> None:
+        """Write records to their topics (``""``: the source's own), at a rate (0: as fast as it goes)."""
         producer = Producer({"bootstrap.servers": self._servers, "enable.idempotence": True, "log_level": 0})
         began = time.monotonic()
         for number, record in enumerate(records):
             partition = number % self._config.num_partitions if record.partition is None else record.partition
             while True:
                 try:
-                    producer.produce(
-                        self._config.topic, record.value, record.key, partition, headers=list(record.headers or ())
-                    )
+                    topic = record.topic or self._config.topic
+                    producer.produce(topic, record.value, record.key, partition, headers=list(record.headers or ()))
                     break
                 except BufferError:
                     producer.poll(0.1)
@@ -360,10 +370,10 @@ class Site:
     def left(self) -> Left:
         """Read everything that was written. Raises ``TrialFailed`` when a transaction is left hanging."""
         config = self._config
-        mine = {config.topic, config.changelog, config.dead_letters, config.offsets_topic}
+        mine = {config.topic, config.changelog, config.dead_letters, config.offsets_topic, *config.own_inputs}
         listed: Mapping[str, object] = AdminClient({"bootstrap.servers": self._servers}).list_topics(timeout=20).topics
         outputs: Sequences = defaultdict(list)
-        for topic in sorted(set(listed) - mine):
+        for topic in sorted(set(listed) - mine - {*self._tables}):
             if not topic.startswith("__"):
                 for record in self._read(topic):
                     outputs[topic, record.key].append((record.value, tuple(record.headers or ())))

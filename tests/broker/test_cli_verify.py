@@ -20,7 +20,8 @@ SHOP = """
 import msgspec
 from confluent_kafka import Producer
 
-from streams import EventSource, EventSourceConfig, PoolConfig, Table, event_type
+from streams import EventSource, EventSourceConfig, PoolConfig, Record, Table, event_type
+from streams.codecs import codec_for
 
 
 @event_type("Sold")
@@ -36,6 +37,10 @@ def make(**pool):
 
 source = make()
 source.output("stock")
+joined = make()
+joined.output("stock")
+prices = joined.join("prices", key=str, value=int)
+taxes = joined.lookup("taxes", key=str, value=int)
 beside = make(batch_delay_seconds=0.5, target_batch_size=10_000)  # whenever it is killed, something is not committed
 side = None
 
@@ -48,6 +53,18 @@ def sold(ctx, event):
     ctx.schedule_in(3600.0, Sold(event.item, 0), name=event.item)
 
 
+@joined.register_event_type(Sold)
+def sold_joined(ctx, event):
+    total = ctx.store.get(event.item, 0) + event.count * ctx.joined(prices).get(event.item, 0)
+    ctx.store.put(event.item, total)
+    ctx.forward("stock", Sold(event.item, total + ctx.lookup(taxes).get("tax", 0)), key=event.item)
+
+
+@joined.register_update(prices)
+def priced(ctx, row):
+    ctx.forward("stock", Sold(row.key, -row.new), key=row.key)
+
+
 @beside.register_event_type(Sold)
 def sold_beside(ctx, event):
     global side
@@ -57,6 +74,13 @@ def sold_beside(ctx, event):
     ctx.store.put(event.item, count)
     side.produce("stock", str(count).encode(), event.item.encode())
     side.poll(0)
+
+
+def sales_with_rows():
+    for price in (1, 2):
+        yield from (Record("prices", codec_for(int).encode(price), b"item-%d" % number) for number in range(40))
+    yield Record("taxes", codec_for(int).encode(7), b"tax", partition=2)
+    yield from sales()
 
 
 def sales():
@@ -102,6 +126,15 @@ def test_outputs_beside_the_transaction_are_caught(tmp_path: Path) -> None:
     assert any("stock, key" in text for text in verdict["differences"])
     assert [str(folder) for folder in left_by(tmp_path)] == [verdict["logs"]]
     assert {log.name for log in left_by(tmp_path)[0].iterdir()} >= {"undisturbed.log", "worker-0.log"}
+
+
+@pytest.mark.nightly
+def test_joined_tables_and_lookups_have_their_rows_before_the_first_event(tmp_path: Path) -> None:
+    code, verdict, said = verify(tmp_path, "shop:joined", "--events", "shop:sales_with_rows", "--kills", "2")
+    assert verdict["differences"] == []
+    assert (code, verdict["records"], verdict["outputs"], verdict["keys"]) == (0, 6000, 6080, 40)
+    assert "prices: 80 records of rows" in said
+    assert "taxes: 1 records of rows" in said
 
 
 @pytest.mark.nightly

@@ -12,8 +12,10 @@ import typer
 
 from streams.cli import verify
 from streams.cli.source_name import checked_name
+from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.loading import load
+from streams.sak.murmur2 import partition_of
 from tests.unit.cli_kit import Kes
 
 EVENTS = """
@@ -26,6 +28,10 @@ class Paid(msgspec.Struct):
     cents: int
 
 source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=4, bootstrap_servers="localhost:1"))
+source.join("prices", key=str, value=int)
+source.lookup("taxes", key=str, value=int)
+several = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=4, bootstrap_servers="localhost:1"))
+several.input("payments")
 number = 3
 
 def broken():
@@ -46,6 +52,21 @@ def numbered_keys():
 
 def far_away():
     yield Record("", b"x", partition=4)
+
+def elsewhere():
+    yield Record("payments", b"x", b"key")
+
+def keyless_row():
+    yield Record("prices", b"x")
+
+def row_far_away():
+    yield Record("prices", b"x", b"key", partition=4)
+
+def with_rows():
+    yield Record("taxes", b"x", b"key", partition=9)
+    yield Record("prices", b"x", b"key")
+    yield Paid(1)
+    yield Paid(2)
 
 def good():
     yield Paid(1)
@@ -106,13 +127,16 @@ def test_a_factory_that_fails_is_told_with_its_place(kes: Kes, module: Callable[
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("broken", "KeyError: 'row 7' (PLACE:14)"),
-        ("leaves", "SystemExit: set SHOP_DB (PLACE:17)"),
-        ("begins", "RuntimeError: the file ends here (PLACE:21)"),
+        ("broken", "KeyError: 'row 7' (PLACE:18)"),
+        ("leaves", "SystemExit: set SHOP_DB (PLACE:21)"),
+        ("begins", "RuntimeError: the file ends here (PLACE:25)"),
         ("nothing", "'NoneType' object is not iterable"),
         ("number", "'int' object is not callable"),
         ("numbered_keys", "yields a key that is int; use str or bytes"),
         ("far_away", "yields a record for partition 4 of 4"),
+        ("elsewhere", "yields a record of 'payments', which this source does not read"),
+        ("keyless_row", "yields a row of 'prices' without a key"),
+        ("row_far_away", "yields a record for partition 4 of 4"),
         ("missing", "name a function as module:function"),
     ],
 )
@@ -130,14 +154,25 @@ def test_a_function_of_events_that_fails_is_told_with_its_place(
 def test_a_module_of_events_that_cannot_be_imported(module: Callable[[str], str], text: str) -> None:
     name = module(text)
     with pytest.raises(ConfigError, match=f"cannot import '{name}'"):
-        verify._made(f"{name}:events", 10, 4)
+        verify._made(f"{name}:events", 10, EventSourceConfig(group_id="g", topic="t", num_partitions=4), {})
 
 
 def test_events_of_any_form_are_records(module: Callable[[str], str]) -> None:
-    records = verify._made(f"{module(EVENTS)}:good", 10, 4)
+    source = load(name := module(EVENTS))
+    tables = verify._tables(source)
+    records, _ = verify._made(f"{name}:good", 10, source.config, tables)
     assert [record.key for record in records] == [None, b"key", b"key", b"key"]
     assert [record.partition for record in records] == [None, records[2].partition, records[2].partition, 3]
-    assert len(verify._made(f"{module(EVENTS)}:good", 2, 4)) == 2
+    assert len(verify._made(f"{name}:good", 2, source.config, tables)[0]) == 2
+    records, rows = verify._made(f"{name}:with_rows", 1, source.config, tables)
+    assert len(records) == 1
+    assert [(row.topic, row.partition) for row in rows] == [("taxes", 9), ("prices", partition_of(b"key", 4))]
+    assert [verify._wide_enough(table, rows).partitions for table in tables.values()] == [4, 10]
+
+
+def test_a_trial_takes_tables_and_no_further_inputs(kes: Kes, module: Callable[[str], str]) -> None:
+    said = kes("verify", f"{module(EVENTS)}:several", code=1).err
+    assert "kes verify takes the records of one topic, and this source has further inputs (payments)" in said
 
 
 @pytest.mark.parametrize(
