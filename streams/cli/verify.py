@@ -119,7 +119,7 @@ def _tables(source: EventSource[Any]) -> dict[str, TopicSpec]:
     """The topics of joined tables and lookups, as they are on the trial's brokers. ``ConfigError`` for a source with
     further inputs: in which order a run takes records of several topics depends on when they arrive."""
     purposes = {topic.name: topic.purpose for topic in source.topology.topics}
-    # Nobody visits in a trial, so the topic of requests is empty.
+    # A trial makes no visits, so the topic of their requests is empty.
     refuse_several_inputs("kes verify", [name for name in source.inputs if purposes[name] not in (TABLE, VISITS)])
     specs = [*source.input_topics(), *source.lookup_topics()]
     return {spec.name: replace(spec, replication_factor=1, configs=_COMPACTED) for spec in specs}
