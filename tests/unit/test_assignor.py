@@ -20,7 +20,8 @@ them: ``group_kit.py``. Commands:
 from __future__ import annotations
 
 import os
-import time
+import sys
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -317,12 +318,16 @@ def test_two_copies_of_one_partition_are_on_two_members() -> None:
 
 
 def test_a_thousand_partitions_and_fifty_members_are_planned_between_two_heartbeats() -> None:
-    """Far below the heartbeat interval, also on a machine that is busy; the figures are in the documentation."""
+    """Calls are counted, not timed: 76,000 took 10 ms. The times are in the documentation."""
     reports = {f"m{number}": MemberReport(instance=f"m{number}") for number in range(50)}
     plan = assignor("incremental", PlanSettings(num_standbys=1))
-    began = time.process_time()
-    plan(1000, reports)
-    assert time.process_time() - began < 0.25
+    calls: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, arg: calls.update((event,)))
+    try:
+        plan(1000, reports)
+    finally:
+        sys.setprofile(None)
+    assert 0 < calls["call"] + calls["c_call"] < 150_000
 
 
 # -------------------------------------------- single rules, each with the smallest group in which it decides

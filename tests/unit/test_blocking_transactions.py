@@ -19,21 +19,22 @@ from streams.clients.settings import ClientSettings
 from streams.errors import RecordRefused, TransactionFailed
 from streams.records import Output
 from tests.unit.scripted_broker import GONE, MUTE, PARTITIONS, ScriptedBroker, named, output
-from tests.unit.waiting import wait_until
+from tests.unit.waiting import threads_since, wait_until
 
 OUTPUTS = [output(n, n % PARTITIONS) for n in range(8)]
 
 
 @pytest.fixture(params=[2])
 def broker(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[ScriptedBroker]:
-    """On a thread of its own, because the calls block. At the end only that thread is left."""
-    threads = threading.active_count()
+    """On a thread of its own, because the calls block. At the end only that thread is left of those that began."""
+    gc.collect()  # the garbage of other tests says what it has to say here
+    before = threading.enumerate()
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(ScriptedBroker(transaction_version=request.param)) as scripted,
     ):
         yield scripted
-        assert threading.active_count() == threads + 1
+        assert len(threads_since(before)) == 1
     gc.collect()
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -122,7 +123,7 @@ async def test_on_the_thread_of_a_running_loop_one_producer_makes_all(broker: Sc
 @pytest.mark.parametrize("request_name", ["ApiVersions", "Produce", "EndTxn"])
 def test_ctrl_c_in_the_middle(broker: ScriptedBroker, request_name: str) -> None:
     broker.answer(request_name, MUTE)
-    threads = threading.active_count()
+    before = threading.enumerate()
 
     def interrupt() -> None:
         wait_until(lambda: broker.asked(request_name))
@@ -134,5 +135,5 @@ def test_ctrl_c_in_the_middle(broker: ScriptedBroker, request_name: str) -> None
         with pytest.raises(KeyboardInterrupt):
             running.commit(OUTPUTS)
         interrupting.join()
-        assert threading.active_count() == threads
+        assert threads_since(before) == []
         assert outcome(running) == "committed"

@@ -7,7 +7,6 @@ changelog and snapshot are the same bytes.
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from streams.testing.engine_suite import MEMORY_BYTES, scan_all
 from tests.broker.gate import gate
 from tests.unit.kept_kit import DAY_MS, IDENTITY, State, contents, now_ms, put
 from tests.unit.test_engines import ENGINES
+from tests.unit.waiting import open_below, threads_since
 
 At = Callable[[str], None]
 CHECKPOINTS, SAVED, ASIDE, PIECE = 10, (30, 60), 40, 512
@@ -205,14 +205,14 @@ def test_killed_at_each_step_it_goes_on(tmp_path: Path, kind: str, seed: int, mo
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_thousand_opens_and_closes_leave_nothing_open(tmp_path: Path, engine: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
-    life, before = Life(tmp_path, engine, 0), (0, 0)
+    life, before = Life(tmp_path, engine, 0), threading.enumerate()
     for number in range(1_002):
         if number == 2:
-            before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+            before = threading.enumerate()
         folder = life.find()
         offset, state = contents_of(folder)
         assert (offset, len(state)) == (number - 1, number)
         life.write(folder, number, [put(b"%d" % number, b"")])
         folder.close()
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    assert (threads_since(before), open_below(tmp_path)) == ([], [])
     assert {path.name for path in tmp_path.iterdir()} == {"disk"}

@@ -37,6 +37,7 @@ from tests.unit.kept_kit import (
     steps_of,
     stop_at,
 )
+from tests.unit.waiting import open_below
 
 SEEDS = range(5)
 
@@ -404,7 +405,6 @@ def test_a_flush_that_fails_is_not_tried_again(tmp_path: Path, monkeypatch: pyte
 
 def test_a_thousand_opens_leave_no_handle_behind(tmp_path: Path) -> None:
     Script(tmp_path).run()
-    before = len(os.listdir("/proc/self/fd"))
     for number in range(1_000):
         folder = StateFolder.find(tmp_path, 0)
         contents(folder)
@@ -412,7 +412,7 @@ def test_a_thousand_opens_leave_no_handle_behind(tmp_path: Path) -> None:
         if number % 100 == 0:
             folder.commit(IDENTITY, 1_000 + number, b"{}", now_ms())
         folder.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []
 
 
 def test_the_file_stays_small_however_often_a_key_is_written(tmp_path: Path) -> None:
@@ -430,13 +430,12 @@ def test_the_file_stays_small_however_often_a_key_is_written(tmp_path: Path) -> 
 
 def test_a_folder_that_is_flushed_has_no_file_open_but_its_lock(tmp_path: Path) -> None:
     """A process may have hundreds of partitions."""
-    before = len(os.listdir("/dev/fd"))
     folder = StateFolder.find(tmp_path, 0)
     for offset in range(3):
         folder.append([put(b"key", bytes(2 << 20))], pause=False)
         folder.commit(IDENTITY, offset, b"{}", now_ms())
-        assert len(os.listdir("/dev/fd")) == before + 1
+        assert len(open_below(tmp_path)) == 1
         folder.rewrite_if_due(pause=False)
-        assert len(os.listdir("/dev/fd")) == before + 1
+        assert len(open_below(tmp_path)) == 1
     folder.close()
     assert reopened(tmp_path) == (2, {b"key": bytes(2 << 20)})

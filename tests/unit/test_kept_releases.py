@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from streams.errors import StoreError, StreamsError
 from streams.runtime.engine import Engine
 from streams.runtime.keeping.folder import StateFolder
 from streams.runtime.keeping.on_disk import DatabaseFolder
+from streams.sak import open_files
+from streams.sak.open_files import LEFT_FREE
 from streams.stores import NamedTable
 from tests.unit.kept_engine_kit import BY_COUNT, STORES, Counts, Kept
 from tests.unit.runtime_kit import CHANGELOG
@@ -130,8 +134,9 @@ async def test_a_process_that_lacks_open_files_or_room_leaves_its_folders_as_the
 async def test_a_folder_is_opened_only_if_files_are_left_for_the_rest(
     kept: Kept, caplog: Any, monkeypatch: Any, kind: str
 ) -> None:
-    """Connections and checkpoints need files, too. The message says which limit to raise."""
-    few = len(os.listdir("/dev/fd")) + 50
+    """Connections and checkpoints need files, too. The message says which limit to raise. Below what is left free
+    nothing may be opened, however many files this process has open while it is asked."""
+    few = LEFT_FREE - 1
     kept.make(STORES[kind])
     with monkeypatch.context() as patch:
         patch.setattr(resource, "getrlimit", lambda _: (few, few))
@@ -147,6 +152,19 @@ async def test_a_folder_is_opened_only_if_files_are_left_for_the_rest(
     await kept.bench.over("c")
     assert kept.contents()["c"] == 1
     await kept.until_marked()
+
+
+@pytest.mark.parametrize(("limit", "is_refused"), [(9 + LEFT_FREE, False), (8 + LEFT_FREE, True), (-1, False)])
+def test_how_many_files_are_left_free(monkeypatch: Any, limit: int, is_refused: bool) -> None:
+    limit = resource.RLIM_INFINITY if limit < 0 else limit
+    monkeypatch.setattr(open_files, "os", SimpleNamespace(listdir=lambda _: ["a file"] * 9))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    with (
+        pytest.raises(OSError, match=f"9 files are open, and {LEFT_FREE} are left free")
+        if is_refused
+        else nullcontext()
+    ):
+        open_files.refuse_if_few_are_free()
 
 
 async def test_a_read_that_lacks_open_files_costs_neither_the_event_nor_the_folder(

@@ -1,10 +1,15 @@
-"""Waiting for what other threads and tasks do: never by a sleep of a fixed length, and never for ever."""
+"""Waiting for what other threads and tasks do: never by a sleep of a fixed length, and never for ever. And what a test
+has open or begun itself: whatever the process has besides may come and go at any time."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from anyio.lowlevel import checkpoint
@@ -40,3 +45,17 @@ async def turns(count: int = 10) -> None:
     """Let other tasks go on, for some turns of the loop."""
     for _ in range(count):
         await checkpoint()
+
+
+def open_below(folder: Path) -> list[str]:
+    """The files of this process that are open below ``folder``, those that are deleted included; needs Linux."""
+    found = []
+    for handle in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own, or another thread's
+            found.append(os.readlink(f"/proc/self/fd/{handle}"))
+    return sorted(path for path in found if path.startswith(f"{folder}/"))
+
+
+def threads_since(before: Collection[threading.Thread]) -> list[str]:
+    """The threads that have begun since then, and live."""
+    return sorted(thread.name for thread in threading.enumerate() if thread not in before)
