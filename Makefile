@@ -69,8 +69,8 @@ bench: leaves ## speed, beside a hand-written loop and other toolkits: 20 minute
 leaves: $(FOR_DEV) ## compile the hot path, where there is a C compiler (test, test-all and bench do it first)
 	@$(BIN)/python -m streams.sak.compiling
 
-wheels: leaves ## dist/: the wheel of plain Python, and the one for this platform and Python with the hot path compiled
-	@$(WHEEL) .
+wheels: $(FOR_DEV) ## dist/: the wheel of plain Python, and the one for this platform and Python with the hot path compiled
+	@KES_COMPILED_WHEEL=0 $(WHEEL) .
 	@KES_COMPILED_WHEEL=1 $(WHEEL) .
 
 lock: $(FOR_DEV) ## write requirements/*.txt: exact versions, hashed (ARGS=--upgrade: the newest allowed)

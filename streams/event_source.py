@@ -163,7 +163,7 @@ class EventSource(Interjecting[StoreT]):
     def _statistics(self, ends: Sequence[Mapping[int, int]]) -> SourceStatistics:
         engine = self._engine
         if engine is None:
-            return SourceStatistics(self._state, self.config.instance_id, -1, (), 0, 0, 0)
+            return SourceStatistics(self._state, self.config.instance_id, -1, (), 0, 0, 0, hot_path=leaves.summary())
         return SourceStatistics(
             self._state,
             engine.config.instance_id,
@@ -184,6 +184,7 @@ class EventSource(Interjecting[StoreT]):
             () if engine.keeper is None else engine.keeper.statistics(),
             0 if engine.keeper is None else engine.keeper.folders_set_aside,
             engine.lookups.statistics(),
+            leaves.summary(),
         )
 
     @property
@@ -305,7 +306,7 @@ class EventSource(Interjecting[StoreT]):
     async def _run_engine(
         self, config: EventSourceConfig, connections: Connections, environment: Environment, lookups: Lookups
     ) -> None:
-        _log.info("group %s: hot path: %s", config.group_id, leaves.summary())
+        _log.info("group %s: hot path: %s", config.group_id, leaves.advised())
         limit = getattr(connections, "message_limit", 1_000_000)
         engine = self._engine = Engine(
             config,

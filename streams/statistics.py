@@ -203,3 +203,5 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     """Folders that were not believed, or damaged, in this run."""
     lookups: tuple[LookupStatistics, ...] = ()
     """The lookups of the process; empty while they are read for the first time."""
+    hot_path: str = ""
+    """How the hot path runs: ``compiled``, or ``plain Python`` and why, as ``kes --version`` says it."""

@@ -30,6 +30,7 @@ from streams.event_source import EventSource
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.source_topics import SOURCE
+from streams.sak import leaves
 from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
 from streams.settings_sources import checked_addresses
@@ -134,6 +135,8 @@ def libraries() -> Iterator[Finding]:
     except PackageNotFoundError:
         wanted, own = [], "(not installed)"
     yield Finding("libraries", OK, f"kes {own}, Python {platform.python_version()}, librdkafka {librdkafka_version()}")
+    is_compiled = leaves.summary() == leaves.COMPILED
+    yield Finding("hot path", OK if is_compiled else WARNING, leaves.summary(), "" if is_compiled else leaves.advice())
     for line in wanted:
         name, bounds = re.match(r"([\w.-]+)\s*(.*)", line.partition(";")[0]).groups()  # type: ignore[union-attr]
         try:

@@ -53,6 +53,7 @@ COMMANDS = {
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "txn": Command("streams.cli.transactions", "Open transactions: list, hanging, abort."),
     "transactions": Command("streams.cli.transactions", "The former name of txn.", hidden=True),
+    "compile": Command("streams.cli.compile", "Compile the hot path of this installation, which is faster."),
     "config": Command("streams.cli.config", "The settings that are in effect, and where each comes from."),
     "doctor": Command("streams.cli.doctor", "What is wrong with a cluster and an event source, and what to type."),
     "tail": Command(
@@ -234,7 +235,7 @@ def _show_version(wanted: bool) -> None:
             found = version(DISTRIBUTION)
         except PackageNotFoundError:
             found = "(not installed)"
-        typer.echo(f"{DISTRIBUTION} {found}, hot path: {leaves.summary()}")
+        typer.echo(f"{DISTRIBUTION} {found}, hot path: {leaves.advised()}")
         raise typer.Exit
 
 

@@ -23,6 +23,7 @@ from collections import Counter
 from functools import cache
 from importlib import import_module
 from importlib.machinery import ExtensionFileLoader
+from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType
@@ -34,6 +35,8 @@ PLAIN_VARIABLE: Final = "KES_PLAIN"
 COMPILED: Final = "compiled"
 NOT_BUILT: Final = "not built"
 PACKAGE: Final = Path(__file__).parents[1]
+NOTE: Final = Path(__file__).with_name("built.txt")
+"""In a wheel: ``compiled: VERSIONS``, or ``plain: REASON`` (``hatch_build.py``)."""
 BUILDER: Final = Path(__file__).with_name("compiling.py")
 SUFFIX: Final = str(sysconfig.get_config_var("EXT_SUFFIX"))
 
@@ -99,10 +102,38 @@ def states() -> dict[str, str]:
     return {name: _states[name] for name in names()}
 
 
+@cache
 def summary() -> str:
-    """Describe in a few words how the leaves run."""
+    """Describe in a few words how the leaves run, and why not compiled."""
     found = Counter(states().values())
     compiled = found.pop(COMPILED, 0)
     if not found:
         return COMPILED
-    return f"{f'{compiled} leaves compiled, others' if compiled else ''} plain Python ({'; '.join(found)})".strip()
+    why, note = "; ".join(found), _note()
+    if NOT_BUILT in found:
+        why = why.replace(NOT_BUILT, f"{NOT_BUILT}: {note[7:]}" if note.startswith("plain: ") else NOT_BUILT)
+    elif PLAIN_VARIABLE not in why and note:
+        why += f"; {note}, and here is msgspec {version('msgspec')}"
+    return f"{f'{compiled} leaves compiled, others' if compiled else ''} plain Python ({why})".strip()
+
+
+def advised() -> str:
+    """Return ``summary()``, and how to get the other one where that is faster."""
+    said = summary()
+    if said == COMPILED:
+        return said
+    return f"{said}; {advice()}"
+
+
+def advice() -> str:
+    """Return what makes the leaves run compiled."""
+    if os.environ.get(PLAIN_VARIABLE) == "1":
+        return f"without {PLAIN_VARIABLE}=1 it may run compiled, which is faster"
+    return "kes compile makes it the compiled one, which is faster"
+
+
+def _note() -> str:
+    try:
+        return NOTE.read_text().strip()
+    except OSError:  # a checkout; or an archive
+        return ""

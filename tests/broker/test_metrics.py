@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from streams import EventProducer, event_type
+from streams.broker.probe import free_port
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.battery_kit import wait_until
 from tests.broker.kes_kit import KesRun
-from tests.unit.test_cli_run_metrics import by_worker, free_port, get
+from tests.unit.test_cli_run_metrics import by_worker, get
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 

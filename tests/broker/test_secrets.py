@@ -14,9 +14,10 @@ import pytest
 
 from streams import EventProducer, event_type
 from streams.broker import KafkaBroker
+from streams.broker.probe import free_port
 from tests.broker.battery_kit import wait_until
 from tests.broker.kes_kit import Kes, KesRun
-from tests.unit.cli_run_kit import free_port, get
+from tests.unit.cli_run_kit import get
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 

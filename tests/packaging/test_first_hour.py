@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from streams.broker.probe import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
@@ -25,13 +26,6 @@ pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 def blocks() -> list[str]:
     """The shell commands of the page, in their order."""
     return re.findall(r"```sh\n(.*?)```", (ROOT / "docs/first-hour.md").read_text(), re.DOTALL)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Terminal:

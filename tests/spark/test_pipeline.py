@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from streams.broker.probe import free_port
 from streams.errors import ConfigError, StreamsError
 from streams.sak.restarts import RestartPolicy
 from streams.spark import Pipeline
@@ -23,7 +24,7 @@ from streams.spark.running.pipeline import lag_of
 from streams.spark.running.pipeline_metrics import PipelineMetrics
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log, until
-from tests.unit.cli_run_kit import free_port, get
+from tests.unit.cli_run_kit import get
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

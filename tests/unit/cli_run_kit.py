@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -103,7 +102,8 @@ class Babbles(Joins):
 class JoinsAndLeaves(Joins):
     def run(self):
         if os.environ["KES_INSTANCE_ID"].endswith("-1"):
-            time.sleep(1.0)  # or it would be gone before it is looked at
+            while not os.path.exists("leave"):  # or it would be gone before it is looked at
+                time.sleep(0.01)
         else:
             super().run()
 
@@ -231,11 +231,6 @@ def kes(tmp_path: Path) -> Iterator[Callable[..., Kes]]:
     yield start
     for one in started:
         one.close()
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return int(taken.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, str]:

@@ -22,7 +22,7 @@ import pytest
 from streams.broker import jars as jars_module
 from streams.broker.jars import Jar, errors_named, kafka_jars, pinned
 from streams.errors import EmbeddedBrokerError
-from tests.unit.waiting import wait_until
+from tests.unit.waiting import only_new_garbage, wait_until
 
 # The fetching library leaves connections of failed downloads to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -89,6 +89,7 @@ class Repository:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     """The repository that this user's settings name, an empty cache, and a small list of jars."""
+    only_new_garbage()
     served = Repository()
     home = tmp_path / "home"
     (home / ".config").mkdir(parents=True)

@@ -30,7 +30,7 @@ def answering() -> Iterator[Answering]:
     with contextlib.ExitStack() as open_ones:
 
         def start(answer: bytes, framed: bool = True) -> int:
-            server = open_ones.enter_context(socket.create_server(("127.0.0.1", free_port())))
+            server = open_ones.enter_context(socket.create_server(("127.0.0.1", 0)))
 
             def serve() -> None:
                 with contextlib.suppress(OSError):

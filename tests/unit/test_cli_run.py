@@ -322,12 +322,15 @@ def test_a_member_that_could_not_be_removed_is_removed_by_the_next_worker(kes: C
 
 
 @pytest.mark.parametrize("source", ["joins", "leaves"])
-def test_the_frozen_are_not_dead_and_who_left_by_itself_needs_no_removal(kes: Callable[..., Kes], source: str) -> None:
+def test_the_frozen_are_not_dead_and_who_left_by_itself_needs_no_removal(
+    kes: Callable[..., Kes], tmp_path: Path, source: str
+) -> None:
     running = kes(f"dummy:{source}", "--workers", "3")
     pids = joined(running, 3)
     if source == "joins":
         os.kill(pids["w-1"], signal.SIGSTOP)
     else:
+        (tmp_path / "leave").touch()
         running.times("exited", "w-1", 1)
     os.kill(pids["w-2"], signal.SIGKILL)  # later: when the supervisor has seen this one, it has seen the other
     running.times("joining", "w-2", 2)

@@ -18,11 +18,12 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from streams.broker.probe import free_port
 from streams.cli.worker_metrics import SILENT_SECONDS, WorkerMetrics
 from streams.observability import HttpServer
 from streams.observability.health import Verdict
 from tests.unit.cli_kit import kes_with
-from tests.unit.cli_run_kit import Kes, free_port, get, kes
+from tests.unit.cli_run_kit import Kes, get, kes
 from tests.unit.waiting import wait_until
 
 __all__ = ["kes"]  # the fixture

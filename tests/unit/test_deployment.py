@@ -32,7 +32,7 @@ WITH_CHILD = (
 import subprocess
 child = Source.run
 def with_child(self):
-    Path("child-" + os.environ["KES_INSTANCE_ID"]).write_text(str(subprocess.Popen(["sleep", "1"]).pid))
+    Path("child-" + os.environ["KES_INSTANCE_ID"]).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
     child(self)
 Source.run = with_child
 """
@@ -97,6 +97,7 @@ def test_as_process_one_it_reaps_its_workers_and_what_they_leave_behind(
         path.unlink()
     wait_until(lambda: list(tmp_path.glob("ready-*")))  # it was started again
     assert not Path(f"/proc/{worker}").exists()
+    os.kill(orphan, signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{orphan}").exists())
     assert not [pid for pid in children(one) if is_zombie(pid)]
     os.kill(one, signal.SIGTERM)

@@ -17,7 +17,7 @@ from streams.journal.entries import EntryTypes
 from streams.journal.term import JournalTerm
 from streams.records import Output, RefusedRecord
 from streams.runtime.bridge import Worker
-from tests.unit.waiting import turns, until
+from tests.unit.waiting import PATIENCE, turns, until
 
 
 class ScriptedWriter:
@@ -228,7 +228,7 @@ async def test_a_task_that_is_made_within_a_checkpoint_may_append_when_it_is_ove
         task = asyncio.create_task(appends_later())
         await turns()
     go.set()
-    assert await asyncio.wait_for(task, 10) == desk.term.position
+    assert await asyncio.wait_for(task, PATIENCE) == desk.term.position
     assert desk.writer.commits[-1] == [b"later"]
 
 

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hatch_build import CompiledLeaves
 from streams.sak import compiling, leaves
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,6 +212,60 @@ def test_without_a_compiler_one_line_says_so(mini: Mini) -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ("plain: there was no C compiler (cc) at its build", "not built: there was no C compiler (cc) at its build"),
+        ("compiled: msgspec 0.0.1, cython 3.2", "not built"),
+        (None, "not built"),
+    ],
+)
+def test_plain_python_says_why_it_is(mini: Mini, note: str | None, said: str) -> None:
+    if note is not None:
+        (mini.folder / "sak/built.txt").write_text(f"{note}\n")
+    assert mini.use()[0] == f"plain Python ({said})"
+    script = "import streams.leaf; from streams.sak.leaves import advised; print(advised())"
+    assert mini.run("-c", script)[0].endswith(f"({said}); kes compile makes it the compiled one, which is faster")
+    assert mini.run("-c", script, KES_PLAIN="1")[0].endswith(
+        "; without KES_PLAIN=1 it may run compiled, which is faster"
+    )
+
+
+def test_a_compiled_leaf_that_does_not_fit_names_both_versions(mini: Mini) -> None:
+    (mini.folder / "sak/built.txt").write_text("compiled: msgspec 0.0.1, cython 3.2\n")
+    leaves.built_file(mini.folder / "leaf.py").write_text("no library")
+    here = f"; compiled: msgspec 0.0.1, cython 3.2, and here is msgspec {version('msgspec')})"
+    assert mini.use()[1].endswith(here)
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"CC": "no-such-cc"}, "there was no C compiler (no-such-cc) at its build"),
+        ({"KES_COMPILED_WHEEL": "0"}, "KES_COMPILED_WHEEL=0 was set for its build"),
+        ({"CC": "no-such-cc", "KES_COMPILED_WHEEL": "1"}, ""),
+    ],
+)
+def test_a_wheel_of_plain_python_says_why_and_is_refused_where_a_compiled_one_is_demanded(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
+) -> None:
+    monkeypatch.delenv("KES_COMPILED_WHEEL", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    data: dict[str, Any] = {"force_include": {}}
+    hook: Any = CompiledLeaves(str(ROOT), {}, None, None, "", "wheel")  # type: ignore[arg-type]
+    assert hook.dependencies() == [], "nothing is fetched in vain"
+    if not reason:
+        with pytest.raises(SystemExit, match=r"KES_COMPILED_WHEEL=1 demands a compiled wheel, and there was no C comp"):
+            hook.initialize("standard", data)
+        return
+    hook.initialize("standard", data)
+    ((note, place),) = data.pop("force_include").items()
+    assert (Path(note).read_text(), place, data) == (f"plain: {reason}\n", "streams/sak/built.txt", {})
+    hook.finalize("standard", data, "")
+    assert not Path(note).exists()
+
+
 @needs_compiler
 @pytest.mark.nightly
 @pytest.mark.parametrize(("compiled", "tag"), [("0", "py3-none-any"), ("1", "cp3")])
@@ -224,4 +281,7 @@ def test_wheels_with_and_without_compiled_leaves(mini: Mini, tmp_path: Path, com
     mini.folder = tmp_path / "installed" / "streams"
     zipfile.ZipFile(wheel).extractall(mini.folder.parent)
     (version,) = mini.run("-m", "streams", "--version")
-    assert version.endswith("hot path: compiled" if compiled == "1" else "hot path: plain Python (not built)")
+    plain = (
+        "plain Python (not built: KES_COMPILED_WHEEL=0 was set for its build); kes compile makes it the compiled one"
+    )
+    assert f"hot path: {'compiled' if compiled == '1' else plain}" in version

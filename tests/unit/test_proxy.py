@@ -20,7 +20,7 @@ from streams.testing import proxy as proxy_module
 from streams.testing.proxy import KafkaProxy
 from streams.testing.proxy_rules import ArmedRule, Rule
 from streams.testing.proxy_wire import Api, request_header
-from tests.unit.waiting import wait_until
+from tests.unit.waiting import only_new_garbage, wait_until
 
 # -- rules ------------------------------------------------------------------------------------------------------------
 
@@ -291,9 +291,8 @@ def test_broker_that_is_not_there(line: Line) -> None:
 
 @contextlib.contextmanager
 def nothing_is_forgotten() -> Iterator[None]:
-    """No warning of a task or a socket that was left to the garbage collector. What other tests left is collected
-    before."""
-    gc.collect()
+    """No warning of a task or a socket that was left to the garbage collector."""
+    only_new_garbage()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         yield

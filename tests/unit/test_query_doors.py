@@ -24,7 +24,7 @@ from streams.cli.worker import port_behind
 from streams.config_groups import QueryConfig
 from streams.errors import BrokerUnavailable, ConfigError, NotOwned, StoreError
 from tests.unit.private_kit import private
-from tests.unit.waiting import wait_until
+from tests.unit.waiting import PATIENCE, wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
 
 from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
@@ -352,7 +352,7 @@ async def test_a_reader_does_not_wait_beyond_its_time_for_the_look_of_another(
         patient = asyncio.create_task(states.get("ann", timeout_seconds=60.0))
         await begun.wait()
         try:
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(PATIENCE / 2):  # far below the other one's minute
                 with pytest.raises(BrokerUnavailable, match="the group shop could not be looked at"):
                     await states.get("bob", timeout_seconds=0.1)
         finally:

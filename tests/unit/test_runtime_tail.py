@@ -244,12 +244,13 @@ def test_a_consumer_that_can_not_be_made_or_refuses_is_told(stage: Stage) -> Non
 
 
 def test_while_nothing_is_followed_it_sleeps_and_in_the_end_gives_the_consumer_back() -> None:
-    stage = Stage(idle_seconds=0.2)
+    stage = Stage()
     first = stage.follow(0)
     stage.tail.remove([0])
     wait_until(lambda: ("remove", 0) in first.told)
     polls = first.polls
     stage.follow(1)  # within the time: the same
+    stage.tail._idle_seconds = 0.2
     stage.tail.remove([1])
     assert stage.consumers == [first]
     wait_until(first.closed.is_set)

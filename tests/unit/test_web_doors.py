@@ -87,6 +87,7 @@ def test_a_browser_without_a_session_comes_to_the_sign_in_page(web_port: int) ->
 
 
 def test_a_token_that_may_look_changes_nothing_and_sees_no_values(web_port: int) -> None:
+    runs = ask(web_port, "/api/v1/actions", ACT).text.count('"number"')  # by other tests
     for path in ("/", "/source", "/settings", "/api/v1/group"):
         assert ask(web_port, path, LOOK).status == 200
     for path in (STARTS, "/actions/cancel", "/dead-letters/replay", "/api/v1/actions/count/start"):
@@ -97,7 +98,7 @@ def test_a_token_that_may_look_changes_nothing_and_sees_no_values(web_port: int)
     assert ask(web_port, "/views?topic=orders&key=a", LOOK).status == 403
     assert ask(web_port, "/api/v1/state?key=a", LOOK).status == 403
     assert ask(web_port, "/state?key=a", LOOK).status == 403
-    assert ask(web_port, "/api/v1/actions", ACT).text.count('"number"') == 0, "nothing has been started"
+    assert ask(web_port, "/api/v1/actions", ACT).text.count('"number"') == runs, "nothing has been started"
 
 
 def test_wrong_tokens_have_to_wait_longer_and_longer() -> None:

@@ -26,6 +26,7 @@ from tests.unit.scripted_broker import (
     output,
     transact,
 )
+from tests.unit.waiting import PATIENCE
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,7 +37,7 @@ async def test_a_topic_that_does_not_exist_is_waited_for_and_then_blocks() -> No
             await encoded(slot, output(1, topic="later"))
         assert failed.value.kind == "blocked"
         broker.topics["later"] = 1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while "later" not in slot._cluster.placements:
                 slot._cluster.look_for("later")
                 await asyncio.sleep(0.01)
@@ -71,7 +72,7 @@ async def cancelled_flush(broker: ScriptedBroker, slot: WireSlot) -> asyncio.Tas
     """Cancel a flush whose Produce was sent; it has not noticed yet."""
     broker.answer("Produce", MUTE)
     flushing = asyncio.create_task(flush(slot, output(1)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not broker.asked("Produce"):
             await asyncio.sleep(0)
     flushing.cancel()
@@ -125,7 +126,7 @@ async def test_a_leader_that_dies_between_transactions_is_replaced_within_the_ne
     async with ScriptedBroker(brokers=2, transaction_version=version) as broker, opened(broker) as slot:
         await transact(slot)
         broker.kill(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while all(connection.lost is None for connection in slot._connections.values()):
                 await asyncio.sleep(0)
         await transact(slot)
@@ -180,7 +181,7 @@ async def test_a_periodic_refresh_that_was_cut_off_is_made_again() -> None:
             await asyncio.sleep(0)
         assert broker.asked("Metadata") == ["Metadata"]
         slot._cluster.refresh_if_old()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while slot._cluster._refreshed_at < asyncio.get_running_loop().time() - 10:
                 await asyncio.sleep(0.01)
         assert broker.asked("Metadata") == ["Metadata"] * 2
@@ -242,7 +243,7 @@ async def test_a_question_in_the_background_holds_up_no_other_for_good(monkeypat
         broker.answer("Metadata", MUTE, MUTE)  # one try has a bound, and the last one has none
         broker.requests.clear()
         slot._cluster.look_for("later")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while len(broker.asked("Metadata")) < 2:
                 await asyncio.sleep(0.01)
             await slot._cluster.refresh(["t"])

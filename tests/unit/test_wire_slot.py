@@ -32,6 +32,7 @@ from tests.unit.scripted_broker import (
     output,
     transact,
 )
+from tests.unit.waiting import PATIENCE
 
 pytestmark = pytest.mark.asyncio
 
@@ -165,7 +166,8 @@ async def test_with_several_brokers_each_gets_one_request_and_the_coordinator_he
 @pytest.mark.parametrize("version", [1, 2])
 async def test_no_answer(fault: str, request_name: str, version: int) -> None:
     """Nothing is sent twice under one epoch. The end alone is asked for again, where the epoch tells the ends apart."""
-    async with ScriptedBroker(transaction_version=version) as broker, opened(broker, timeout=0.5) as slot:
+    seconds = 0.5 if fault in (MUTE, SHORT) else PATIENCE
+    async with ScriptedBroker(transaction_version=version) as broker, opened(broker, timeout=seconds) as slot:
         broker.answer(request_name, fault)
         again = request_name == "EndTxn" and version == 2 and fault not in (MUTE, SHORT)
         if again:

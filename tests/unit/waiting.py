@@ -4,6 +4,7 @@ has open or begun itself: whatever the process has besides may come and go at an
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -59,3 +60,10 @@ def open_below(folder: Path) -> list[str]:
 def threads_since(before: Collection[threading.Thread]) -> list[str]:
     """The threads that have begun since then, and live."""
     return sorted(thread.name for thread in threading.enumerate() if thread not in before)
+
+
+def only_new_garbage() -> None:
+    """Have each ``gc.collect()`` look at what is made from here on alone: to go through all that a long run has took
+    seconds, and what earlier tests left is not this one's."""
+    gc.collect(1)
+    gc.freeze()
