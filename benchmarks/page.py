@@ -41,7 +41,8 @@ HEAD = """\
 The event source beside a loop written by hand with confluent-kafka that does the same work, and beside other
 toolkits. Medians stand before the least and the most. **Ratios are what counts**: systems, broker, generator and
 reader share one machine, and absolute figures move by a factor of two from hour to hour. A run with a fault has no
-figure. The workloads, the method and its limits: [Performance](performance.md). All single figures:
+figure. Systems called `engine` run the [compiled hot path](installation.md#the-compiled-hot-path), `engine@../plain` is
+plain Python. The workloads, the method and its limits: [Performance](performance.md). All single figures:
 [results.json](results/results.json).
 """
 

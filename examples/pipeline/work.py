@@ -34,6 +34,7 @@ class Work:
         self._arrivals, self._view = arrivals, view
         self._meter = Meter()
         self._reach = Reach(committed={}, stable={})
+        self._last: dict[int, int] = {}
         self._shown = 0.0
         self._moved = time.monotonic()
         self._victim: tuple[str, int, Stage] | None = None
@@ -113,14 +114,16 @@ class Work:
             raise DemoFailed("the event source gave up; see workers.log")
         if reach != self._reach:
             self._moved = now
-        self._reach = reach
+        if reach.stable != self._reach.stable:  # behind the last flights are markers alone: they are no lag
+            self._last = self._cluster.last_records(FLIGHTS_TOPIC)
+        self._reach, shown = reach, reach.up_to(self._last)
         self._view.rows(
             [
                 Row("files", self._arrivals.arrived, self._arrivals.total),
                 Row(
-                    "aircraft (offsets)", reach.done, reach.total,
-                    rate=self._meter.rate(now, reach.done),
-                    lag=reach.lag,
+                    "aircraft (offsets)", shown.done, shown.total,
+                    rate=self._meter.rate(now, shown.done),
+                    lag=shown.lag,
                     commits=workers.transactions,
                     workers=f"{len(workers.pids)}/{workers.number}",
                     restarts=workers.restarts,
@@ -129,12 +132,12 @@ class Work:
         )  # fmt: skip
         if self._victim is not None:
             self._note_return(*self._victim)
-        elif kill_a_worker and reach.done and reach.lag and len(workers.pids) == workers.number:
+        elif kill_a_worker and shown.done and shown.lag and len(workers.pids) == workers.number:
             worker, pid = workers.kill_one()
             self._victim = worker, pid, Stage(WORKER_STAGE, bool)
             self._victim[2].strike()
             self._view.note(
-                f"{worker} (process {pid}) was killed with SIGKILL after {reach.done:,} offsets, on purpose"
+                f"{worker} (process {pid}) was killed with SIGKILL after {shown.done:,} offsets, on purpose"
             )
 
     def _note_return(self, worker: str, killed: int, stage: Stage) -> None:

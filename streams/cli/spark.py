@@ -41,6 +41,9 @@ def run(
 
     SIGINT, SIGTERM and SIGHUP stop each query after its batch; a second signal at once.
 
+    A Python worker keeps the connections of 16 partitions. Queries that read more for each core of the executors
+    connect anew in each micro-batch, which is slow; a worker says so in its log.
+
     Exit codes: 0 finished or stopped; 1 a problem to be solved first (the message says which); 2 wrong usage;
     70 a query failed too often.
     """

@@ -248,14 +248,16 @@ def test_a_kept_consumer_goes_on_where_it_stands_or_elsewhere(log: Log, make_top
 
 
 def test_consumers_that_are_kept_are_few_go_when_idle_and_are_not_those_of_the_parent(
-    log: Log, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+    log: Log, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    consumers._warn_of_many.cache_clear()
     topics = [make_topic(str(number)) for number in range(4)]
     monkeypatch.setattr(consumers, "MOST_KEPT", 3)
     for topic in topics:
         fill(log, topic, 10)
         assert read(topic, 0, 10, options(log, topic)) == list(range(10))
     assert [key[3] for key in consumers._kept] == topics[1:]  # type: ignore[index]
+    assert caplog.text.count("this Python worker reads more than 3 partitions within a minute") == 1
     kept = list(consumers._kept.values())
     consumers._forked()
     assert (consumers._of_the_parent, consumers._kept) == (kept, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from examples.flights.cluster import Reach
 from examples.flights.events import BoardPublished, FlightArrived, FlightCancelled, FlightDeparted, Turnaround
 from examples.flights.expected import Expected, Fact
 from examples.flights.fleet import passed
+from examples.pipeline import work
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.testing.event_factory import EventFactory
 
@@ -133,6 +135,19 @@ def test_passed_needs_every_partition_and_the_marker_behind_events_is_not_shown(
     for committed, has_passed in (({0: 10, 1: 5}, True), ({0: 9, 1: 5}, False), ({0: 10}, False)):
         assert passed(Reach(committed=committed, stable={0: 12, 1: 6}), last) == has_passed
     assert Reach(committed={0: 10}, stable={0: 12, 1: 6}).lag == 8
+
+
+def test_the_lag_of_the_pipeline_comes_to_nothing_although_markers_stand_behind_the_last_flights() -> None:
+    stable, shown = {0: 12, 1: 6}, list[tuple[int, int, int]]()
+    cluster: Any = SimpleNamespace(last_records=lambda topic: {0: 9, 1: 4})
+    workers: Any = SimpleNamespace(running=True, transactions=0, pids=[1], number=1, restarts=0)
+    board: Any = SimpleNamespace(rows=lambda rows: shown.append((rows[1].done, rows[1].total, rows[1].lag)))
+    made = work.Work(cluster, None, workers, SimpleNamespace(arrived=1, total=1), board)  # type: ignore[arg-type]
+    for committed in ({0: 4}, {0: 10, 1: 5}, {0: 11, 1: 6}):
+        cluster.reach = lambda group, committed=committed: Reach(committed=committed, stable=stable)
+        made._shown = 0.0
+        made._look(kill_a_worker=False)
+    assert shown == [(4, 15, 11), (15, 15, 0), (15, 15, 0)]
 
 
 def test_no_row_claims_what_is_not_known_and_no_finished_download_stands_still() -> None:

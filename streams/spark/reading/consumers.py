@@ -9,13 +9,17 @@ fetch. One range holds a consumer at a time; one process owns it.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 from confluent_kafka import Consumer, Message
+
+_log = logging.getLogger(__name__)
 
 MOST_KEPT: Final = 16
 IDLE_SECONDS: Final = 60.0
@@ -70,7 +74,20 @@ def keep(key: Hashable, kept: KeptConsumer) -> None:
         other.consumer.close()
     _kept[key] = kept
     while len(_kept) > MOST_KEPT:
+        _warn_of_many()
         _kept.pop(next(iter(_kept))).consumer.close()
+
+
+@cache
+def _warn_of_many() -> None:
+    """Tell it once for each worker: its log says why small batches take long."""
+    _log.warning(
+        "this Python worker reads more than %d partitions within a minute, and keeps the connections of %d: the others "
+        "connect anew in each micro-batch, which takes a part of a second each. More cores of executors, or queries of "
+        "fewer partitions, make it less",
+        MOST_KEPT,
+        MOST_KEPT,
+    )
 
 
 def _close(idle_since: float) -> None:
