@@ -55,6 +55,7 @@ assert not {"typer", "rich", "pytest"} & {*sys.modules}
 
 def run(*command: object, cwd: Path, code: int = 0) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["KES_COMPILED_WHEEL"] = "0"  # one wheel for all of these Pythons
     ended = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
@@ -94,10 +95,11 @@ def environment(folder: Path, python: str) -> Path:
     return folder / "bin"
 
 
-def install(bin_: Path, *packages: str) -> None:
+def install(bin_: Path, *packages: str, **variables: str) -> None:
     assert UV is not None
     command = [UV, "pip", "install", "--quiet", "--python", str(bin_ / "python"), *packages]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **variables}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode and ("error sending request" in ended.stderr or "dns error" in ended.stderr):
         pytest.skip("the package registry cannot be reached")
     assert ended.returncode == 0, ended.stderr
@@ -128,3 +130,21 @@ def test_the_wheel_works_in_a_new_environment(built: Path, tmp_path: Path, pytho
     run(bin_ / "kes", "new", "shop", cwd=tmp_path)
     install(bin_, f"{wheel}[test]")
     assert "passed" in run(bin_ / "python", "-m", "pytest", "-q", cwd=tmp_path / "shop")
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [({}, "compiled"), ({"CC": "no-such-cc"}, "plain Python (not built: there was no C compiler (no-such-cc) at its")],
+    ids=["a compiler", "none"],
+)
+def test_an_install_from_source_is_compiled_where_a_compiler_is(
+    built: Path, tmp_path: Path, variables: dict[str, str], said: str
+) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    bin_ = environment(tmp_path / "venv", "3.12")
+    install(bin_, f"{archive}[cli]", **variables)
+    assert f", hot path: {said}" in run(bin_ / "kes", "--version", cwd=tmp_path)
+    told = run(bin_ / "kes", "doctor", "--bootstrap-servers", "127.0.0.1:1", cwd=tmp_path, code=1)
+    assert f"hot path     {said}" in told
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run(bin_ / "python", "-W", "error", "program.py", cwd=tmp_path)
