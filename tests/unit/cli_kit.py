@@ -122,6 +122,17 @@ def source_of(group: str = "demo", **settings: Any) -> EventSource[Any]:
     return EventSource(EventSourceConfig(group_id=group, **known | settings))
 
 
+def forget_modules(monkeypatch: pytest.MonkeyPatch, *beginnings: str) -> None:
+    """Have the modules with these names imported anew, and the ones of now back after the test: as attributes of their
+    packages, too, by which a later test would find the new ones."""
+    for name in [name for name in sys.modules if name.startswith(beginnings)]:
+        package, _, last = name.rpartition(".")
+        if sys.modules[name] is getattr(sys.modules[package], last, None):
+            monkeypatch.setattr(sys.modules[package], last, sys.modules[name])
+    for name in [name for name in sys.modules if name.startswith(beginnings)]:
+        monkeypatch.delitem(sys.modules, name)
+
+
 class SourceOfAnotherKind:
     def run(self) -> None: ...
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streams.observability import PrometheusMetrics
-from tests.unit.cli_kit import kes_with
+from tests.unit.cli_kit import forget_modules, kes_with
 from tests.unit.cli_run_kit import ROOT, Kes, kes
 from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
@@ -133,8 +133,7 @@ def test_kes_web_ends_by_ctrl_c(tokens: str, tmp_path: Path) -> None:
 def test_without_the_extra_the_message_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("streams.web", "streams.cli.web"))]:
-        monkeypatch.delitem(sys.modules, name)
+    forget_modules(monkeypatch, "streams.web", "streams.cli.web")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for words in (("run", "bank:source"), ("web", "bank:source")):
         answer = kes_with(capsys)(*words, "--http", "0", "--http-tokens", "t", code=1)

@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricR
 
 from streams.observability import OpenTelemetryMetrics, PrometheusMetrics
 from streams.observability.catalogue import OF_SOURCES, Kind
+from tests.unit.cli_kit import forget_modules
 from tests.unit.runtime_kit import Bench, nothing
 from tests.unit.test_metrics_export import MEASURED, _FullSource, config_of, scraped
 
@@ -108,8 +109,7 @@ def test_every_kind_of_instrument_is_there_before_anything_happened(collected: C
     ],
 )
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, package: str, name: str, extra: str) -> None:
-    for loaded in [loaded for loaded in sys.modules if loaded.startswith("streams.observability")]:
-        monkeypatch.delitem(sys.modules, loaded)
+    forget_modules(monkeypatch, "streams.observability")
     monkeypatch.setitem(sys.modules, package, None)
     fresh = importlib.import_module("streams.observability")
     with pytest.raises(ModuleNotFoundError, match=rf"{name} needs .*pip install 'kafka-event-source\[{extra}\]'"):
