@@ -15,6 +15,7 @@ from streams.broker import KafkaBroker
 from streams.broker.security import MECHANISMS, certify
 from streams.errors import ConfigError, StreamsError
 from tests.broker.engine_kit import PATIENCE, Lab, Running, start_failure, until
+from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(120)]
 
@@ -153,7 +154,7 @@ def fake() -> Iterator[KafkaBroker]:
         yield broker
 
 
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("what", gate(BAD, "expired"))
 async def test_a_certificate_that_is_bad(fake: KafkaBroker, what: str) -> None:
     how, said = BAD[what]
     assert fake.security_dir is not None

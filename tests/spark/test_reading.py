@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 import streams.spark as kes_spark
 from streams.errors import TopicError
+from tests.broker.gate import nightly
 from tests.spark.conftest import MakeTopic, Read
 from tests.spark.log_kit import Log
 
@@ -177,7 +178,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("pushed", ["true", "false"])
+@pytest.mark.parametrize("pushed", ["true", nightly("false")])
 def test_filters_cut_what_is_read_and_give_what_spark_alone_gives(
     spark: SparkSession, log: Log, make_topic: MakeTopic, read: Read, pushed: str
 ) -> None:
