@@ -1,17 +1,25 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import re
 import signal
 import tracemalloc  # noqa: F401  # pytest asks it about warnings from finalizers, and one of those may run in its import
-from collections.abc import Generator, Iterator
+import uuid
+from collections.abc import Callable, Generator, Iterator
 from traceback import walk_tb
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from hypothesis import settings
 
 from streams.logs import FloodHandler
+from tests.unit.waiting import wait_until
+
+if TYPE_CHECKING:
+    from streams.testing.fixtures import BrokerAddress
 
 # A run in the background of a shell ignores Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -74,6 +82,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, text in report.sections:
             terminalreporter.write_sep("-", name)
             terminalreporter.write_line(text)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(kafka_broker: BrokerAddress) -> BrokerAddress:
+    """The broker of the session, when both of its coordinators have loaded: the first test that asked one met that."""
+    client: dict[str, Any] = {"bootstrap.servers": kafka_broker.bootstrap_servers}
+    name = f"first-question-{uuid.uuid4().hex[:8]}"
+    producer, consumer = Producer({**client, "transactional.id": name}), Consumer({**client, "group.id": name})
+    with contextlib.closing(consumer):
+        wait_until(lambda: _answers(lambda: producer.init_transactions(5.0)), "it keeps transactions", 60.0, 0.05)
+        place = [TopicPartition(name, 0)]
+        wait_until(lambda: _answers(lambda: consumer.committed(place, 5.0)), "it keeps groups", 60.0, 0.05)
+    return kafka_broker
+
+
+def _answers(question: Callable[[], Any]) -> bool:
+    try:
+        question()
+    except KafkaException as error:
+        if not error.args[0].retriable() and error.args[0].code() != KafkaError._TIMED_OUT:
+            raise
+        return False
+    return True
 
 
 @pytest.fixture(autouse=True)
