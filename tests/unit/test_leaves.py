@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from hatch_build import CompiledLeaves
+from streams import EventSource, EventSourceConfig
 from streams.sak import compiling, leaves
+from tests.unit.cli_kit import kes_with
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(bool(compiling.missing_tool()), reason=compiling.missing_tool())
@@ -210,6 +212,21 @@ def test_without_a_compiler_one_line_says_so(mini: Mini) -> None:
         assert mini.run("-m", "streams.sak.compiling", CC="no-such-compiler") == [
             line.format("there is no C compiler (no-such-compiler)")
         ]
+
+
+def test_the_command_compiles_in_place_or_says_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
+    assert source.statistics().hot_path == leaves.summary()
+    kes = kes_with(capsys)
+    if leaves.summary() == leaves.COMPILED:
+        assert kes("compile").lines == ["hot path: compiled"]
+    monkeypatch.setattr(compiling, "missing_tool", lambda: "Cython is not installed")
+    monkeypatch.setattr(leaves, "summary", lambda: "plain Python (not built)")
+    said = kes("compile", code=1).words
+    assert "the hot path cannot be compiled: Cython is not installed" in said
+    assert "pip install 'kafka-event-source[compile]'" in said
 
 
 @pytest.mark.parametrize(
