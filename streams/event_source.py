@@ -253,6 +253,7 @@ class EventSource(Interjecting[StoreT]):
         self, connect: Callable[[EventSourceConfig], Connections], environment: Environment
     ) -> None:
         config = self._measured(self.config.resolved())
+        _log.info("group %s: hot path: %s", config.group_id, leaves.advised())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
             await source_topics.prepare(
@@ -306,7 +307,6 @@ class EventSource(Interjecting[StoreT]):
     async def _run_engine(
         self, config: EventSourceConfig, connections: Connections, environment: Environment, lookups: Lookups
     ) -> None:
-        _log.info("group %s: hot path: %s", config.group_id, leaves.advised())
         limit = getattr(connections, "message_limit", 1_000_000)
         engine = self._engine = Engine(
             config,

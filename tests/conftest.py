@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from streams.logs import FloodHandler
 from tests.unit.waiting import wait_until
@@ -26,8 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A change is judged by the same examples each time; new ones are looked for by `--hypothesis-profile=search`.
-settings.register_profile("repeatable", derandomize=True, print_blob=True, deadline=None)  # a machine may stand still
-settings.register_profile("search", print_blob=True, deadline=None)
+# Nothing is judged by the time that it takes: a machine may stand still.
+UNTIMED: Any = {"print_blob": True, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **UNTIMED)
+settings.register_profile("search", **UNTIMED)
 settings.load_profile("repeatable")
 
 pytest_plugins = ["streams.testing.fixtures", "streams.testing.plugin", "tests.durations"]
