@@ -285,12 +285,13 @@ def test_a_wheel_of_plain_python_says_why_and_is_refused_where_a_compiled_one_is
 
 @needs_compiler
 @pytest.mark.nightly
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("compiled", "tag"), [("0", "py3-none-any"), ("1", "cp3")])
 def test_wheels_with_and_without_compiled_leaves(mini: Mini, tmp_path: Path, compiled: str, tag: str) -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--quiet", "--no-deps"]
     environment = {**os.environ, "KES_COMPILED_WHEEL": compiled, "PYTHONPATH": str(ROOT)}
     words = [*pip, "--wheel-dir", str(tmp_path / "dist"), str(ROOT)]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
     assert f"-{tag}" in wheel.name

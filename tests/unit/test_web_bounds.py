@@ -120,8 +120,9 @@ def test_those_that_send_nothing_keep_no_others_out(web_port: int, sent: str, mo
     """The one that has been waited for longest makes room."""
     monkeypatch.setattr(bounded_protocol, "HEAD_SECONDS", 20.0)
     monkeypatch.setattr(doors, "REQUEST_SECONDS", 20.0)
+    monkeypatch.setattr(bounded_protocol.BoundedProtocol, "most_connections", 20)  # both ends are files of this process
     with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(raw(web_port)) for _ in range(bounded_protocol.MOST_CONNECTIONS)]
+        idle = [stack.enter_context(raw(web_port)) for _ in range(20)]
         for connection in idle:
             connection.sendall(sent.format(port=web_port).encode())
         for _ in range(20):
