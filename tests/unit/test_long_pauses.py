@@ -11,7 +11,7 @@ import pytest
 
 from streams import GlobalChangeLog, View
 from streams.disk.sqlite import SQLite
-from streams.errors import OffsetError
+from streams.errors import OffsetError, TopicError
 from streams.runtime.reading import log_reader, view_follower
 from streams.runtime.reading.log_follower import FROM_START
 from streams.runtime.system import elapsed_seconds
@@ -23,7 +23,8 @@ from tests.unit.view_kit import number, view_of, viewed_topic
 from tests.unit.waiting import PATIENCE, until
 
 HOUR = 3600.0
-MISSED = r"rates\[0\] was complete 25.0 h ago for the last time, and the topic keeps tombstones for 24 h"
+MISSED = r"rates\[0\] was complete 25 h ago for the last time, and the topic keeps tombstones for 24 h"
+MISSED_SOON = r"rates\[0\] was complete \d+.\d* s ago for the last time, and the topic keeps tombstones for 60 s"
 
 
 @pytest.fixture
@@ -50,11 +51,6 @@ def following(log: GlobalChangeLog) -> view_follower.Following:
     return log._reader.running()
 
 
-async def caught_up_with_life(log: GlobalChangeLog) -> None:
-    await caught_up(log)
-    await until(lambda: following(log).life_seconds < math.inf, "it knows how long tombstones live")
-
-
 def compact(topic: MemoryTopic, key: bytes) -> None:
     """The key was deleted, and its tombstone is gone."""
     log = topic.logs[0]
@@ -72,7 +68,7 @@ async def test_a_log_that_was_not_read_on_for_longer_than_tombstones_live_fails(
     heard = Heard()
     with pytest.raises(OffsetError, match=MISSED):  # noqa: PT012
         async with log_over(topic, heard) as log:
-            await caught_up_with_life(log)
+            await caught_up(log)
             if paused:
                 log.pause([0])
             later(25 * HOUR)
@@ -84,10 +80,51 @@ async def test_a_log_that_was_not_read_on_for_longer_than_tombstones_live_fails(
     assert heard.keys == [b"old"], "nothing behind the gap is handed over"
 
 
+async def test_the_topics_own_setting_counts_from_the_first_record_on(
+    topic: MemoryTopic, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is an hour or less, too. Its settings are not asked for again here."""
+    monkeypatch.setattr(log_reader, "PROVE_SECONDS", math.inf)
+    topic.settings["delete.retention.ms"] = "60000"
+    topic.put(b"old", b"1")
+    heard = Heard()
+    with pytest.raises(OffsetError, match=MISSED_SOON):  # noqa: PT012
+        async with log_over(topic, heard) as log:
+            await until(lambda: heard.keys == [b"old"])
+            later(61.0)
+            compact(topic, b"old")
+            topic.put(b"new", b"2")
+            await asyncio.wait_for(log.wait_stopped(), PATIENCE)
+    assert heard.keys == [b"old"]
+
+
+async def test_where_tombstones_live_shortly_completeness_is_proven_often(topic: MemoryTopic) -> None:
+    topic.settings["delete.retention.ms"] = "1000"
+    async with log_over(topic, Heard()) as log:
+        await caught_up(log)
+        followed = following(log)._followed[0]
+        for _ in range(3):
+            now = view_follower.elapsed_seconds()
+            await until(lambda: followed.as_of >= now)  # noqa: B023
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_a_topic_whose_tombstones_no_reader_is_sure_to_see_is_refused(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    monkeypatch.setattr(log_reader, "PROVE_SECONDS", 0.001)
+    if not is_changed:
+        topic.settings["delete.retention.ms"] = "999"
+    with pytest.raises(TopicError, match=r"rates keeps tombstones for 999 ms \(delete.retention.ms\).* Set it to"):
+        async with log_over(topic, Heard()) as log:
+            topic.settings["delete.retention.ms"] = "999"
+            await asyncio.wait_for(log.wait_stopped(), PATIENCE)
+
+
 async def test_one_that_was_away_for_less_goes_on(topic: MemoryTopic, later: Callable[[float], None]) -> None:
     topic.put(b"old", b"1")
     async with log_over(topic, heard := Heard()) as log:
-        await caught_up_with_life(log)
+        await caught_up(log)
         later(23 * HOUR)
         topic.put(b"new", b"2")
         await caught_up(log)
@@ -101,7 +138,7 @@ async def test_an_idle_topic_is_followed_for_as_long_as_it_takes(
     monkeypatch.setattr(log_reader, "PROVE_SECONDS", 0.001)
     topic.put(b"old", b"1")
     async with log_over(topic, heard := Heard()) as log:
-        await caught_up_with_life(log)
+        await caught_up(log)
         partitions = following(log)._followed
         for _ in range(3):
             later(25 * HOUR)
@@ -122,7 +159,7 @@ async def test_a_partition_without_a_leader_hides_no_other(
 ) -> None:
     monkeypatch.setattr(log_reader, "PROVE_SECONDS", 0.001)
     async with log_over(topic, heard := Heard()) as log:
-        await caught_up_with_life(log)
+        await caught_up(log)
         topic.leaderless.add(0)
         later(25 * HOUR)
         now = view_follower.elapsed_seconds()
@@ -138,7 +175,7 @@ async def test_a_reader_that_is_always_a_little_late_goes_on(
     monkeypatch.setattr(log_reader, "PROVE_SECONDS", math.inf)
     topic.put(b"old", b"1")
     async with log_over(topic, heard := Heard()) as log:
-        await caught_up_with_life(log)
+        await caught_up(log)
         for count in range(2, 30):
             later(HOUR)
             following(log).prove({0: count, 1: 0}, view_follower.elapsed_seconds())
@@ -151,7 +188,7 @@ async def test_a_partition_of_which_nothing_was_received_is_not_out_of_date(
 ) -> None:
     """It was paused before its first record."""
     async with log_over(topic, heard := Heard()) as log:
-        await caught_up_with_life(log)
+        await caught_up(log)
         log.pause([0])
         followed = following(log)._followed[0] = view_follower._Followed(0)
         followed.paused = True
@@ -177,12 +214,8 @@ async def test_settings_that_cannot_be_seen_at_first_count_from_when_they_are_se
         assert following(log).life_seconds == 48 * HOUR, "what was deleted meanwhile keeps its time"
 
 
-@pytest.mark.parametrize("setting", [("cleanup.policy", "delete"), ("delete.retention.ms", "3600000")])
-async def test_where_no_tombstone_is_waited_for_nothing_fails(
-    topic: MemoryTopic, later: Callable[[float], None], setting: tuple[str, str]
-) -> None:
-    """Without compaction none is removed. Of a topic that keeps them for an hour at most, any reader may miss some."""
-    topic.settings |= [setting]
+async def test_where_no_tombstone_is_removed_nothing_fails(topic: MemoryTopic, later: Callable[[float], None]) -> None:
+    topic.settings["cleanup.policy"] = "delete"
     async with log_over(topic, heard := Heard()) as log:
         topic.put(b"old", b"1")
         await caught_up(log)
@@ -204,7 +237,7 @@ async def test_a_view_fails_and_is_read_anew(
         async with view:
             await view.ready(PATIENCE)
             assert view._log is not None
-            await caught_up_with_life(view._log)
+            await caught_up(view._log)
             later(25 * HOUR)
             compact(topic, b"old")
             topic.put(b"new", number(2))

@@ -14,7 +14,7 @@ import anyio
 from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.consumer import TAIL, LogConsumer
 from streams.clients.settings import ClientSettings
-from streams.core.checkpoints import MARGIN_MS, TOMBSTONES_MS
+from streams.core.checkpoints import TOMBSTONES_MS
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError
 from streams.runtime import ports
 from streams.runtime.bridge import Worker
@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
 """The time of one request before it is repeated."""
+SHORTEST_LIFE_MS = 1_000
+"""Of tombstones: below it a reader could not have its completeness proven often enough."""
 _PAUSE_SECONDS = 0.25
 
 T = TypeVar("T")
@@ -131,11 +133,11 @@ class FollowedTopic:
                 self._silent.discard(number)
         return found
 
-    async def why_not_compacted(self) -> str:
+    def why_not_compacted(self, settings: Mapping[str, str]) -> str:
         """Return what is wrong with a topic whose records are deleted by age or size: it has more than a view of it
         will have later. Empty if it is compacted, or if that cannot be seen: a reader needs no right to see settings.
         """
-        policy = (await self.settings()).get("cleanup.policy", "")
+        policy = settings.get("cleanup.policy", "")
         if not policy or "compact" in policy:
             return ""
         return (
@@ -143,15 +145,18 @@ class FollowedTopic:
             "missing wherever the topic is read from the start later"
         )
 
-    async def tombstones_seconds(self) -> float | None:
-        """Return for how long the topic keeps tombstones; infinity if it is not compacted, or if that is so short that
-        no reader can be sure to see them; ``None`` where its settings cannot be seen."""
-        settings = await self.settings()
-        if not settings:
-            return None
+    def tombstones_seconds(self, settings: Mapping[str, str]) -> float:
+        """Return for how long the topic keeps tombstones: infinity if it is not compacted, a day (Kafka's default)
+        where its settings cannot be seen. Raises ``TopicError`` if no reader can be sure to see them."""
+        if "compact" not in settings.get("cleanup.policy", "compact"):
+            return math.inf
         life_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
-        is_compacted = "compact" in settings.get("cleanup.policy", "compact")
-        return life_ms / 1000 if is_compacted and life_ms > MARGIN_MS else math.inf
+        if life_ms < SHORTEST_LIFE_MS:
+            raise TopicError(
+                f"{self.topic} keeps tombstones for {life_ms} ms (delete.retention.ms): a reader cannot be sure to see "
+                f"each deletion in time. Set it to {SHORTEST_LIFE_MS} at least; Kafka's default is a day"
+            )
+        return life_ms / 1000
 
     async def settings(self) -> Mapping[str, str]:
         """Return the settings of the topic; none if they cannot be seen."""

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import anyio
 
 from streams.clients.admin import Watermarks
-from streams.core.checkpoints import TOMBSTONES_MS
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -40,6 +39,8 @@ WATCH_SECONDS = 5.0
 """Between two logs of the progress while catching up, and two looks at the topic's id and number of partitions."""
 PROVE_SECONDS = 60.0
 """Between two looks at the ends of the logs, for the time as of which everything was received."""
+PROOFS_IN_A_LIFE = 4
+"""Looks in the time that tombstones live, where that is short: one late look is no reason to fail."""
 STOP_SECONDS = 10.0
 """For ``stop``, with a receiver that does not come back."""
 RETRY_SECONDS = 0.5
@@ -105,8 +106,7 @@ class LogReader:
         followed = self._followed_topic = FollowedTopic(self.topic, self._connections)
         try:
             await followed.find(self._topic_timeout)
-            if self._only_compacted and (trouble := await followed.why_not_compacted()):
-                raise TopicError(f"{trouble}. Choose a compacted topic, or set its cleanup.policy to compact")
+            life = self._checked_life(followed, await followed.settings())
             starts = {} if self.begin_at is None else await self.begin_at(followed)
         except BaseException:
             followed.close()
@@ -125,12 +125,22 @@ class LogReader:
             lambda: news.put(None),
             lambda partition, error: failed.put((partition, error)),
             starts,
+            life,
         )
         self._began = loop_time()
         self.state = SourceState.RUNNING
         self._following.grow(followed.partitions)
         self._task(self._watch, self._following, followed)
         self._task(self._prove, self._following, followed)
+
+    def _checked_life(self, followed: FollowedTopic, settings: Mapping[str, str]) -> float:
+        """Return for how many seconds the topic keeps tombstones. Raises ``TopicError`` for a topic that cannot be
+        followed."""
+        if trouble := followed.why_not_compacted(settings):
+            if self._only_compacted:
+                raise TopicError(f"{trouble}. Choose a compacted topic, or set its cleanup.policy to compact")
+            _log.warning("%s", trouble)
+        return followed.tombstones_seconds(settings)
 
     def on_failure(self, cancel: Callable[[], None]) -> None:
         """Have ``cancel`` called when the reading fails, or now if it has."""
@@ -305,8 +315,6 @@ class LogReader:
 
     async def _watch(self, following: Following, followed: FollowedTopic) -> None:
         """Log the progress until it has caught up, and check the topic again and again."""
-        if not self._only_compacted and (trouble := await followed.why_not_compacted()):
-            _log.warning("%s", trouble)
         passed, at = 0, self._began
         while True:
             await anyio.sleep(WATCH_SECONDS)
@@ -325,12 +333,14 @@ class LogReader:
 
     async def _prove(self, following: Following, followed: FollowedTopic) -> None:
         """Note as of when everything was received, again and again: after a pause tombstones may be gone."""
-        shortest: float | None = None
+        shortest: float | None = None  # as long as the settings have not been seen
         while True:
-            life = await followed.tombstones_seconds()
-            # Never longer than it was: a tombstone keeps the time that was set when the cleaner met it first.
-            shortest = life if shortest is None else min(shortest, math.inf if life is None else life)
-            following.life_seconds = TOMBSTONES_MS / 1000 if shortest is None else shortest
+            settings = await followed.settings()
+            life = followed.tombstones_seconds(settings)
+            if settings:
+                # Never longer than it was: a tombstone keeps the time that was set when the cleaner met it first.
+                shortest = life if shortest is None else min(shortest, life)
+            following.life_seconds = life if shortest is None else shortest
             as_of = elapsed_seconds()
             try:
                 following.prove(await followed.stable_ends(), as_of)
@@ -338,7 +348,7 @@ class LogReader:
                 raise
             except StreamsError as error:  # what is wrong with the topic is found out by ``_watch``
                 _log.debug("%s: %s", self.topic, error)
-            await anyio.sleep(PROVE_SECONDS)
+            await anyio.sleep(min(PROVE_SECONDS, following.life_seconds / PROOFS_IN_A_LIFE))
 
     async def _look(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
         """Check that the topic is still the same; it may have grown. Fails, and raises, if it is not."""

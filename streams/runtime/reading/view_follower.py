@@ -106,10 +106,11 @@ class Following:
         news: Callable[[], None],
         failed: Callable[[int, Exception], None],
         starts: Starts | None = None,
+        life_seconds: float = math.inf,
     ) -> None:
         self.topic = topic
         self.awaited = False
-        self.life_seconds = math.inf
+        self.life_seconds = life_seconds
         """For so long tombstones live. A partition that is read on later fails: a key whose tombstone is gone would
         stay with the receivers."""
         self._tail = tail
@@ -270,9 +271,10 @@ class Following:
             away = elapsed_seconds() - followed.as_of
         if away > self.life_seconds and position > followed.position:  # else nothing was missed
             raise OffsetError(
-                f"{self.topic}[{partition}] was complete {away / 3600:.1f} h ago for the last time, and the topic "
-                f"keeps tombstones for {self.life_seconds / 3600:g} h (delete.retention.ms): keys that were deleted "
-                "since then could stay here. Start a new global change log"
+                f"{self.topic}[{partition}] was complete {_shown_seconds(away)} ago for the last time, and the topic "
+                f"keeps tombstones for {_shown_seconds(self.life_seconds)} (delete.retention.ms): keys that were "
+                "deleted since then could stay here. Start a new global change log; if to read it takes longer than "
+                "that, raise delete.retention.ms"
             )
         for record in records:
             with lock:
@@ -364,3 +366,7 @@ class Following:
             current = self._followed[partition].epoch == epoch and not self._ended.is_set()
         if current:
             self._failed(partition, error)
+
+
+def _shown_seconds(seconds: float) -> str:
+    return f"{seconds / 3600:.4g} h" if seconds >= 3600 else f"{seconds:.4g} s"
