@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import anyio
 import msgspec
@@ -54,6 +54,11 @@ class EventSource(Interjecting[StoreT]):
     source is stateless. Register handlers, then ``run`` (or ``await consume_events()`` in a loop of your own, or
     ``kes run module:source``). One object runs once at a time; registering ends with the first start.
 
+    ``routed_by`` makes the key of the *records*, text or bytes, from a key of the store, for all that looks for a key
+    in the running source (``StateReader``, ``kes state get --ask-owner``, the monitor). Declare it where handlers use
+    the key of their records (``routed_by=str``, or ``lambda key: key``), or one that this can be derived from; without
+    it a key that is not in the partition of records with the same key may be in another one.
+
     ``lifespan`` makes an asynchronous context manager of things that handlers and jobs need as long as the source runs
     (an HTTP client, a database pool). It is entered on the event loop before any partition is worked on, and left after
     the last. An exception on the way in stops the source with a ``StreamsError``. Replays (``streams.spark.replay``) do
@@ -65,7 +70,12 @@ class EventSource(Interjecting[StoreT]):
 
     @overload
     def __init__(
-        self, config: EventSourceConfig, store: Callable[[TopicPartition], StoreT], *, lifespan: Lifespan | None = None
+        self,
+        config: EventSourceConfig,
+        store: Callable[[TopicPartition], StoreT],
+        *,
+        lifespan: Lifespan | None = None,
+        routed_by: Callable[[Any], str | bytes] | None = None,
     ) -> None: ...
 
     def __init__(
@@ -74,6 +84,7 @@ class EventSource(Interjecting[StoreT]):
         store: Callable[[TopicPartition], Any] | None = None,
         *,
         lifespan: Lifespan | None = None,
+        routed_by: Callable[[Any], str | bytes] | None = None,
     ) -> None:
         super().__init__(config)
         if store is not None:
@@ -81,6 +92,9 @@ class EventSource(Interjecting[StoreT]):
             check_callable(what, store, "topic_partition")
             if isinstance(store, type) and not issubclass(store, StateStore):
                 raise RegistrationError(f"{what} is the class {store.__qualname__}{calling_place()}, which is no store")
+        if routed_by is not None:
+            check_callable("routed_by", routed_by, "key")
+        self.routed_by: Final = routed_by
         self._lifespan = lifespan
         self._further_lifespans: list[Lifespan] = []
         self._is_stateless = store is None

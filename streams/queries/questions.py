@@ -48,7 +48,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``value``: of a ``get``, ``None``: no such key. ``count``: of a ``len``. ``rows``: of a range, ``more`` may come
-    behind the last. ``age_seconds``: everything is in it that was committed so long before it was read."""
+    behind the last. ``age_seconds``: everything is in it that was committed so long before the question came."""
 
     partition: int
     positions: tuple[PlacedOffset, ...]

@@ -13,13 +13,9 @@ import aiohttp
 import msgspec
 
 from streams.answers import Answer
-from streams.clients import kafka_python_settings
-from streams.clients.group_view import GroupQuestions
-from streams.clients.status_board import StatusBoard
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig
 from streams.errors import (
-    BrokerUnavailable,
     ConfigError,
     NotCaughtUp,
     NotOwned,
@@ -29,6 +25,7 @@ from streams.errors import (
 )
 from streams.event_source import EventSource
 from streams.protocols import Codec
+from streams.queries.finding import MemberFinder
 from streams.queries.questions import (
     BUSY_SECONDS,
     MOST_BYTES_IN,
@@ -39,7 +36,7 @@ from streams.queries.questions import (
     Refusal,
     Reply,
 )
-from streams.queries.routing import Server, candidates, servers_of
+from streams.queries.routing import Server, is_likely
 from streams.queries.tickets import (
     SEAL_HEADER,
     TICKET_HEADER,
@@ -57,11 +54,15 @@ from streams.stores.table import Table
 K = TypeVar("K")
 V = TypeVar("V")
 
-SECONDS_BETWEEN_LOOKS: Final = 0.5
-"""Between two looks at the group."""
+HEDGE_SECONDS: Final = 0.25
+"""After so long without an answer a member with a copy is asked as well, where that may answer."""
 _REQUEST_SECONDS: Final = 6.0
+_ANSWER_SECONDS: Final = 0.5
+"""Of the time of a request, what is left to the member to say that it cannot answer."""
 _PAUSE_SECONDS: Final = 0.05
 
+_Answered = tuple[Reply, float]
+"""An answer, and when the question was put, by the clock of this process."""
 AtLeast = Delivery | Mapping[TopicPartition, int]
 
 
@@ -80,8 +81,8 @@ class StateReader(Generic[K, V]):
     over. Answers are committed, with the owner's proof (docs/guides/queries.md).
 
     ``config``: the settings of the source; of them it needs group, topic, partitions, brokers and
-    ``QueryConfig.secret_file``. ``routed_by`` makes the key of the *records* from a key of the table, where they
-    differ; by default they are the same text or bytes. Use it on one loop.
+    ``QueryConfig.secret_file``. ``routed_by`` makes the key of the *records* from a key of the table, as that of
+    ``EventSource``; without it they count as the same text or bytes. Use it on one loop.
 
     All reads raise ``NotOwned`` when no member has answered at the deadline, ``NotCaughtUp`` when the owner has not
     come to ``at_least`` by then, ``StoreError`` for what its store cannot do, ``ConfigError`` for arguments that cannot
@@ -104,15 +105,13 @@ class StateReader(Generic[K, V]):
         self._values: Codec[V] = codec_for(value) if value_codec is None else value_codec
         self._routed_by = routed_by
         self._session: aiohttp.ClientSession | None = None
-        self._found: tuple[Server, ...] = ()
-        self._looked_at = float("-inf")
-        self._looking: asyncio.Lock  # made on the loop
+        self._finder: MemberFinder
 
     @classmethod
     def of(cls, source: EventSource[Table[K, V]], *, bootstrap_servers: str = "", **settings: Any) -> StateReader[K, V]:
-        """Make a reader of the state of an event source, with the codecs of its ``Table``. ``bootstrap_servers``: in
-        place of those of the source. ``settings`` are those of this class. Raises ``ConfigError``, also for a source
-        whose store is no ``Table``."""
+        """Make a reader of the state of an event source, with the codecs of its ``Table`` and its ``routed_by``.
+        ``bootstrap_servers``: in place of those of the source. ``settings`` are those of this class. Raises
+        ``ConfigError``, also for a source whose store is no ``Table``."""
         config = source.config
         if bootstrap_servers:
             config = msgspec.structs.replace(config, bootstrap_servers=bootstrap_servers)
@@ -127,7 +126,8 @@ class StateReader(Generic[K, V]):
         finally:
             store.revoked()
         any_: Any = object
-        return cls(config, key=any_, value=any_, key_codec=keys, value_codec=values, **settings)
+        common: dict[str, Any] = {"key_codec": keys, "value_codec": values, "routed_by": source.routed_by}
+        return cls(config, key=any_, value=any_, **common | settings)
 
     @property
     def codecs(self) -> tuple[Codec[K], Codec[V]]:
@@ -136,11 +136,7 @@ class StateReader(Generic[K, V]):
 
     async def __aenter__(self) -> Self:
         """Connect. The group is looked at by the first read."""
-        security = kafka_python_settings.security_of(self.config.client_settings)
-        servers = self.config.bootstrap_servers
-        self._questions = GroupQuestions(servers, security)
-        self._board = StatusBoard(servers, "kes-reader", security, self.config.group_id)
-        self._looking = asyncio.Lock()
+        self._finder = MemberFinder(self.config)
         ca = self.config.queries.tls_ca_file
         context = ssl.create_default_context(cafile=ca or None)
         self._session = aiohttp.ClientSession(
@@ -155,8 +151,7 @@ class StateReader(Generic[K, V]):
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-        await asyncio.to_thread(self._board.close)
-        await asyncio.to_thread(self._questions.close)
+        await self._finder.close()
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
@@ -170,7 +165,8 @@ class StateReader(Generic[K, V]):
         timeout_seconds: float = 10.0,
         partition: int | None = None,
     ) -> Answer[V | None]:
-        """Return the value of a key, ``None`` if there is none. ``at_least`` and ``confirm``: as of
+        """Return the value of a key in one partition, ``None`` if that has none: where it is not known by what the
+        store is routed (``routed_by``), another one may have it (``find``). ``at_least`` and ``confirm``: as of
         ``EventSource.query``. ``max_staleness``: a copy may answer, too, if it has everything that was committed so
         many seconds before the call. ``partition``: by the key if it is not given."""
         encoded, number = self._encoded(key), self.partition_of(key) if partition is None else partition
@@ -183,9 +179,21 @@ class StateReader(Generic[K, V]):
             confirm=confirm,
             max_staleness=max_staleness,
         )
-        reply, called = await self._ask(question, timeout_seconds)
-        value = None if reply.value is None else self._values.decode(reply.value)
-        return _answer(reply, called, value)
+        reply, put_at = await self._ask(question, timeout_seconds)
+        return self._answer(reply, put_at)
+
+    async def find(
+        self, key: K, *, max_staleness: float | None = None, timeout_seconds: float = 10.0
+    ) -> list[Answer[V | None]]:
+        """Ask all partitions for a key, and return the answers of those that have it, in their order. Each is as of a
+        moment of its own."""
+        encoded, group = self._encoded(key), self.config.group_id
+        questions = [
+            Question(group=group, kind="get", partition=number, key=encoded, max_staleness=max_staleness)
+            for number in range(self.config.num_partitions)
+        ]
+        found = await asyncio.gather(*(self._ask(question, timeout_seconds) for question in questions))
+        return [self._answer(reply, put_at) for reply, put_at in found if reply.value is not None]
 
     async def len(self, *, max_staleness: float | None = None, timeout_seconds: float = 10.0) -> int:
         """Count the keys of all partitions, each at a moment of its own."""
@@ -222,10 +230,19 @@ class StateReader(Generic[K, V]):
         async for row in self._merged(low, after_prefix(low), max_staleness, timeout_seconds):
             yield row
 
+    @property
+    def is_routed(self) -> bool:
+        """Check whether it is known by what the store is routed: then no other partition than that of
+        ``partition_of`` has the key."""
+        return self._routed_by is not None
+
     def partition_of(self, key: K) -> int:
         """Return the partition of a key. Raises ``ConfigError`` for a key that is no text or bytes, without
         ``routed_by``."""
-        routed: object = key if self._routed_by is None else self._routed_by(key)
+        try:
+            routed: object = key if self._routed_by is None else self._routed_by(key)
+        except Exception as error:  # of the user's function
+            raise ConfigError(f"routed_by makes no key of records of {key!r}: {error!r}") from error
         if isinstance(routed, str):
             routed = routed.encode()
         if not isinstance(routed, bytes):
@@ -240,6 +257,12 @@ class StateReader(Generic[K, V]):
         if key is None:
             raise ConfigError("a query needs a key, and this is None")
         return self._keys.encode(key)
+
+    def _answer(self, reply: Reply, put_at: float) -> Answer[V | None]:
+        value = None if reply.value is None else self._values.decode(reply.value)
+        positions = {TopicPartition(topic, partition): offset for topic, partition, offset in reply.positions}
+        # It was read after it was put: so what was there so long before the question came was there before this.
+        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by)
 
     async def _merged(
         self, low: bytes | None, high: bytes | None, max_staleness: float | None, timeout_seconds: float
@@ -264,79 +287,98 @@ class StateReader(Generic[K, V]):
             if place < len(page.rows):
                 heapq.heappush(heap, (page.rows[place][0], number, place))
 
-    async def _ask(self, question: Question, timeout_seconds: float) -> tuple[Reply, float]:
-        """Put the question to members until one answers. Returns the answer, and when it was called for."""
+    async def _ask(self, question: Question, timeout_seconds: float) -> _Answered:
+        """Put the question to members until one answers."""
         if self._session is None:
             raise Stopped("the reader is not open: enter it, by async with")
         if not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be more than 0")
-        called, began = time.time(), time.monotonic()
-        deadline = began + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds
         nobody = f"no member of {self.config.group_id} has an address for queries (kes run --queries)"
         reason: StreamsError = NotOwned(nobody)
-        first = True
+        copies, is_first = question.max_staleness is not None, True
         while (left := deadline - time.monotonic()) > 0:
-            servers = await self._servers(left)
-            asked = candidates(servers, question.partition, copies=question.max_staleness is not None)
-            for server in asked:
-                while (left := deadline - time.monotonic()) > 0:
-                    try:
-                        return await self._put(server, question, left), called
-                    except _Busy as error:
-                        reason = NotOwned(str(error))
-                        await asyncio.sleep(max(_PAUSE_SECONDS, min(BUSY_SECONDS, deadline - time.monotonic())))
-                    except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
-                        reason = error
-                        break
-                if first and server is asked[0]:
-                    break  # the description is too old: look once more before others are bothered
-            first = False
-            self._found = ()
+            # The owner alone can answer a read that no copy may: it comes first once, whether it was silent or not.
+            asked = await self._finder.candidates(
+                question.partition, left, copies=copies, silent_last=copies or not is_first
+            )
+            if is_first:  # the description may be too old: look once more before others are bothered
+                asked = [each for each in asked if copies and is_likely(each, question.partition)] or asked[:1]
+            answered = await (self._hedged if copies else self._in_turn)(asked, question, deadline)
+            if isinstance(answered, tuple):
+                return answered
+            reason, is_first = answered or reason, False
+            self._finder.forget()
             await asyncio.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
         where = f"{self.config.topic}[{question.partition}]"
         raise type(reason)(f"{where}: no answer within {timeout_seconds:g} s; the last reason: {reason}")
 
-    async def _servers(self, seconds: float) -> tuple[Server, ...]:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._looking.acquire()
-        except TimeoutError:  # the look of another question may have more time than this one
-            raise BrokerUnavailable(
-                f"the group {self.config.group_id} could not be looked at within {seconds:.3g} s"
-            ) from None
-        try:
-            if self._found:
-                return self._found
-            pause = self._looked_at + SECONDS_BETWEEN_LOOKS - time.monotonic()
-            if pause > 0:
-                await asyncio.sleep(min(pause, seconds))
-            self._looked_at = time.monotonic()
-            self._found = await asyncio.to_thread(self._look, max(seconds, 1.0))
-            return self._found
-        finally:
-            self._looking.release()
+    async def _in_turn(
+        self, servers: list[Server], question: Question, deadline: float
+    ) -> _Answered | StreamsError | None:
+        """Ask one member after the other. Returns the answer, or the last reason why there is none."""
+        reason: StreamsError | None = None
+        for server in servers:
+            answered = await self._put_until(server, question, deadline)
+            if isinstance(answered, tuple):
+                return answered
+            reason = answered or reason
+        return reason
 
-    def _look(self, seconds: float) -> tuple[Server, ...]:
-        """Describe the group, and read the notes of its members. Blocks."""
-        config, deadline = self.config, time.monotonic() + seconds
-        view = self._questions.look(config.group_id, seconds)
-        instances = [member.instance for member in view.members if member.instance]
-        notes = self._board.read(instances, deadline - time.monotonic(), config.offsets_topic)
-        texts = {
-            instance: found[config.offsets_topic, 0].text
-            for instance, found in notes.items()
-            if (config.offsets_topic, 0) in found
-        }
-        return servers_of(view, texts, config.topic)
+    async def _hedged(
+        self, servers: list[Server], question: Question, deadline: float
+    ) -> _Answered | StreamsError | None:
+        """Ask one member after the other, the next one also when the ones before are silent: the first answer
+        counts."""
+        reason: StreamsError | None = None
+        waiting, asking = servers[::-1], dict[asyncio.Task[_Answered | StreamsError | None], Server]()
+        try:
+            while waiting or asking:
+                if waiting:
+                    server = waiting.pop()
+                    asking[asyncio.create_task(self._put_until(server, question, deadline))] = server
+                patience = HEDGE_SECONDS if waiting else None  # each has its own deadline
+                done, _ = await asyncio.wait(asking, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del asking[task]
+                    answered = task.result()
+                    if isinstance(answered, tuple):
+                        return answered
+                    reason = answered or reason
+                if not done:
+                    for server in asking.values():
+                        self._finder.is_silent(server)
+            return reason
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _put_until(self, server: Server, question: Question, deadline: float) -> _Answered | StreamsError | None:
+        """Put the question to one member, again while it is busy. Returns its answer, or the reason why there is none;
+        ``None``: there was no time."""
+        reason: StreamsError | None = None
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                put_at = time.time()
+                return await self._put(server, question, left), put_at
+            except _Busy as error:
+                reason = NotOwned(str(error))
+                await asyncio.sleep(min(max(_PAUSE_SECONDS, BUSY_SECONDS), max(0.0, deadline - time.monotonic())))
+            except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
+                return error
+        return reason
 
     async def _put(self, server: Server, question: Question, left: float) -> Reply:
         """Put the question to one member. Raises ``NotOwned`` also for one that does not answer."""
         assert self._session is not None
-        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=min(left, _REQUEST_SECONDS)))
+        most = min(left, _REQUEST_SECONDS)
+        patience = most - min(_ANSWER_SECONDS, most / 4)
+        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=patience))
         if len(body) > MOST_BYTES_IN:
             raise ConfigError(f"the question has {len(body)} bytes, its keys included; members take {MOST_BYTES_IN}")
         asked = ticket(self._secret, "POST", PATH, body, server.address, time.time())
-        timeout = aiohttp.ClientTimeout(total=min(left + 0.5, _REQUEST_SECONDS))
+        timeout = aiohttp.ClientTimeout(total=most, ceil_threshold=2 * most)  # a longer one is rounded up
         try:
             async with self._session.post(
                 server.address + PATH,
@@ -350,6 +392,7 @@ class StateReader(Generic[K, V]):
                     content += await response.content.read(MOST_BYTES_READ - len(content))
                 status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self._finder.is_silent(server)
             raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None
         if status == 401 and not sealed:
             raise TicketRefused(
@@ -358,6 +401,7 @@ class StateReader(Generic[K, V]):
         if not sealed and status in (413, 503, 504):
             raise NotOwned(f"{server.instance} at {server.address} is busy ({status})")
         check_seal(self._secret, sealed, asked, status, content)
+        self._finder.answers(server)
         if status == 200:
             return msgspec.json.decode(content, type=Reply)
         refusal = msgspec.json.decode(content, type=Refusal)
@@ -377,8 +421,3 @@ def _placed(at_least: AtLeast | None, partition: int) -> tuple[PlacedOffset, ...
             )
         return ((at_least.record.topic, at_least.partition, at_least.offset + 1),)
     return tuple((place[0], place[1], offset) for place, offset in at_least.items() if place[1] == partition)
-
-
-def _answer(reply: Reply, called: float, value: Any) -> Answer[Any]:
-    positions = {TopicPartition(topic, partition): offset for topic, partition, offset in reply.positions}
-    return Answer(value, reply.partition, positions, called - reply.age_seconds, reply.served_by)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,6 +26,11 @@ class Server(NamedTuple):
     copies: frozenset[int] = frozenset()
 
 
+def is_likely(server: Server, partition: int) -> bool:
+    """Check whether a member has the partition, or a copy, as far as the group knows."""
+    return partition in server.owned or partition in server.incoming or partition in server.copies
+
+
 def servers_of(view: GroupView, notes: Mapping[str, str], topic: str) -> tuple[Server, ...]:
     """Join the group's description with the status notes of its instances. Notes are written by any program: one that
     cannot be read, or has no address, or none that may be used, is passed over."""
@@ -47,10 +52,12 @@ def servers_of(view: GroupView, notes: Mapping[str, str], topic: str) -> tuple[S
     return tuple(found)
 
 
-def candidates(servers: Sequence[Server], partition: int, *, copies: bool) -> list[Server]:
+def candidates(
+    servers: Sequence[Server], partition: int, *, copies: bool, silent: Collection[str] = ()
+) -> list[Server]:
     """Return the members to ask about a partition, the likeliest first, each once: the owner, the one that is
     about to take it, then (``copies``) those with a copy, and all others, because the description may be behind a
-    move."""
+    move. Those at the addresses in ``silent`` come behind all of them."""
 
     def rank(server: Server) -> int:
         if partition in server.owned:
@@ -59,7 +66,7 @@ def candidates(servers: Sequence[Server], partition: int, *, copies: bool) -> li
             return 1
         return 2 if copies and partition in server.copies else 3
 
-    return sorted(servers, key=lambda server: (rank(server), server.instance))
+    return sorted(servers, key=lambda server: (server.address in silent, rank(server), server.instance))
 
 
 def checked_address(address: str) -> str:

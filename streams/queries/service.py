@@ -156,6 +156,7 @@ class _Service:
         rows: list[tuple[bytes, bytes]] = []
         first: Answer[Any] | None = None
         age, read_at = float("-inf"), 0.0
+        came_at = engine.environment.elapsed_seconds()
         while True:
             wanted = question
             if rows:
@@ -176,7 +177,8 @@ class _Service:
             common: dict[str, Any] = {
                 "partition": question.partition,
                 "positions": _placed(first),
-                "age_seconds": max(0.0, age),
+                # When the question came: readers count from there, so the time since then would count twice.
+                "age_seconds": max(0.0, age - (read_at - came_at)),
                 "served_by": answer.served_by,
             }
             if not isinstance(answer.value, TurnRows):

@@ -225,8 +225,7 @@ async def test_a_member_that_is_frozen_between_read_and_answer_gives_no_old_answ
             async def settled() -> tuple[Server, Server]:
                 """Wait until each has one partition, and the copy of the other; return the owner, then the standby."""
                 while True:
-                    reader._found = ()
-                    servers = sorted(await reader._servers(10.0), key=lambda each: number in each.copies)
+                    servers = sorted(await reader._finder.look(10.0), key=lambda each: number in each.copies)
                     if [each.copies for each in servers] == [{1 - number}, {number}]:
                         return servers[0], servers[1]
 
@@ -273,24 +272,35 @@ async def test_no_read_goes_back_while_owners_are_struck(
     await lab.create(lab.topic)
     run = two_workers(lab, secret_file, tmp_path, SOURCE.format(group=lab.group, topic=lab.topic))
     history: list[tuple[float, float, int]] = []
+    strikes: list[float] = []
+    stale: list[tuple[float, float, float, int]] = []
     over = asyncio.Event()
     number = partition_of(b"ann", 2)
 
     async def read(reader: StateReader[str, int], confirm: bool) -> None:
         while not over.is_set():
-            called = time.monotonic()
+            called = time.time()
             with contextlib.suppress(NotOwned, NotCaughtUp):
                 answer = await reader.get("ann", confirm=confirm, timeout_seconds=30.0)
-                history.append((called, time.monotonic(), answer.value or 0))
+                history.append((called, time.time(), answer.value or 0))
+
+    async def read_copies(reader: StateReader[str, int]) -> None:
+        while not over.is_set():
+            called = time.time()
+            with contextlib.suppress(NotOwned, NotCaughtUp):
+                answer = await reader.get("ann", max_staleness=2.0, timeout_seconds=5.0)
+                stale.append((called, time.time(), answer.as_of, answer.value or 0))
 
     try:
-        async with reader_of(lab, secret_file) as reader:
+        async with reader_of(lab, secret_file) as reader, reader_of(lab, secret_file) as of_copies:
             await lab.add("ann", partition=number)
             reading = [asyncio.ensure_future(read(reader, confirm)) for confirm in (False, False, True)]
+            reading.append(asyncio.ensure_future(read_copies(of_copies)))
             for _ in range(3):
                 answer = await reader.get("ann", timeout_seconds=60.0)
                 pid = run.pid(answer.served_by)
                 os.kill(pid, strike)
+                strikes.append(time.time())
                 began, sent = time.monotonic(), 0
                 while time.monotonic() < began + 8.0:  # its session is over, and another one goes on
                     await lab.add("ann", partition=number)
@@ -308,6 +318,11 @@ async def test_no_read_goes_back_while_owners_are_struck(
     for called, _, value in history:
         before = max((other for _, answered, other in history if answered < called), default=0)
         assert value >= before, "it goes back"
+    for called, _, as_of, value in stale:
+        assert as_of >= called - 2.0
+        assert value >= max((other for _, answered, other in history if answered < as_of), default=0), "too old"
+    meanwhile = [answered - struck for called, answered, _, _ in stale for struck in strikes if called > struck]
+    assert min(meanwhile) < 3.0, "a copy answers before the session of the owner is over"
 
 
 async def check_copies(reader: StateReader[str, int], answers: list[Any]) -> None:

@@ -1,0 +1,95 @@
+"""The members of a group that answer queries: found by the group and their status notes, for all questions together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from streams.clients import kafka_python_settings
+from streams.clients.group_view import GroupQuestions
+from streams.clients.status_board import StatusBoard
+from streams.config import EventSourceConfig
+from streams.errors import BrokerUnavailable
+from streams.queries.routing import Server, candidates, servers_of
+
+SECONDS_BETWEEN_LOOKS: Final = 0.5
+"""Between two looks at the group."""
+SILENT_SECONDS: Final = 5.0
+"""A member that has not answered comes behind all others for so long, unless it answers meanwhile."""
+
+
+class MemberFinder:
+    """Knows the members of one group. On one loop."""
+
+    def __init__(self, config: EventSourceConfig) -> None:
+        security = kafka_python_settings.security_of(config.client_settings)
+        self._config = config
+        self._questions = GroupQuestions(config.bootstrap_servers, security)
+        self._board = StatusBoard(config.bootstrap_servers, "kes-reader", security, config.group_id)
+        self.found: tuple[Server, ...] = ()
+        self._looked_at = float("-inf")
+        self._looking: asyncio.Task[tuple[Server, ...]] | None = None
+        self._silent: dict[str, float] = {}
+        """Addresses that have not answered, and until when that counts."""
+
+    async def close(self) -> None:
+        """End, after a look that is under way."""
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+        await asyncio.to_thread(self._board.close)
+        await asyncio.to_thread(self._questions.close)
+
+    async def candidates(self, partition: int, seconds: float, *, copies: bool, silent_last: bool) -> list[Server]:
+        """Return the members to ask about a partition; see ``routing.candidates``. Raises ``BrokerUnavailable`` when
+        the group could not be looked at within ``seconds``."""
+        servers = self.found or await self.look(seconds)
+        now = time.monotonic()
+        silent = {address for address, until in self._silent.items() if until > now} if silent_last else ()
+        return candidates(servers, partition, copies=copies, silent=silent)
+
+    def forget(self) -> None:
+        """Have the next question look at the group again."""
+        self.found = ()
+
+    def is_silent(self, server: Server) -> None:
+        """Note that a member does not answer."""
+        self._silent[server.address] = time.monotonic() + SILENT_SECONDS
+
+    def answers(self, server: Server) -> None:
+        """Note that a member has answered."""
+        self._silent.pop(server.address, None)
+
+    async def look(self, seconds: float) -> tuple[Server, ...]:
+        """Look at the group, together with all who want that now; at most twice a second. Raises as ``candidates``."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            looking = self._looking
+            is_own = looking is None or looking.done()
+            if looking is None or is_own:
+                self._looking = looking = asyncio.create_task(self._look_again(max(left, 1.0)))
+                looking.add_done_callback(lambda task: task.cancelled() or task.exception())  # somebody may be gone
+            await asyncio.wait([looking], timeout=left)
+            if looking.done() and (is_own or looking.exception() is None):
+                return looking.result()
+            # It takes longer, or it had less time than this one.
+        raise BrokerUnavailable(f"the group {self._config.group_id} could not be looked at within {seconds:.3g} s")
+
+    async def _look_again(self, seconds: float) -> tuple[Server, ...]:
+        await asyncio.sleep(max(0.0, self._looked_at + SECONDS_BETWEEN_LOOKS - time.monotonic()))
+        self._looked_at = time.monotonic()
+        self.found = await asyncio.to_thread(self._look, seconds)
+        return self.found
+
+    def _look(self, seconds: float) -> tuple[Server, ...]:
+        """Describe the group, and read the notes of its members. Blocks."""
+        config, deadline = self._config, time.monotonic() + seconds
+        view = self._questions.look(config.group_id, seconds)
+        instances = [member.instance for member in view.members if member.instance]
+        notes = self._board.read(instances, deadline - time.monotonic(), config.offsets_topic)
+        texts = {
+            instance: found[config.offsets_topic, 0].text
+            for instance, found in notes.items()
+            if (config.offsets_topic, 0) in found
+        }
+        return servers_of(view, texts, config.topic)
