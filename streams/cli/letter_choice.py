@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
@@ -47,21 +48,27 @@ def collect(
     limit: int,
     *,
     settled: bool = False,
+    after: Place | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> ChosenLetters:
-    """Look for letters, the first ones of each partition; ``settled``: also for those that are. ``cancelled``: see
-    ``LetterBox.scan``."""
+    """Look for letters, the first ones of each partition; ``settled``: also for those that are. ``after``: the first
+    ones behind this place, in the order of places, as a page shows them. ``cancelled``: see ``LetterBox.scan``."""
     found: list[Letter] = []
     counts = [0, 0]
+    kept: Counter[int] = Counter()  # of each partition, where the order of places counts; or of all together
 
     def receive(letter: Letter) -> None:
         if wanted.takes(letter):
             counts[letter.is_settled] += 1
-            if len(found) < limit and (settled or not letter.is_settled):
+            number = 0 if after is None else letter.record.partition
+            is_behind = after is None or letter.place > after
+            if kept[number] < limit and is_behind and (settled or not letter.is_settled):
+                kept[number] += 1
                 found.append(letter)
 
     ranges = box.scan(receive, whole=settled, cancelled=cancelled)
-    return ChosenLetters(sorted(found, key=lambda letter: letter.place), counts[False], counts[True], ranges)
+    first = sorted(found, key=lambda letter: letter.place)[:limit]
+    return ChosenLetters(first, counts[False], counts[True], ranges)
 
 
 def explained(error: TransactionFailed, topic: str) -> StreamsError:

@@ -121,8 +121,9 @@ def get(
     Exit codes: 0 shown; 1 no such key, no changelog, no such folder, no broker or owner answers; 2 wrong usage.
     """
     if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder):
-        rows = get_of_owner(named_source(source), bootstrap_servers, key, partition, options, timeout)
-        emit({"key": key, "entries": rows}, json, lambda: _answered(rows) if rows else _no_such(key))
+        rows, absence = get_of_owner(named_source(source), bootstrap_servers, key, partition, options, timeout)
+        facts = {"key": key, "entries": rows, "absence": absence}
+        emit(facts, json, lambda: _answered(rows) if rows else _no_such(key, absence))
         if not rows:
             raise typer.Exit(1)
         return
@@ -182,8 +183,8 @@ def _asks(options: OwnerOptions, folder: str) -> bool:
     return options.check()
 
 
-def _no_such(key: str) -> Text:
-    return Text(f"no such key: {harmless(key)}")
+def _no_such(key: str, absence: str = "") -> Text:
+    return Text(f"no such key: {harmless(key)}" + (f" ({absence})" if absence else ""))
 
 
 def _answered(rows: list[dict[str, Any]]) -> Text:

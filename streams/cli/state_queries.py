@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -16,6 +16,8 @@ from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.event_source import EventSource
 from streams.protocols import Codec
 from streams.records import TopicPartition
+
+T = TypeVar("T")
 
 AskOwner = Annotated[
     bool,
@@ -59,25 +61,23 @@ def get_of_owner(
     partitions: list[int] | None,
     options: OwnerOptions,
     timeout: float,
-) -> list[dict[str, Any]]:
-    """Return the entries of a key, as facts: one, or none. Without ``--partition`` the key is that of its records."""
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the entries of a key, as facts, and what is known where there is none. Without ``--partition`` the key is
+    looked up where its records go, and in all others where that is not known for sure."""
+    least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _places(options)}
 
-    async def ask(reader: Any) -> list[dict[str, Any]]:
+    async def ask(reader: Any) -> tuple[list[dict[str, Any]], str]:
+        from streams.queries.searching import search
+
         wanted = _key_of(reader.codecs[0], key)
-        found = []
-        for number in partitions or [reader.partition_of(wanted)]:
-            least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _places(options)}
-            answer: Answer[Any] = await reader.get(
-                wanted,
-                at_least=least,
-                confirm=options.confirm,
-                max_staleness=options.max_staleness,
-                timeout_seconds=timeout,
-                partition=number,
-            )
-            if answer.value is not None:
-                found.append(_facts(answer, key))
-        return found
+        proof: dict[str, Any] = {"at_least": least, "confirm": options.confirm, "max_staleness": options.max_staleness}
+        found, absences = [], []
+        numbers: list[int | None] = list(partitions) if partitions else [None]
+        for number in numbers:
+            answers, absence = await search(reader, wanted, number, **proof, timeout_seconds=timeout)
+            found += [_facts(answer, key) for answer in answers if answer.value is not None]
+            absences += [absence] if absence else []
+        return found, "" if found else "; ".join(absences)
 
     return asyncio.run(_asking(source, servers, ask))
 
@@ -102,9 +102,7 @@ def scan_of_owners(
     return asyncio.run(_asking(source, servers, ask))
 
 
-async def _asking(
-    source: EventSource[Any], servers: str, ask: Callable[[Any], Awaitable[list[dict[str, Any]]]]
-) -> list[dict[str, Any]]:
+async def _asking(source: EventSource[Any], servers: str, ask: Callable[[Any], Awaitable[T]]) -> T:
     try:
         from streams.queries import StateReader
     except ModuleNotFoundError as error:

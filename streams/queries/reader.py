@@ -16,6 +16,7 @@ from streams.answers import Answer
 from streams.codecs import codec_for
 from streams.config import EventSourceConfig
 from streams.errors import (
+    BrokerUnavailable,
     ConfigError,
     NotCaughtUp,
     NotOwned,
@@ -166,9 +167,9 @@ class StateReader(Generic[K, V]):
         partition: int | None = None,
     ) -> Answer[V | None]:
         """Return the value of a key in one partition, ``None`` if that has none: where it is not known by what the
-        store is routed (``routed_by``), another one may have it (``find``). ``at_least`` and ``confirm``: as of
-        ``EventSource.query``. ``max_staleness``: a copy may answer, too, if it has everything that was committed so
-        many seconds before the call. ``partition``: by the key if it is not given."""
+        store is routed (``routed_by``), another one may have it (``get_everywhere``). ``at_least`` and ``confirm``:
+        as of ``EventSource.query``. ``max_staleness``: a copy may answer, too, if it has everything that was committed
+        so many seconds before the call. ``partition``: by the key if it is not given."""
         encoded, number = self._encoded(key), self.partition_of(key) if partition is None else partition
         question = Question(
             group=self.config.group_id,
@@ -180,20 +181,26 @@ class StateReader(Generic[K, V]):
             max_staleness=max_staleness,
         )
         reply, put_at = await self._ask(question, timeout_seconds)
-        return self._answer(reply, put_at)
+        value = None if reply.value is None else self._values.decode(reply.value)
+        positions = {TopicPartition(topic, placed): offset for topic, placed, offset in reply.positions}
+        # The question came after it was put: what was there so long before it came, was there so long before this.
+        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by)
 
-    async def find(
-        self, key: K, *, max_staleness: float | None = None, timeout_seconds: float = 10.0
+    async def get_everywhere(
+        self,
+        key: K,
+        *,
+        at_least: Mapping[TopicPartition, int] | None = None,
+        confirm: bool = False,
+        max_staleness: float | None = None,
+        timeout_seconds: float = 10.0,
     ) -> list[Answer[V | None]]:
-        """Ask all partitions for a key, and return the answers of those that have it, in their order. Each is as of a
-        moment of its own."""
-        encoded, group = self._encoded(key), self.config.group_id
-        questions = [
-            Question(group=group, kind="get", partition=number, key=encoded, max_staleness=max_staleness)
-            for number in range(self.config.num_partitions)
-        ]
-        found = await asyncio.gather(*(self._ask(question, timeout_seconds) for question in questions))
-        return [self._answer(reply, put_at) for reply, put_at in found if reply.value is not None]
+        """Return the value of a key in each partition, in their order, each as of a moment of its own; otherwise as
+        ``get``. For a key of which it is not known by what its records are routed."""
+        numbers = range(self.config.num_partitions)
+        proof: dict[str, Any] = {"at_least": at_least, "confirm": confirm, "max_staleness": max_staleness}
+        asked = (self.get(key, **proof, timeout_seconds=timeout_seconds, partition=number) for number in numbers)
+        return list(await asyncio.gather(*asked))
 
     async def len(self, *, max_staleness: float | None = None, timeout_seconds: float = 10.0) -> int:
         """Count the keys of all partitions, each at a moment of its own."""
@@ -258,12 +265,6 @@ class StateReader(Generic[K, V]):
             raise ConfigError("a query needs a key, and this is None")
         return self._keys.encode(key)
 
-    def _answer(self, reply: Reply, put_at: float) -> Answer[V | None]:
-        value = None if reply.value is None else self._values.decode(reply.value)
-        positions = {TopicPartition(topic, partition): offset for topic, partition, offset in reply.positions}
-        # It was read after it was put: so what was there so long before the question came was there before this.
-        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by)
-
     async def _merged(
         self, low: bytes | None, high: bytes | None, max_staleness: float | None, timeout_seconds: float
     ) -> AsyncIterator[tuple[K, V]]:
@@ -298,10 +299,14 @@ class StateReader(Generic[K, V]):
         reason: StreamsError = NotOwned(nobody)
         copies, is_first = question.max_staleness is not None, True
         while (left := deadline - time.monotonic()) > 0:
-            # The owner alone can answer a read that no copy may: it comes first once, whether it was silent or not.
-            asked = await self._finder.candidates(
-                question.partition, left, copies=copies, silent_last=copies or not is_first
-            )
+            try:  # the owner alone can answer a read that no copy may: it comes first once, also if it was silent
+                asked = await self._finder.candidates(
+                    question.partition, left, copies=copies, silent_last=copies or not is_first
+                )
+            except BrokerUnavailable:
+                if is_first:
+                    raise
+                break  # a member has said more than that
             if is_first:  # the description may be too old: look once more before others are bothered
                 asked = [each for each in asked if copies and is_likely(each, question.partition)] or asked[:1]
             answered = await (self._hedged if copies else self._in_turn)(asked, question, deadline)

@@ -11,9 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from streams.errors import BrokerUnavailable, NotCaughtUp, NotOwned, StreamsError
+from streams.sak.harmless import harmless
 from streams.web.actions import ActionRefused
 from streams.web.doors import refused
-from streams.web.look_up import looked_up
+from streams.web.letters import LetterFilter
+from streams.web.look_up import QuestionRefused, looked_up
 from streams.web.rows import plain_snapshot
 from streams.web.site import Site
 from streams.web.tokens import Scope
@@ -65,14 +68,27 @@ async def _view_key(site: Site, request: Request) -> Any:
     if view is None:
         raise RequestRefused(404, "no view of that topic")
     text, is_base64 = _key_in(request)
-    return looked_up(view, text, is_base64=is_base64)
+    try:
+        return looked_up(view, text, is_base64=is_base64)
+    except StreamsError as error:
+        raise _refusal_of(error) from error
 
 
 async def _state_key(site: Site, request: Request) -> Any:
     if site.owners is None:
         raise RequestRefused(404, "no source is named")
     text, is_base64 = _key_in(request)
-    return await site.owners.ask(text, request.query_params, is_base64=is_base64)
+    try:
+        return await site.owners.ask(text, request.query_params, is_base64=is_base64)
+    except StreamsError as error:
+        raise _refusal_of(error) from error
+
+
+def _refusal_of(error: StreamsError) -> RequestRefused:
+    """Return the answer to a look-up that failed: 400, the question; 504, nobody answers in time; 500, all else."""
+    late = (NotOwned, NotCaughtUp, BrokerUnavailable)
+    status = 400 if isinstance(error, QuestionRefused) else 504 if isinstance(error, late) else 500
+    return RequestRefused(status, harmless(str(error)))
 
 
 def _key_in(request: Request) -> tuple[str, bool]:
@@ -86,7 +102,10 @@ def _key_in(request: Request) -> tuple[str, bool]:
 async def _letters(site: Site, request: Request) -> Any:
     if site.letters is None:
         raise RequestRefused(404, "no source is named")
-    return await site.letters.look()
+    try:
+        return await site.letters.look(LetterFilter.of(request.query_params))
+    except StreamsError as error:
+        raise _refusal_of(error) from error
 
 
 async def _actions(site: Site, request: Request) -> Any:
@@ -130,6 +149,12 @@ _STATE_KEYS: Final = {
     "confirm": "true: the owner confirms by a commit.",
     "max_staleness": "Seconds: a copy may answer that lacks nothing older.",
 }
+_LETTERS: Final = {
+    "partition": "Only letters of this partition.",
+    "key": "Only letters with this key, as text.",
+    "type": "Only letters with this event type.",
+    "after": "The letters behind this place, PARTITION@OFFSET: next of the page before.",
+}
 ENDPOINTS: Final = (
     Endpoint("GET", "/group", "The group: members, partitions, lag, rebalances.", Scope.LOOK, _group),
     Endpoint("GET", "/topology", "What the source reads, handles, keeps and sends.", Scope.LOOK, _topology),
@@ -137,7 +162,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/views", "The views, and how far they are.", Scope.LOOK, _views),
     Endpoint("GET", "/views/{topic}", "The value of one key of a view.", Scope.QUERY, _view_key, _KEYS),
     Endpoint("GET", "/state", "The committed value of a key, from its owner.", Scope.QUERY, _state_key, _STATE_KEYS),
-    Endpoint("GET", "/dead-letters", "The oldest open dead letters.", Scope.QUERY, _letters),
+    Endpoint("GET", "/dead-letters", "Open dead letters, page by page.", Scope.QUERY, _letters, _LETTERS),
     Endpoint("GET", "/actions", "Actions, with their last runs.", Scope.LOOK, _actions),
     Endpoint(
         "POST", "/actions/{name}/start", "Start a run of an action.", Scope.ACT, _start, _NAME, {"type": "object"}

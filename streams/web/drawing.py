@@ -15,13 +15,14 @@ _WIDTH, _HEIGHT, _GAP = 250, 46, 14
 _MIDDLE: Final = 300
 _LONGEST: Final = 34
 _MOST_HANDLERS: Final = 12
+_READ: Final = ("source", "input", "table", "lookup", "visits")
 
 
 def topology_svg(topology: Topology) -> Markup:
     """Draw what a source reads on the left, itself with its handlers in the middle, what it keeps and sends on the
     right."""
-    left = [topic for topic in topology.topics if topic.purpose in ("source", "input", "visits")]
-    right = [topic for topic in topology.topics if topic.purpose not in ("source", "input", "visits")]
+    left = [topic for topic in topology.topics if topic.purpose in _READ]
+    right = [topic for topic in topology.topics if topic.purpose not in _READ]
     handlers = [f"{each.event}: {each.kind}" for each in topology.handlers]
     if len(handlers) > _MOST_HANDLERS:
         handlers = [*handlers[: _MOST_HANDLERS - 1], f"and {len(handlers) - _MOST_HANDLERS + 1} more"]

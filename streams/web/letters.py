@@ -1,40 +1,81 @@
-"""Dead letters on the pages: look, and send again."""
+"""Dead letters on the pages: look, choose, send again, drop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from streams.cli.cluster import await_listener
 from streams.cli.letter_choice import LetterChoice, collect, explained, originals_of, problems_of, record_of
 from streams.cli.letter_tables import whole
-from streams.cli.letters import LetterBox, resent
-from streams.cli.records import Decoder, one_line, place_of, shortened
+from streams.cli.letters import Letter, LetterBox, resent
+from streams.cli.records import Decoder, Place, one_line, place_of, shortened
 from streams.clients.settings import ClientSettings
-from streams.config import EventSourceConfig
-from streams.errors import ConfigError, OffsetError, Stopped, StreamsError, TopicError, TransactionFailed
+from streams.errors import ConfigError, NotCaughtUp, OffsetError, Stopped, TopicError, TransactionFailed
 from streams.event_source import EventSource
+from streams.records import Output
 from streams.sak.harmless import harmless
 from streams.web.actions import ActionRun
 from streams.web.group_look import GroupLook
+from streams.web.look_up import QuestionRefused
 
 MOST_LETTERS: Final = 50
-"""Letters on the page, the oldest ones."""
+"""Letters on a page."""
 LOOK_SECONDS: Final = 4.0
 """The time for reading them: a topic with more than that is for ``kes dlq``."""
-_REPLAY_SECONDS: Final = 30.0
+MOST_SETTLED: Final = 10_000
+"""Letters of one run, where all are chosen; as of ``kes dlq``."""
+_SETTLE_SECONDS: Final = 30.0
 _LONGEST: Final = 4_000
 
+_Prepare = Callable[[LetterBox, list[Letter]], list[tuple[Letter, Output | None]]]
 
-class ReplayLetters(msgspec.Struct, frozen=True):
-    """Letters to be sent again, by ``PARTITION@OFFSET`` in their topic."""
 
-    places: list[str]
+class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The letters that a page shows: of a partition, a key (text), an event type, as ``kes dlq`` has them; behind the
+    place ``after``."""
+
+    partition: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    key: str | None = None
+    type: str | None = None
+    after: str = ""
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> LetterFilter:
+        """Read the parameters of a request; empty ones count as missing. Raises ``QuestionRefused``."""
+        given = {name: parameters[name] for name in cls.__struct_fields__ if parameters.get(name)}
+        try:
+            found = msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise QuestionRefused(f"the filter cannot be read: {error}") from None
+        if found.after and place_of(found.after) is None:
+            raise QuestionRefused("the filter cannot be read: after is PARTITION@OFFSET, as in 2@1473")
+        return found
+
+
+class LetterOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Letters to be settled: by ``PARTITION@OFFSET`` in their topic, or ``all`` that are open, as far as the other
+    fields choose."""
+
+    places: tuple[str, ...] = ()
+    all: bool = False
+    partition: int | None = None
+    key: str | None = None
+    type: str | None = None
+
+    def choice(self) -> LetterChoice:
+        """Return the letters that are meant. Raises ``ConfigError``."""
+        places = {place for text in self.places if (place := place_of(text)) is not None}
+        if len(places) != len(set(self.places)):
+            raise ConfigError("name letters by PARTITION@OFFSET, as in 2@1473")
+        if self.all == bool(places):
+            raise ConfigError("choose letters, or all of them: one of the two")
+        return LetterChoice(places, self.partition, self.key, self.type) if self.all else LetterChoice(places)
 
 
 class DeadLetters:
@@ -45,77 +86,93 @@ class DeadLetters:
         self.topic = source.config.dead_letters
         self._looking = asyncio.Lock()
 
-    async def look(self) -> dict[str, Any]:
-        """Return the oldest open letters with their events, for people: texts are cut, and harmless."""
+    async def look(self, wanted: LetterFilter) -> dict[str, Any]:
+        """Return the first open letters with their events, for people: texts are cut, and harmless. ``next``: the place
+        behind which the next page begins; empty if there is none. Raises ``NotCaughtUp``, and as ``LetterBox``."""
         over = threading.Event()
         async with self._looking:  # one reader at a time
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
-                    return await asyncio.to_thread(self._read, over.is_set)
-            except TimeoutError:
+                    return await asyncio.to_thread(self._read, wanted, over.is_set)
+            except (TimeoutError, Stopped):
                 over.set()
-                return self._nothing(f"they were not read within {LOOK_SECONDS:g} s: use kes dlq list")
-            except StreamsError as error:
-                return self._nothing(str(error))
+                raise NotCaughtUp(f"they were not read within {LOOK_SECONDS:g} s: use kes dlq list") from None
 
-    async def replay(self, letters: ReplayLetters, run: ActionRun) -> str:
+    def nothing(self, problem: str) -> dict[str, Any]:
+        """Return what a page shows instead."""
+        return {"topic": self.topic, "open": None, "letters": [], "next": "", "problem": problem}
+
+    async def replay(self, letters: LetterOrder, run: ActionRun) -> str:
         """Send dead letters to where they came from, each once, all or none. A cancel comes too late for it."""
-        sending = asyncio.ensure_future(asyncio.to_thread(self._replay, letters.places, run.progress))
+        return await self._unbroken(self._settle, letters, self._resent, "sent again", run.progress)
+
+    async def drop(self, letters: LetterOrder, run: ActionRun) -> str:
+        """Mark dead letters as settled without sending them. They stay in the topic until its retention deletes
+        them."""
+        return await self._unbroken(self._settle, letters, _dropped, "dropped", run.progress)
+
+    @staticmethod
+    async def _unbroken(work: Callable[..., str], *arguments: Any) -> str:
+        working = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
         while True:
             try:
-                return await asyncio.shield(sending)
+                return await asyncio.shield(working)
             except asyncio.CancelledError:
-                if sending.cancelled():  # by the end of the loop
+                if working.cancelled():  # by the end of the loop
                     raise
 
-    def _nothing(self, problem: str) -> dict[str, Any]:
-        return {"topic": self.topic, "open": None, "letters": [], "problem": problem}
-
-    def _read(self, cancelled: Callable[[], bool]) -> dict[str, Any]:
-        decoder = Decoder(self._source)
+    def _read(self, wanted: LetterFilter, cancelled: Callable[[], bool]) -> dict[str, Any]:
+        decoder, choice = Decoder(self._source), LetterChoice((), wanted.partition, wanted.key, wanted.type)
+        after = place_of(wanted.after) or Place(-1, -1)
         with LetterBox(self._settings(), self.topic, LOOK_SECONDS) as box:
-            try:
-                found = collect(box, LetterChoice(()), MOST_LETTERS, cancelled=cancelled)
-            except Stopped:
-                return self._nothing("they were not read in time")
-            originals = originals_of(box, found.letters)
-        shown = [_short(whole(letter, decoder, originals.get(letter.place))) for letter in found.letters]
-        return {"topic": self.topic, "open": found.open, "letters": shown, "problem": ""}
+            found = collect(box, choice, MOST_LETTERS + 1, after=after, cancelled=cancelled)
+            page = found.letters[:MOST_LETTERS]
+            originals = originals_of(box, page)
+        shown = [_short(whole(letter, decoder, originals.get(letter.place))) for letter in page]
+        behind = str(page[-1].place) if len(found.letters) > MOST_LETTERS else ""
+        return {"topic": self.topic, "open": found.open, "letters": shown, "next": behind, "problem": ""}
 
-    def _replay(self, places: list[str], progress: Callable[[int, int, str], None]) -> str:
-        wanted = {place for text in places if (place := place_of(text)) is not None}
-        if not wanted or len(wanted) != len(set(places)):
-            raise ConfigError("name letters by PARTITION@OFFSET, as in 2@1473")
-        config: EventSourceConfig = self._source.config
-        if config.source_is_elsewhere:
-            raise ConfigError("the source topic is on another cluster than the dead letters: see kes dlq replay")
-        decoder = Decoder(self._source)
-        progress(0, len(wanted), "reading")
+    def _settle(
+        self, order: LetterOrder, prepare: _Prepare, deed: str, progress: Callable[[int, int, str], None]
+    ) -> str:
+        wanted = order.choice()
+        progress(0, len(wanted.places), "reading")
         with (
-            LetterBox(self._settings(), self.topic, _REPLAY_SECONDS) as box,
+            LetterBox(self._settings(), self.topic, _SETTLE_SECONDS) as box,
             closing(box.settler()) as settler,  # from here on no other process settles letters, so look now
         ):
-            look = collect(box, LetterChoice(wanted), len(wanted), settled=True)
-            missing = sorted(wanted - {letter.place for letter in look.letters})
+            limit = len(wanted.places) or MOST_SETTLED
+            look = collect(box, wanted, limit, settled=bool(wanted.places))
+            missing = sorted(set(wanted.places) - {letter.place for letter in look.letters})
             if missing:
                 raise OffsetError(f"{self.topic} has no dead letter at {missing[0]}")
             letters = [letter for letter in look.letters if not letter.is_settled]
-            originals = originals_of(box, letters)
-            problems = problems_of(box, letters, originals, decoder)
-            if problems:
-                raise TopicError(f"nothing is sent, since {len(problems)} cannot be: {harmless(problems[0])}")
-            pairs = [(letter, resent(letter, record_of(originals.get(letter.place)))) for letter in letters]
+            pairs = prepare(box, letters)
             try:
                 done = settler.settle(pairs, look.ranges)
             except TransactionFailed as error:
                 raise explained(error, self.topic) from error
-        progress(done, len(wanted), "")
-        return f"sent again: {done}; settled before: {len(wanted) - done}"
+        progress(done, len(look.letters), "")
+        rest = f"left: {look.open - done}" if order.all else f"settled before: {len(wanted.places) - done}"
+        return f"{deed}: {done}; {rest}"
+
+    def _resent(self, box: LetterBox, letters: list[Letter]) -> list[tuple[Letter, Output | None]]:
+        if self._source.config.source_is_elsewhere:
+            raise ConfigError("the source topic is on another cluster than the dead letters: see kes dlq replay")
+        originals = originals_of(box, letters)
+        problems = problems_of(box, letters, originals, Decoder(self._source))
+        if problems:
+            raise TopicError(f"nothing is sent, since {len(problems)} cannot be: {harmless(problems[0])}")
+        return [(letter, resent(letter, record_of(originals.get(letter.place)))) for letter in letters]
 
     def _settings(self) -> ClientSettings:
         servers = self._look.servers
         await_listener(servers, 0.0)
         return ClientSettings(servers, self._look.client_settings, client_id="kes-web")
+
+
+def _dropped(_: LetterBox, letters: list[Letter]) -> list[tuple[Letter, Output | None]]:
+    return [(letter, None) for letter in letters]
 
 
 def _short(facts: dict[str, Any]) -> dict[str, Any]:

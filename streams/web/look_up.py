@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from streams.answers import Answer
 from streams.cli.records import one_line, plain, shortened
-from streams.errors import ConfigError, StreamsError
+from streams.errors import ConfigError, EncodeError, StreamsError
 from streams.event_source import EventSource
 from streams.protocols import Codec
 from streams.queries.reader import StateReader
+from streams.queries.searching import search
 from streams.views.view import View
 from streams.web.group_look import GroupLook
 
@@ -30,14 +30,19 @@ MOST_AT_A_TIME: Final = 4
 _LONGEST_PROBLEM: Final = 500
 
 
+class QuestionRefused(StreamsError):
+    """A question that cannot be read, or that names no key or partition of this state."""
+
+
 def looked_up(view: View[Any, Any], text: str, *, is_base64: bool) -> dict[str, Any]:
-    """Return what the view has for a key, or the problem with it."""
-    try:
-        key = key_of(view.codecs[0], text, is_base64=is_base64)
-        value = view.get(key)
-    except StreamsError as error:
-        return _found(None, str(error))
+    """Return what the view has for a key. Raises ``QuestionRefused``, and as ``View.get``."""
+    value = view.get(key_of(view.codecs[0], text, is_base64=is_base64))
     return _found(value)
+
+
+def problem_with(error: StreamsError) -> dict[str, Any]:
+    """Return a failed look-up, as a page shows it."""
+    return _found(None, str(error))
 
 
 class AskedProof(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,38 +67,41 @@ class OwnerLook:
         self._room = asyncio.Semaphore(MOST_AT_A_TIME)
 
     async def ask(self, text: str, parameters: Mapping[str, str], *, is_base64: bool) -> dict[str, Any]:
-        """Return what the owner of a key has for it, and what that proves; or the problem. ``parameters``: those of
-        the request, among them the fields of a ``AskedProof``; empty ones count as missing."""
-        try:
-            proof = _proof_of(parameters)
-            # A reader of its own: none is left open while there are no viewers.
-            async with self._room, StateReader.of(self._source, bootstrap_servers=self._look.servers) as reader:
-                key = key_of(reader.codecs[0], text, is_base64=is_base64)
-                if proof.partition is None and not isinstance(key, str | bytes):
-                    raise ConfigError(f"keys are {type(key).__name__} here: name the partition of their records")
-                answer: Answer[Any] = await reader.get(
-                    key, timeout_seconds=OWNER_SECONDS, **msgspec.structs.asdict(proof)
-                )
-        except StreamsError as error:
-            return _found(None, str(error))
+        """Return what the owner of a key has for it, and what that proves. ``parameters``: those of the request, among
+        them the fields of a ``AskedProof``; empty ones count as missing. Raises ``QuestionRefused``, and as
+        ``StateReader``."""
+        proof = _proof_of(parameters)
+        number = self._source.config.num_partitions
+        if proof.partition is not None and proof.partition >= number:
+            raise QuestionRefused(f"partition {proof.partition}: there are 0 to {number - 1}")
+        # A reader of its own: none is left open while there are no viewers.
+        async with self._room, StateReader.of(self._source, bootstrap_servers=self._look.servers) as reader:
+            key = key_of(reader.codecs[0], text, is_base64=is_base64)
+            asked = msgspec.structs.asdict(proof)
+            try:
+                answers, absence = await search(reader, key, **asked, timeout_seconds=OWNER_SECONDS)
+            except (ConfigError, EncodeError) as error:  # of the key, or of routed_by
+                raise QuestionRefused(str(error)) from error
+        others = ", ".join(str(answer.partition) for answer in answers[1:])
         return {
-            **_found(answer.value),
-            "partition": answer.partition,
-            "served_by": answer.served_by,
-            "positions": {str(place): offset for place, offset in answer.positions.items()},
-            "as_of_ms": int(answer.as_of * 1000),
+            **_found(None if absence else answers[0].value),
+            "note": absence or (f"partitions that have the key too, with values of their own: {others}" * bool(others)),
+            "partition": None if absence and others else answers[0].partition,
+            "served_by": ", ".join(sorted({answer.served_by for answer in answers})),
+            "positions": {str(place): offset for answer in answers for place, offset in answer.positions.items()},
+            "as_of_ms": int(min(answer.as_of for answer in answers) * 1000),
             "proof": str(proof),
         }
 
 
 def key_of(codec: Codec[Any], text: str, *, is_base64: bool) -> Any:
     """Return the key that a text names: the bytes of base64, the text itself, or, where the codec takes no text, its
-    JSON value (``17``, ``["a", 1]``). Raises ``ConfigError``."""
+    JSON value (``17``, ``["a", 1]``). Raises ``QuestionRefused``."""
     if is_base64:
         try:
             return codec.decode(base64.b64decode(text, validate=True))
         except Exception as error:  # a codec of the user's may raise anything
-            raise ConfigError("the key is no base64 of a key of this table") from error
+            raise QuestionRefused("the key is no base64 of a key of this table") from error
     tries: list[Any] = [text]
     try:
         value = msgspec.json.decode(text)
@@ -109,7 +117,7 @@ def key_of(codec: Codec[Any], text: str, *, is_base64: bool) -> Any:
     try:
         return codec.decode(text.encode())
     except Exception as error:
-        raise ConfigError("the table has no key of that form") from error
+        raise QuestionRefused("the table has no key of that form") from error
 
 
 def _found(value: Any, problem: str = "") -> dict[str, Any]:
@@ -122,4 +130,4 @@ def _proof_of(parameters: Mapping[str, str]) -> AskedProof:
     try:
         return msgspec.convert(given, AskedProof, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the question cannot be read: {error}") from None
+        raise QuestionRefused(f"the question cannot be read: {error}") from None

@@ -26,7 +26,7 @@ from streams.web.facts import MemberFacts, Members, SourceFacts
 from streams.web.group_look import GroupLook
 from streams.web.letters import DeadLetters
 from streams.web.look_up import OwnerLook
-from streams.web.pages import REPLAY, Pages
+from streams.web.pages import DROP, REPLAY, Pages
 from streams.web.serving import ServerThread, is_loopback
 from streams.web.site import Probes, Site
 from streams.web.tokens import Tokens
@@ -158,7 +158,7 @@ class Monitor:
         def register(function: ActionT) -> ActionT:
             if not _NAME.fullmatch(name):
                 raise RegistrationError(f"the action {name!r} must have a name of small letters, digits and dashes")
-            if name in self._actions or name in (REPLAY, DRAIN):
+            if name in self._actions or name in (REPLAY, DROP, DRAIN):
                 raise RegistrationError(f"there is an action {name!r} already")
             if self._server is not None:
                 raise RegistrationError(f"the action {name!r} comes too late: the monitor has started")
@@ -259,6 +259,7 @@ class Monitor:
         actions = dict(self._actions)
         if letters is not None:
             actions[REPLAY] = RegisteredAction(REPLAY, letters.replay)
+            actions[DROP] = RegisteredAction(DROP, letters.drop)
         if source is not None and not self._is_elsewhere:
             actions[DRAIN] = RegisteredAction(DRAIN, _draining(source))
         board = Board(self._group, self._members, look, self._views)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,7 +20,7 @@ from starlette.routing import Route, Router
 
 from streams.cli.console import duration
 from streams.cli.records import one_line
-from streams.errors import ConfigError
+from streams.errors import ConfigError, StreamsError
 from streams.observability.health import Verdict
 from streams.sak.harmless import harmless
 from streams.web import api, rows
@@ -27,8 +28,8 @@ from streams.web.actions import ActionRefused, form_argument
 from streams.web.board import SNAPSHOT_SECONDS, GroupSnapshot
 from streams.web.doors import FORM_FIELD, METRICS_PATH, STREAM_PATH, Doors, fields_of, refused
 from streams.web.drawing import rates_svg, topology_svg
-from streams.web.letters import MOST_LETTERS
-from streams.web.look_up import AskedProof, looked_up
+from streams.web.letters import LetterFilter
+from streams.web.look_up import AskedProof, QuestionRefused, looked_up, problem_with
 from streams.web.site import Site
 from streams.web.tokens import Scope
 
@@ -49,6 +50,8 @@ _KEEP_ALIVE_TICKS: Final = 10
 _NEAR_SECONDS: Final = 12 * 3600
 REPLAY: Final = "replay-dead-letters"
 """The built-in action that sends dead letters again."""
+DROP: Final = "drop-dead-letters"
+"""The built-in action that settles dead letters without sending them."""
 
 
 class Pages:
@@ -103,7 +106,8 @@ class Pages:
             Route("/logout", self._logout, methods=["POST"]),
             Route("/actions/start", self._start, methods=["POST"]),
             Route("/actions/cancel", self._cancel, methods=["POST"]),
-            Route("/dead-letters/replay", self._replay, methods=["POST"]),
+            Route("/dead-letters/replay", self._settle(REPLAY), methods=["POST"]),
+            Route("/dead-letters/drop", self._settle(DROP), methods=["POST"]),
             Route(STREAM_PATH, self._events),
             Route("/static/{name}", self._file),
             Route("/live", self._live),
@@ -155,12 +159,14 @@ class Pages:
             given["asked"] = {each: asked.get(each, "") for each in ("key", "form", *AskedProof.__struct_fields__)}
             given["has_source"], given["found"] = site.owners is not None, None
             if site.owners is not None and "key" in asked:
-                given["found"] = await site.owners.ask(asked["key"], asked, is_base64=asked.get("form") == "base64")
+                try:
+                    given["found"] = await site.owners.ask(asked["key"], asked, is_base64=asked.get("form") == "base64")
+                except StreamsError as error:
+                    given["found"] = problem_with(error)
         elif name == "dead letters":
-            given["letters"] = await site.letters.look() if site.letters and given["may_query"] else None
-            given["most"] = MOST_LETTERS
+            given.update(await self._letters(request) if site.letters and given["may_query"] else {"letters": None})
         elif name == "actions":
-            given["actions"] = [action for action in site.actions.values() if action.name != REPLAY]
+            given["actions"] = [action for action in site.actions.values() if action.name not in (REPLAY, DROP)]
             given["running"] = [action.name for action in site.actions.values() if action.running]
         elif name == "settings":
             try:
@@ -204,6 +210,25 @@ class Pages:
             given["runs"] = sorted(runs, key=lambda run: run.began_ms, reverse=True)
         return self._templates.get_template(f"part_{name}.html").render(given)
 
+    async def _letters(self, request: Request) -> dict[str, Any]:
+        """Return what the page of dead letters shows: those of the filter in its address."""
+        look, asked = self._site.letters, LetterFilter()
+        assert look is not None
+        try:
+            asked = LetterFilter.of(request.query_params)
+            letters = await look.look(asked)
+        except StreamsError as error:
+            letters = look.nothing(str(error))
+        shown = {name: getattr(asked, name) for name in ("partition", "key", "type")}
+        given = {name: str(value) for name, value in shown.items() if value is not None}
+        return {
+            "letters": letters,
+            "asked": {name: given.get(name, "") for name in shown},
+            "filter": f"?{urlencode(given)}" if given else "",
+            "first": f"/dead-letters?{urlencode(given)}" if asked.after else "",
+            "next": f"/dead-letters?{urlencode({**given, 'after': letters['next']})}" if letters["next"] else "",
+        }
+
     def _found(self, request: Request) -> dict[str, Any] | None:
         topic, text = request.query_params.get("topic"), request.query_params.get("key")
         if topic is None or text is None:
@@ -211,8 +236,11 @@ class Pages:
         view = self._site.view_of(topic)
         if view is None:
             return {"topic": topic, "key": text, "found": False, "value": "", "problem": "no view of that topic"}
-        is_base64 = request.query_params.get("form") == "base64"
-        return {"topic": topic, "key": text, **looked_up(view, text, is_base64=is_base64)}
+        try:
+            found = looked_up(view, text, is_base64=request.query_params.get("form") == "base64")
+        except StreamsError as error:
+            found = problem_with(error)
+        return {"topic": topic, "key": text, **found}
 
     # -- live ----------------------------------------------------------------------------------------------------------
 
@@ -290,18 +318,29 @@ class Pages:
         action.cancel(self._site.who(request))
         return RedirectResponse("/actions", 303)
 
-    async def _replay(self, request: Request) -> Response:
-        action = self._site.actions.get(REPLAY)
-        if action is None:
-            return self.refuse(request, 404, "no source is named")
-        places = fields_of(request.state.body).get("place", [])
-        if not places:
-            return await self._render(request, "dead letters", 400, "Choose letters first.")
-        try:
-            action.start({"places": places}, self._site.who(request))
-        except ActionRefused as error:
-            return await self._render(request, "dead letters", 409, str(error))
-        return RedirectResponse("/actions", 303)
+    def _settle(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def start(request: Request) -> Response:
+            action, form = self._site.actions.get(name), fields_of(request.state.body)
+            if action is None:
+                return self.refuse(request, 404, "no source is named")
+            order: dict[str, Any] = {"places": form.get("place", [])}
+            if form.get("all"):  # as far as the filter in the address chooses
+                try:
+                    asked = LetterFilter.of(request.query_params)
+                except QuestionRefused as error:
+                    return await self._render(request, "dead letters", 400, str(error))
+                order = {"all": True, "partition": asked.partition, "key": asked.key, "type": asked.type}
+            elif not order["places"]:
+                return await self._render(request, "dead letters", 400, "Choose letters first.")
+            if name == DROP and not form.get("sure"):
+                return await self._render(request, "dead letters", 400, "To drop letters, say that you are sure.")
+            try:
+                action.start(order, self._site.who(request))
+            except ActionRefused as error:
+                return await self._render(request, "dead letters", 409, str(error))
+            return RedirectResponse("/actions", 303)
+
+        return start
 
     # -- files, probes, metrics ----------------------------------------------------------------------------------------
 

@@ -143,7 +143,14 @@ async def test_the_command_line_and_the_example_ask_the_owner(
         assert (code, entry["value"], entry["served_by"]) == (0, {"cents": 750}, source.config.instance_id)
         code, answer = await ask("scan", "--ask-owner", "--prefix", "a")
         assert (code, [(row["key"], row["value"]) for row in answer["entries"]]) == (0, [("ada", {"cents": 750})])
-        assert (await ask("get", "eve", "--ask-owner", "--confirm"))[0] == 1
+        code, answer = await ask("get", "eve", "--ask-owner", "--confirm")
+        assert (code, answer["absence"]) == (1, f"in none of the {lab.partitions} partitions")
+        elsewhere = (sent.partition + 1) % lab.partitions
+        code, answer = await ask("get", "ada", "--ask-owner", "--partition", str(elsewhere))
+        assert (code, answer["absence"]) == (1, f"not in partition {elsewhere}; no other partition was asked")
+        other = await producer.send(lab.topic, example_bank.Deposited("fay", 1), key="ada")
+        code, answer = await ask("get", "fay", "--ask-owner", "--at-least", f"{other.partition}@{other.offset}")
+        assert (code, answer["entries"][0]["partition"]) == (0, sent.partition), "of a record with another key"
         assert (await ask("get", "ada", "--confirm"))[0] == 2, "without --ask-owner"
         answer = await client.get("/accounts/ada?confirm=true")
         assert (answer.status_code, answer.json()["cents"]) == (200, 750)

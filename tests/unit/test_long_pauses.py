@@ -115,7 +115,8 @@ async def test_a_topic_whose_tombstones_no_reader_is_sure_to_see_is_refused(
     monkeypatch.setattr(log_reader, "PROVE_SECONDS", 0.001)
     if not is_changed:
         topic.settings["delete.retention.ms"] = "999"
-    with pytest.raises(TopicError, match=r"rates keeps tombstones for 999 ms \(delete.retention.ms\).* Set it to"):
+    refused = r"rates keeps tombstones for 999 ms \(delete.retention.ms\).* Set it to"
+    with pytest.raises(TopicError, match=refused):  # noqa: PT012
         async with log_over(topic, Heard()) as log:
             topic.settings["delete.retention.ms"] = "999"
             await asyncio.wait_for(log.wait_stopped(), PATIENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from streams import EventSource, Table
 from streams.config_groups import QueryConfig
-from streams.errors import BrokerUnavailable, ConfigError, NotOwned, RegistrationError
+from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, NotOwned, RegistrationError
 from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE
 from tests.unit.web_kit import source_of
@@ -30,7 +31,7 @@ OTHER = Server("w-2", "http://127.0.0.1:3")
 
 
 class Members(StateReader[Any, bytes]):
-    """A reader whose members answer as told: by name, the value of each partition, an error, or ``None`` for silence."""
+    """A reader whose members answer as told: by name, the values of partitions, an error, or ``None`` for silence."""
 
     tells: dict[str, Any]
     asked: list[str]
@@ -48,7 +49,9 @@ class Members(StateReader[Any, bytes]):
             raise told
         self._finder.answers(server)
         value = told.get(question.partition)
-        return Reply(partition=question.partition, positions=(), age_seconds=1.5, served_by=server.instance, value=value)
+        return Reply(
+            partition=question.partition, positions=(), age_seconds=1.5, served_by=server.instance, value=value
+        )
 
 
 @asynccontextmanager
@@ -61,7 +64,7 @@ async def members(tmp_path: Path, **more: Any) -> AsyncIterator[Members]:
         yield reader
 
 
-EVERYWHERE = {number: b"1" for number in range(4)}
+EVERYWHERE = dict.fromkeys(range(4), b"1")
 
 
 async def test_a_copy_answers_while_the_owner_is_frozen(tmp_path: Path) -> None:
@@ -166,6 +169,17 @@ async def test_a_look_that_had_less_time_is_made_again(tmp_path: Path) -> None:
     assert len(looks) == 2
 
 
+async def test_a_look_that_takes_longer_hides_no_reason(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+    async with members(tmp_path) as reader:
+        looks = [lambda: goes_on.wait(PATIENCE), lambda: None]
+        reader._finder._look = lambda seconds: (looks.pop()(), OWNER)[1:]  # type: ignore[method-assign,func-returns-value]
+        reader.tells = {"w-0": NotCaughtUp("it is not as far")}
+        with pytest.raises(NotCaughtUp, match="the last reason: it is not as far"):
+            await reader.get("ann", timeout_seconds=1.0)
+        goes_on.set()
+
+
 async def test_a_key_whose_records_have_another_one(tmp_path: Path) -> None:
     async with members(tmp_path) as reader:
         home = reader.partition_of("ann")
@@ -174,9 +188,9 @@ async def test_a_key_whose_records_have_another_one(tmp_path: Path) -> None:
         assert not reader.is_routed
         answer = await reader.get("ann")
         assert (answer.value, answer.partition) == (None, home), "of one partition, which it names"
-        assert [(one.partition, one.value) for one in await reader.find("ann")] == [(elsewhere, b"1")]
-        reader.tells = {"w-0": {}}
-        assert await reader.find("ann", max_staleness=2.0) == []
+        everywhere = await reader.get_everywhere("ann", confirm=True)
+        assert [(one.partition, one.value) for one in everywhere if one.value] == [(elsewhere, b"1")]
+        assert len(everywhere) == 4
     by_number = {"key": int, "routed_by": lambda key: f"customer-{key % 100}"}
     async with members(tmp_path, **by_number) as reader:
         assert reader.is_routed
@@ -197,4 +211,3 @@ def test_a_source_declares_it_once(tmp_path: Path) -> None:
     assert not StateReader.of(source, routed_by=None).is_routed
     with pytest.raises(RegistrationError, match=r"routed_by is .* it is called with \(key\)"):
         EventSource(config, factory, routed_by=lambda: "")  # type: ignore[misc,arg-type]
-

@@ -93,7 +93,7 @@ def test_an_action_that_cannot_be_one_is_refused(monitor: Monitor) -> None:
     for function in (two, wrong, no_coroutine):
         with pytest.raises(RegistrationError):
             monitor.action("an-action")(function)  # type: ignore[type-var]
-    for name in ("", "Upper", "a b", "../x", "replay-dead-letters", "a" * 64):
+    for name in ("", "Upper", "a b", "../x", "replay-dead-letters", "drop-dead-letters", "a" * 64):
         with pytest.raises(RegistrationError):
             monitor.action(name)(good)
     monitor.action("good")(good)
@@ -236,11 +236,11 @@ def test_a_source_that_does_not_run_cannot_be_drained(monitor: Monitor) -> None:
 async def test_no_cancel_hides_that_letters_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def replay(self: DeadLetters, places: list[str], progress: Any) -> str:
+    def settle(self: DeadLetters, *order: Any) -> str:
         release.wait(10.0)
         return "sent again: 1"
 
-    monkeypatch.setattr(DeadLetters, "_replay", replay)
+    monkeypatch.setattr(DeadLetters, "_settle", settle)
     source = source_of()
     action = RegisteredAction("again", DeadLetters(source, GroupLook("shop", source.config)).replay)
     run = action.start({"places": ["0@1"]}, "a test")

@@ -71,10 +71,24 @@ function signIn(form) {
   }
 }
 
+// Choose all letters of a page with one click; those of all pages are chosen by the server.
+function choosePage(label) {
+  label.hidden = false;
+  label.firstChild.addEventListener("change", (event) => {
+    for (const box of document.querySelectorAll('input[name="place"]')) {
+      box.checked = event.target.checked;
+    }
+  });
+}
+
+const choose = document.getElementById("choose-page");
 const live = document.getElementById("live");
 const login = document.getElementById("login");
 if (live) {
   follow(live);
+}
+if (choose) {
+  choosePage(choose);
 }
 if (login) {
   signIn(login);
