@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True):
-    """One answer from the state of a partition. It is committed.
+    """One answer from the state of a partition. It is committed. A key that is not in it may be in another partition,
+    unless the source's ``routed_by`` says otherwise.
 
     ``positions``: of each input of the partition, the offset below which all events are in it; the ``at_least`` of a
     later query, also together with those of other partitions. ``as_of``: everything that was committed before this

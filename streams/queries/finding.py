@@ -68,7 +68,7 @@ class MemberFinder:
             is_own = looking is None or looking.done()
             if looking is None or is_own:
                 self._looking = looking = asyncio.create_task(self._look_again(max(left, 1.0)))
-                looking.add_done_callback(lambda task: task.cancelled() or task.exception())  # somebody may be gone
+                looking.add_done_callback(lambda task: task.cancelled() or task.exception())  # its callers may be gone
             await asyncio.wait([looking], timeout=left)
             if looking.done() and (is_own or looking.exception() is None):
                 return looking.result()

@@ -56,7 +56,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 HEDGE_SECONDS: Final = 0.25
-"""After so long without an answer a member with a copy is asked as well, where that may answer."""
+"""After so long without an answer a member with a copy gets the question as well, where it may answer."""
 _REQUEST_SECONDS: Final = 6.0
 _ANSWER_SECONDS: Final = 0.5
 """Of the time of a request, what is left to the member to say that it cannot answer."""

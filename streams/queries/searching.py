@@ -12,9 +12,9 @@ from streams.queries.reader import StateReader
 from streams.records import TopicPartition
 
 
-class Found(NamedTuple):
-    """``answers``: those with a value, or else of all partitions that were asked. ``absence``: what is known of a key
-    that none of them has; empty otherwise."""
+class Searched(NamedTuple):
+    """``answers``: those with a value, or else of all partitions that were searched. ``absence``: what is known of a
+    key that none of them has; empty otherwise."""
 
     answers: list[Answer[Any]]
     absence: str = ""
@@ -29,7 +29,7 @@ async def search(
     confirm: bool = False,
     max_staleness: float | None = None,
     timeout_seconds: float,
-) -> Found:
+) -> Searched:
     """Look a key up in the partition that is named, or in that of its records; then in all others, unless it is known
     by what the store is routed. Raises as ``StateReader.get``, for the first partition."""
     deadline = time.monotonic() + timeout_seconds
@@ -40,21 +40,21 @@ async def search(
         home = [await reader.get(key, **proof, timeout_seconds=timeout_seconds, partition=partition)]
         where = f"not in partition {home[0].partition}"
         if home[0].value is not None:
-            return Found(home)
+            return Searched(home)
         if partition is not None:
-            return Found(home, f"{where}; no other partition was asked")
+            return Searched(home, f"{where}; no other partition was searched")
         if reader.is_routed:
-            return Found(home, f"{where}, where records of this key go by the routed_by of its source")
+            return Searched(home, f"{where}, where records of this key go by the routed_by of its source")
     try:
         left = max(0.001, deadline - time.monotonic())
         answers = await reader.get_everywhere(key, **proof, timeout_seconds=left)
     except (NotOwned, NotCaughtUp, BrokerUnavailable, ConfigError) as error:
         if not home:
             raise
-        return Found(
+        return Searched(
             home,
             f"not in partition {home[0].partition}, where records with this key go. Another one may have it, but they "
             f"did not all answer: {error}",
         )
     found = [answer for answer in answers if answer.value is not None]
-    return Found(found) if found else Found(answers, f"in none of the {len(answers)} partitions")
+    return Searched(found) if found else Searched(answers, f"in none of the {len(answers)} partitions")

@@ -85,7 +85,7 @@ async def _state_key(site: Site, request: Request) -> Any:
 
 
 def _refusal_of(error: StreamsError) -> RequestRefused:
-    """Return the answer to a look-up that failed: 400, the question; 504, nobody answers in time; 500, all else."""
+    """Return the answer to a look-up that failed: 400, the question; 504, no answer in time; 500, all else."""
     late = (NotOwned, NotCaughtUp, BrokerUnavailable)
     status = 400 if isinstance(error, QuestionRefused) else 504 if isinstance(error, late) else 500
     return RequestRefused(status, harmless(str(error)))

@@ -147,7 +147,7 @@ async def test_the_command_line_and_the_example_ask_the_owner(
         assert (code, answer["absence"]) == (1, f"in none of the {lab.partitions} partitions")
         elsewhere = (sent.partition + 1) % lab.partitions
         code, answer = await ask("get", "ada", "--ask-owner", "--partition", str(elsewhere))
-        assert (code, answer["absence"]) == (1, f"not in partition {elsewhere}; no other partition was asked")
+        assert (code, answer["absence"]) == (1, f"not in partition {elsewhere}; no other partition was searched")
         other = await producer.send(lab.topic, example_bank.Deposited("fay", 1), key="ada")
         code, answer = await ask("get", "fay", "--ask-owner", "--at-least", f"{other.partition}@{other.offset}")
         assert (code, answer["entries"][0]["partition"]) == (0, sent.partition), "of a record with another key"

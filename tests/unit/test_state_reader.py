@@ -41,7 +41,7 @@ class Members(StateReader[Any, bytes]):
         told = self.tells.get(server.instance, NotOwned(f"{server.instance} does not own it"))
         if told is None:
             try:
-                await asyncio.sleep(left)
+                await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=left)
             finally:
                 self._finder.is_silent(server)
             raise NotOwned(f"{server.instance} does not answer")
@@ -149,11 +149,12 @@ async def test_an_answer_is_as_of_what_was_promised(tmp_path: Path) -> None:
 
 async def test_a_look_that_had_less_time_is_made_again(tmp_path: Path) -> None:
     looks: list[float] = []
+    hurried_is_over = threading.Event()
 
     def look(seconds: float) -> tuple[Server, ...]:
         looks.append(seconds)
         if len(looks) == 1:
-            time.sleep(0.3)
+            hurried_is_over.wait(PATIENCE)
             raise BrokerUnavailable("no answer within 1 s")
         return (OWNER,)
 
@@ -161,10 +162,10 @@ async def test_a_look_that_had_less_time_is_made_again(tmp_path: Path) -> None:
         reader._finder._look = look  # type: ignore[method-assign]
         reader.tells = {"w-0": EVERYWHERE}
         hurried = asyncio.create_task(reader.get("ann", timeout_seconds=0.1))
-        await asyncio.sleep(0)
-        patient = asyncio.create_task(reader.get("ann", timeout_seconds=PATIENCE))
+        patient = asyncio.create_task(reader.get("ann", timeout_seconds=PATIENCE))  # behind it, and its look
         with pytest.raises(BrokerUnavailable, match="could not be looked at within"):
             await hurried
+        hurried_is_over.set()
         assert (await patient).value == b"1"
     assert len(looks) == 2
 
