@@ -79,6 +79,19 @@ def test_rows_whose_tombstones_are_gone_are_deleted_before_any_event(
     assert f"{GONE}deleted now: b'ann', b'bob'\n" in caplog.text
 
 
+def test_it_is_the_tables_own_setting_that_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where that is an hour or less, too."""
+    monkeypatch.setattr(MissedDeletions, "_ask_life_ms", lambda self, topic: 600_000)
+    with TestDriver(Shop().source) as driver:
+        stopped_for(driver, 1_200.0)
+        driver.restart()
+        driver.settle()
+        assert {**rows(driver, 0), **rows(driver, 1)}.keys() == {b"cid", b"dot"}
+    assert "(delete.retention.ms 600000). They are deleted now: b'ann', b'bob'" in caplog.text
+
+
 def test_with_an_update_handler_they_are_named_and_kept_until_tombstones_are_sent_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

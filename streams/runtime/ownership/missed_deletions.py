@@ -96,8 +96,8 @@ class MissedDeletions:
         if topic not in self._lives_ms:
             self._lives_ms[topic] = await call(self._ask_life_ms, topic)
         life_ms = self._lives_ms[topic]
-        since = member.wall_ms() - (life_ms - MARGIN_MS)
-        if life_ms <= MARGIN_MS or since <= 0:  # too short for any reader to be sure, or without end
+        since = member.wall_ms() - (life_ms - min(MARGIN_MS, life_ms // 2))
+        if life_ms <= 0 or since <= 0:  # no reader can be sure, or without end
             return set()
         young = await call(client.offset_of_time, topic, number, since, self._deadline())
         old = min(end, end if young is None else young)  # tombstones from here on live still
