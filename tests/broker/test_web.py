@@ -164,7 +164,7 @@ async def test_a_key_is_looked_up_at_its_owner_whichever_member_is_asked(lab: La
                 assert ("confirmed by a commit" in proof) == (name == "a")
                 assert f"{lab.topic}[{partition_of(name.encode(), PARTITIONS)}]" in proof
             await page.goto(f"{monitor.address}state?key=nobody")
-            await expect(page.locator("#value")).to_have_text("no such key")
+            await expect(page.locator("#value")).to_have_text(f"no such key: in none of the {PARTITIONS} partitions")
             assert await page.locator("main img, main script").count() == 0
             watched.check(monitor.port)
         assert owners == {source.config.instance_id for source in sources}
