@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -199,6 +200,20 @@ def test_timers_and_async_work_that_wait_are_shown(monitor: Monitor, members: Sc
         facts = json.loads(ask(monitor.port, "/api/v1/group", LOOK).text)
         assert facts["work"] == [{"member": "a", "name": "Reserved", "running": 4, "waiting": 15, "keys": 19}]
         assert [each["timers"] for each in facts["partitions"]] == [74, 1, 0]
+
+
+def test_columns_stand_in_line_where_a_partition_has_several_inputs(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell behind a number has more room on its left: so has the cell below it."""
+    inputs = tuple(rows.InputPlace(topic, 1, 2, 1) for topic in ("orders", "customers", "payments"))
+    line = rows.PartitionLine(topic="", partition=0, owner="a", state="active", inputs=inputs)
+    monkeypatch.setattr(rows, "partition_lines", lambda *args: [line])
+    with monitor:
+        page = ask(monitor.port, "/source", LOOK).text
+    found = re.findall(r'<td class="(n[^"]*)"[^>]*>[^\n]*</td>\n<td>(\w+)</td>', page)
+    assert [topic for _, topic in found] == ["orders", "customers", "payments"]
+    assert 'class="n" colspan="6"' in page
 
 
 class _Reading(HTMLParser):
