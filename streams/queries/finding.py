@@ -52,11 +52,11 @@ class MemberFinder:
         """Have the next question look at the group again."""
         self.found = ()
 
-    def is_silent(self, server: Server) -> None:
+    def note_silence(self, server: Server) -> None:
         """Note that a member does not answer."""
         self._silent[server.address] = time.monotonic() + SILENT_SECONDS
 
-    def answers(self, server: Server) -> None:
+    def note_answer(self, server: Server) -> None:
         """Note that a member has answered."""
         self._silent.pop(server.address, None)
 

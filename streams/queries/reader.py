@@ -352,7 +352,7 @@ class StateReader(Generic[K, V]):
                     reason = answered or reason
                 if not done:
                     for server in asking.values():
-                        self._finder.is_silent(server)
+                        self._finder.note_silence(server)
             return reason
         finally:
             for task in asking:
@@ -397,7 +397,7 @@ class StateReader(Generic[K, V]):
                     content += await response.content.read(MOST_BYTES_READ - len(content))
                 status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            self._finder.is_silent(server)
+            self._finder.note_silence(server)
             raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None
         if status == 401 and not sealed:
             raise TicketRefused(
@@ -406,7 +406,7 @@ class StateReader(Generic[K, V]):
         if not sealed and status in (413, 503, 504):
             raise NotOwned(f"{server.instance} at {server.address} is busy ({status})")
         check_seal(self._secret, sealed, asked, status, content)
-        self._finder.answers(server)
+        self._finder.note_answer(server)
         if status == 200:
             return msgspec.json.decode(content, type=Reply)
         refusal = msgspec.json.decode(content, type=Refusal)

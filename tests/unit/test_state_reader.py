@@ -43,11 +43,11 @@ class Members(StateReader[Any, bytes]):
             try:
                 await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=left)
             finally:
-                self._finder.is_silent(server)
+                self._finder.note_silence(server)
             raise NotOwned(f"{server.instance} does not answer")
         if isinstance(told, Exception):
             raise told
-        self._finder.answers(server)
+        self._finder.note_answer(server)
         value = told.get(question.partition)
         return Reply(
             partition=question.partition, positions=(), age_seconds=1.5, served_by=server.instance, value=value
