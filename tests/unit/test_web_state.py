@@ -174,7 +174,10 @@ def test_a_key_of_a_wrong_form_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         (lambda partition: SimpleStore(partition, codec_for(str), str), True, "only a Table answers other processes"),
     ],
 )
-def test_state_that_cannot_be_looked_up_says_why(tmp_path: Path, store: Any, has_secret: bool, problem: str) -> None:
+def test_state_that_cannot_be_looked_up_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Any, has_secret: bool, problem: str
+) -> None:
+    monkeypatch.setattr(look_up, "OWNER_SECONDS", 0.2)
     path = private(tmp_path / "token", ACT)
     with served(stateful(tmp_path, store, has_secret), str(path)) as monitor:
         assert problem in ask(monitor.port, "/state?key=5").text
