@@ -22,6 +22,8 @@ import msgspec
 from examples.flights.report import VARIABLE, Tally
 
 STOP_SECONDS = 30.0
+NO_STATE = {"KES_STATE_FOLDER": "", "KES_STATE_SNAPSHOTS": ""}
+"""Whatever the settings of the machine say: the cluster is thrown away, and a folder of state would stay."""
 
 
 class Workers:
@@ -51,7 +53,7 @@ class Workers:
             stderr=log,
             cwd=root,
             start_new_session=True,  # Ctrl-C is for the demo, which stops its workers itself
-            env={**os.environ, "KES_BOOTSTRAP_SERVERS": servers, "PYTHONPATH": _path(root), VARIABLE: "1"},
+            env={**os.environ, "KES_BOOTSTRAP_SERVERS": servers, **NO_STATE, "PYTHONPATH": _path(root), VARIABLE: "1"},
         )
         self._listener = threading.Thread(target=self._listen, name=f"workers-{name}", daemon=True)
         self._listener.start()

@@ -67,10 +67,14 @@ def verify(
 
     The input (by default a copy of the source topic's beginning) goes to two throw-away brokers on this machine. On one
     of them a single worker handles it in peace; on the other one several do, under attack. Outputs per key and the
-    state have to be the same. Nothing is written to your cluster. Handlers must be deterministic, and what they do
-    outside of Kafka is done again. Time is real: timers that are not due when the input is handled do not fire, and
-    the answer counts them. Joined tables and lookups have all their rows before the first event, and change no more.
-    A source with further inputs or a loop is refused: the order between topics differs from run to run.
+    state have to be the same. Nothing is written to your cluster, nor to the folder of StateConfig. Handlers must be
+    deterministic, and what they do outside of Kafka is done again. Topics that they send to are declared with
+    source.output, or named with --output: the trial ends at the first that is not. Time is real: timers that are not
+    due when the input is handled do not fire, and the answer counts them.
+
+    Joined tables and lookups have all their rows before the first event, and change no more. A source with further
+    inputs or a loop is refused, since the order between topics differs from run to run: streams.testing.search tries
+    such a source.
 
     Exit codes: 0 the same; 1 differences, or the trial could not be done (the workers' logs are kept then, the answer
     names their folder); 2 wrong usage; 130, 143: ended by SIGINT, SIGTERM.

@@ -46,7 +46,8 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
     instead, as a new process would run it. ``members`` are started, numbered from 0. All chance comes from ``seed``.
     ``topics`` gives numbers of partitions to topics that have not as many as the source. ``conditions`` are the delays
     of things; ``patience`` for how many simulated seconds a call waits until everything is done. ``start=False``
-    leaves it to ``start``, to set traps before.
+    leaves it to ``start``, to set traps before. ``state_folder``: where state on disk and snapshots go in the place of
+    ``StateConfig.folder`` (a path; empty: a new folder, removed by ``close``).
 
     Use it from one thread, as a context manager: ``close`` ends everything. In a running event loop (an async test, a
     notebook) it is used in the same way, without ``await``: that loop stands still during a call. What makes a
@@ -67,8 +68,9 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
         patience: float = 60.0,
         start_time: float = START_TIME,
         start: bool = True,
+        state_folder: str = "",
     ) -> None:
-        super().__init__(source, members, seed, topics or {}, conditions, patience, start_time)
+        super().__init__(source, members, seed, topics or {}, conditions, patience, start_time, state_folder)
         self.seed = seed
         if start:
             try:

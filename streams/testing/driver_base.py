@@ -39,6 +39,7 @@ class Driving:
         conditions: Conditions,
         patience: float,
         start_time: float,
+        state_folder: str,
     ) -> None:
         self._closed = self._stepping = False
         self._check_open()
@@ -50,7 +51,9 @@ class Driving:
             if count < 1:
                 raise ConfigError(f"topics gives {topic} {count} partitions; it must be 1 or more")
         self._first_members, self._patience = members, patience
-        self._world = DrivenWorld(source, seed=seed, conditions=conditions, start_time=start_time)
+        self._world = DrivenWorld(
+            source, seed=seed, conditions=conditions, start_time=start_time, state_folder=state_folder
+        )
         self._world.broker.topics.update(topics)
         self._chance = random.Random(seed).getstate()
         self._read: dict[str, int] = {}
@@ -144,6 +147,7 @@ class Driving:
         finally:
             self._world.fibers.close()
             loop.close()
+            self._world.state_folder.close()
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

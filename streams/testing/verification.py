@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -46,7 +47,10 @@ Say = Callable[[str, int, int], None]
 Sequences = dict[tuple[str, bytes | None], list[tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]]]
 
 LOOK_SECONDS = 0.1
+STATE = "state"
+"""The folder in that of the trial for state on disk, which is never kept."""
 SHOWN = 20
+_UNKNOWN = re.compile(r"UNKNOWN_TOPIC_OR_PART \(([\w.-]+):")
 _BEYOND_SESSION = 2.0
 _STOP_SECONDS = 60.0
 
@@ -95,9 +99,9 @@ class Left(msgspec.Struct):
 class WorkerProcess:
     """A process of the source, started again under the same name whenever it ended."""
 
-    def __init__(self, source: str, servers: str, name: str, folder: Path) -> None:
+    def __init__(self, source: str, servers: str, name: str, folder: Path, state: Path) -> None:
         self.name, self.log = name, folder / f"{name}.log"
-        self._command = [sys.executable, "-m", "streams.testing.verification_worker", source, servers]
+        self._command = [sys.executable, "-m", "streams.testing.verification_worker", source, servers, str(state)]
         self.frozen = False
         self.process = self._start()
 
@@ -151,9 +155,16 @@ class WorkerProcess:
         self._close_pipe()
 
     @property
+    def tail(self) -> str:
+        """The end of its log."""
+        with self.log.open("rb") as log:
+            log.seek(max(self.log.stat().st_size - 8_000, 0))
+            return log.read().decode(errors="replace")
+
+    @property
     def last_words(self) -> str:
         """The last line of its log."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        lines = self.tail.strip().splitlines()
         last = lines[-1].strip() if lines else "its log is empty"
         return last if len(last) <= 300 else f"...{last[-297:]}"
 
@@ -167,7 +178,7 @@ class Trial:
 
     ``source``: ``module:name`` as ``kes run`` takes it, importable from the current folder; ``config``: its settings;
     ``records``: the input, with keys, headers and partitions (``None``: by key). ``outputs``: topics that it writes to
-    with their numbers of partitions, others are made as the source topic when something is sent to them. ``tables``:
+    with their numbers of partitions: a topic that is neither among them nor on the broker ends the trial. ``tables``:
     the topics of joined tables and lookups; ``rows``: the records of all of them, with topic and partition. Both runs
     have every row before the first event, and none later: so an event meets the same rows in both.
     """
@@ -202,6 +213,8 @@ class Trial:
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
+        finally:
+            shutil.rmtree(self._folder / STATE, ignore_errors=True)
         if not verdict.differences:
             shutil.rmtree(self._folder, ignore_errors=True)
         return verdict
@@ -228,7 +241,8 @@ class Trial:
         with self._broker() as broker:
             site = self._site(broker)
             site.produce(self._records)
-            worker = WorkerProcess(self._source, broker.bootstrap_servers, "undisturbed", self._folder)
+            state = self._folder / STATE / "undisturbed"
+            worker = WorkerProcess(self._source, broker.bootstrap_servers, "undisturbed", self._folder, state)
             try:
                 self._wait(site, [worker], "records handled, undisturbed", attack.patience_seconds)
                 worker.stop(_STOP_SECONDS)
@@ -246,8 +260,9 @@ class Trial:
             seconds = 2.0 * attack.kills + (session + 2 * _BEYOND_SESSION) * attack.freezes + 5.0
             rate = len(self._records) / seconds
             feeding = threading.Thread(target=site.produce, args=(self._records, rate), daemon=True)
+            state = self._folder / STATE / "attacked"  # of all workers, as on one machine
             workers = [
-                WorkerProcess(self._source, broker.bootstrap_servers, f"worker-{number}", self._folder)
+                WorkerProcess(self._source, broker.bootstrap_servers, f"worker-{number}", self._folder, state)
                 for number in range(attack.workers)
             ]
             try:
@@ -293,7 +308,7 @@ class Trial:
         feeding.start()
         deadline = time.monotonic() + patience
         while site.handled() == 0:
-            self._check(workers, deadline, "nothing was handled")
+            self._check(site, workers, deadline, "nothing was handled")
             time.sleep(LOOK_SECONDS)
 
     def _wait(self, site: Site, workers: Sequence[WorkerProcess], what: str, patience: float) -> None:
@@ -305,10 +320,17 @@ class Trial:
                 return
             if now != handled:
                 handled, moved_at = now, time.monotonic()
-            self._check(workers, moved_at + patience, f"{now} of {len(self._records)} records were handled")
+            self._check(site, workers, moved_at + patience, f"{now} of {len(self._records)} records were handled")
             time.sleep(LOOK_SECONDS)
 
-    def _check(self, workers: Sequence[WorkerProcess], deadline: float, stand: str) -> None:
+    def _check(self, site: Site, workers: Sequence[WorkerProcess], deadline: float, stand: str) -> None:
+        for worker in workers:
+            unknown = _UNKNOWN.findall(worker.tail)
+            if unknown and site.lacks(unknown[-1]):  # nobody makes it on this broker: they would resend for ever
+                raise TrialFailed(
+                    f"the handlers send to {unknown[-1]!r}, a topic that the trial's broker has not: declare it with "
+                    f"source.output({unknown[-1]!r}), or name it with --output {unknown[-1]}:PARTITIONS; {worker.log}"
+                )
         dead = [worker for worker in workers if not worker.runs]
         if dead and len(workers) == 1:
             raise TrialFailed(f"the source stopped by itself: {dead[0].last_words}; its log: {dead[0].log}")
@@ -316,8 +338,6 @@ class Trial:
             worker.again()
         if time.monotonic() > deadline:
             words = "; ".join(f"{worker.name}: {worker.last_words}" for worker in workers)
-            if "UNKNOWN_TOPIC" in words:
-                words += "; the trial's broker has the topics that source.output(...) declares, or --output names"
             raise TrialFailed(f"{stand}, and then nothing any more ({words}); logs: {self._folder}")
 
     def _broker(self) -> KafkaBroker:
@@ -366,6 +386,14 @@ class Site:
                 return sum(admin.committed(self._config.group_id, self._config.topic, 5.0).values())
             except BrokerUnavailable:
                 return -1
+
+    def lacks(self, topic: str) -> bool:
+        """Check whether the broker answers that it has no such topic."""
+        with closing(TopicAdmin(self._settings)) as admin:
+            try:
+                return admin.identity(topic, 5.0) is None
+            except BrokerUnavailable:
+                return False
 
     def left(self) -> Left:
         """Read everything that was written. Raises ``TrialFailed`` when a transaction is left hanging."""

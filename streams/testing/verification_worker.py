@@ -1,7 +1,7 @@
 """One worker process of a verification: a user's event source on another broker. Started by ``kes verify`` only.
 
-``python -m streams.testing.verification_worker MODULE:SOURCE SERVERS``, its name in ``KES_INSTANCE_ID``. The worker
-ends with its parent: standard input is a pipe that carries no data.
+``python -m streams.testing.verification_worker MODULE:SOURCE SERVERS FOLDER``, its name in ``KES_INSTANCE_ID``; state
+on disk is in FOLDER. The worker ends with its parent: standard input is a pipe that carries no data.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import msgspec
 
 from streams.event_source import EventSource
 from streams.loading import load
+from streams.testing.state_folder import elsewhere
 
 
-def moved(source: EventSource[object], servers: str) -> EventSource[object]:
-    """Copy the source for this broker: one cluster, without the security settings of the one it was made for."""
+def moved(source: EventSource[object], servers: str, folder: str) -> EventSource[object]:
+    """Copy the source for this broker: one cluster, without the security settings of the one it was made for, and
+    without its state on disk."""
     source.config = msgspec.structs.replace(
         source.config,
         bootstrap_servers=servers,
@@ -28,6 +30,7 @@ def moved(source: EventSource[object], servers: str) -> EventSource[object]:
         min_insync_replicas=1,
         instance_id=os.environ["KES_INSTANCE_ID"],
         group=msgspec.structs.replace(source.config.group, static_membership=False),
+        state=elsewhere(source.config.state, folder),
     )
     return source
 
@@ -40,4 +43,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    moved(load(sys.argv[1]), sys.argv[2]).run()
+    moved(load(sys.argv[1]), *sys.argv[2:]).run()

@@ -34,6 +34,7 @@ from streams.testing.simulation.group import Group
 from streams.testing.simulation.process import Process, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 from streams.testing.simulation.wire_broker import WireBroker
+from streams.testing.state_folder import StateFolder
 from streams.topics import InputSpec
 
 Source = EventSource[Any] | Callable[[], EventSource[Any]]
@@ -118,8 +119,11 @@ class DrivenWorld:
     """``simulation.process.World``: the state that all members share. Everything that chance decides comes from
     ``seed``."""
 
-    def __init__(self, source: Source, *, seed: int, conditions: Conditions, start_time: float) -> None:
+    def __init__(
+        self, source: Source, *, seed: int, conditions: Conditions, start_time: float, state_folder: str = ""
+    ) -> None:
         self._make = source if not isinstance(source, EventSource) else None
+        self.state_folder = StateFolder(state_folder)
         self._source = _snapshot(source) if isinstance(source, EventSource) else _made_by(source)
         self._start_time = start_time
         self.loop = VirtualTimeLoop(float("inf"))
@@ -284,7 +288,9 @@ class DrivenWorld:
         made = _snapshot(self._source) if self._make is None else self._make()
         self.broker.further |= frozenset(made.inputs)
         given = made.config
-        made.config = _driven(given, number, process)
+        made.config = msgspec.structs.replace(
+            _driven(given, number, process), state=self.state_folder.holding(given.state)
+        )
         wrap = functools.partial(_watched, process=process)
         router = made._router
         router.routes = {name: wrap(route) for name, route in router.routes.items()}

@@ -61,8 +61,8 @@ def add(ctx: EventContext[Totals], event: Any) -> None:
     ctx.forward(OUT, total, key=event.name, headers=[("from", b"%d" % ctx.topic_partition.partition)])
 
 
-def build(partitions: int = 3, **settings: Any) -> EventSource[Totals]:
-    source = EventSource(config(partitions, **settings), TOTALS)
+def build(partitions: int = 3, store: Any = TOTALS, **settings: Any) -> EventSource[Totals]:
+    source = EventSource(config(partitions, **settings), store)
 
     @source.register_event_type(Slow)
     async def on_slow(ctx: EventContext[Totals], event: Slow) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from streams import STOP, ErrorResponse, EventContext, EventSource, Record, Retry, SourceState
+from streams import STOP, ErrorResponse, EventContext, EventSource, Record, Retry, SourceState, StateConfig, Table
+from streams.disk import SQLite
 from streams.errors import ConfigError, DecodeError, EncodeError, EventFailure, NotOwned, RegistrationError, Stopped
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver, Unsettled
@@ -348,6 +353,43 @@ async def test_in_a_callback_of_a_loop_there_is_no_task() -> None:
 async def test_a_driver_of_a_plain_fixture_serves_an_async_test(driver: Driver) -> None:
     driver.send(Added("ann"))
     assert driver.outputs(OUT, Total) == [Total("ann", 1)]
+
+
+@pytest.mark.parametrize("engine", [None, SQLite()])
+def test_state_goes_to_a_folder_of_the_driver_and_never_to_that_of_the_source(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A simulated cluster would set the real state aside; and a second run would find what the first one left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    caplog.set_level(logging.INFO)
+    state = StateConfig(folder="state", snapshots="snapshots", snapshot_seconds=10.0)
+    source = build(store=Table.factory(key=str, value=int, engine=engine), state=state)
+
+    def run(**options: Any) -> tuple[list[str], list[str]]:
+        with TestDriver(source, **options) as made:
+            for name in ("ann", "bob", "eve"):
+                made.send(Added(name), key=name)
+            made.advance(60.0)
+            made.leave(0)
+            made.restart()
+            made.advance(60.0)
+            return made.trace, [re.sub(r"\S*/(?=group-)|[\d.]+ s$|manifest-\S+", "", text) for text in texts()]
+
+    def texts() -> list[str]:
+        found = caplog.messages
+        caplog.clear()
+        return found
+
+    first = run()
+    assert any("changes from group-driven" in text for text in first[1]), "the restart read the folder"
+    assert run() == first
+    assert [*tmp_path.rglob("*")] == [tmp_path / "temporary"]
+    run(state_folder="mine")
+    assert {path.name for path in tmp_path.iterdir()} == {"temporary", "mine"}
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"state", "snapshots"}
+    assert [*(tmp_path / "temporary").iterdir()] == []
 
 
 def test_no_thread_and_no_task_is_left_behind() -> None:

@@ -363,7 +363,7 @@ def test_an_attempt_that_fails_takes_a_row_on_disk_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("met_by", ["event", "update"])
 def test_a_row_that_is_damaged_on_disk_restores_the_partition(tmp_path: Path, caplog: Any, met_by: str) -> None:
     build = OnDisk(tmp_path)
-    with TestDriver(build) as driver:
+    with TestDriver(build, state_folder=str(tmp_path)) as driver:
         driver.table(CUSTOMERS).put("ann", Customer("Ann"))
         driver.advance(5)
         driver.leave()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from streams import EventSource, Table
 from streams.cli.verify import _text
-from streams.config import EventSourceConfig
+from streams.config import EventSourceConfig, StateConfig
 from streams.testing.verification import Attack, Left, Trial, TrialFailed, differences
+from streams.testing.verification_worker import moved
 
 OUT = ("balances", b"k")
 
@@ -79,3 +84,29 @@ def test_logs_stay_when_somebody_has_to_read_them(
         assert (f"logs of the workers: {verdict.logs}" in text) == kept == bool(verdict.logs)
         assert not kept or (Path(verdict.logs) / "undisturbed.log").read_text() == "what happened"
     assert bool(os.listdir(tmp_path)) == kept
+
+
+def test_a_worker_keeps_its_state_in_the_trials_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KES_INSTANCE_ID", "worker-0")
+    state = StateConfig(folder="state", snapshots="s3://bucket/kes", checkpoint_seconds=1.0)
+    source: Any = EventSource(
+        EventSourceConfig(group_id="g", topic="t", num_partitions=1, state=state), Table.factory(key=str, value=int)
+    )
+    kept = moved(source, "127.0.0.1:1", "/tmp/trial").config.state
+    assert kept == StateConfig(folder="/tmp/trial/state", snapshots="/tmp/trial/snapshots", checkpoint_seconds=1.0)
+    source.config = EventSourceConfig(group_id="g", topic="t", num_partitions=1)
+    assert moved(source, "127.0.0.1:1", "/tmp/trial").config.state == StateConfig()
+
+
+def test_a_topic_that_nobody_makes_ends_the_trial(tmp_path: Path) -> None:
+    """One that is there by now does not."""
+    log = (
+        "WARNING transaction 1 (attempt 1) failed: produce: UNKNOWN_TOPIC_OR_PART (a-b.c: Broker: ...); resend\nmore\n"
+    )
+    worker: Any = SimpleNamespace(runs=True, tail=log, log=tmp_path / "undisturbed.log")
+    lacking: Any = SimpleNamespace(lacks=lambda topic: topic == "a-b.c")
+    there: Any = SimpleNamespace(lacks=lambda topic: False)
+    trial = Trial("shop:source", EventSourceConfig(group_id="g", topic="t", num_partitions=1), [])
+    with pytest.raises(TrialFailed, match=r"source\.output\('a-b\.c'\), or name it with --output a-b\.c:PARTITIONS"):
+        trial._check(lacking, [worker], time.monotonic() + 60, "")
+    trial._check(there, [worker], time.monotonic() + 60, "")
