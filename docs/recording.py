@@ -22,7 +22,7 @@ END: Final = "```\n<!-- its end -->"
 SOURCE: Final = "examples.bank:source"
 RUN: Final = f"kes run {SOURCE} --workers 2 --instance-prefix vm"
 STEPS: Final = (
-    f"kes topics apply {SOURCE} --output bank-balances:10",
+    f"kes topics apply {SOURCE}",
     f"{RUN} &",
     "python -m examples.bank_feed 10000",
     "kill -9 PID; python -m examples.bank_feed 5000",

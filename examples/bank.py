@@ -1,7 +1,7 @@
 """The smallest useful event source: accounts, and an output for every balance.
 
 kes broker start
-kes topics apply examples.bank:source --output bank-balances:10
+kes topics apply examples.bank:source
 kes run examples.bank:source
 """
 
@@ -39,6 +39,7 @@ source = EventSource(
     store=Table.factory(key=str, value=Account),
 )
 Context = EventContext[Table[str, Account]]
+balances = source.output("bank-balances")
 
 
 @source.on
@@ -46,7 +47,7 @@ def on_deposited(ctx: Context, event: Deposited) -> None:
     account = ctx.store.get(event.account) or Account()
     account.cents += event.cents
     ctx.store.put(event.account, account)
-    ctx.forward("bank-balances", Balance(event.account, account.cents), key=event.account)
+    ctx.forward(balances, Balance(event.account, account.cents), key=event.account)
 
 
 @source.schedule_interjection(every=10.0, jitter=1.0)

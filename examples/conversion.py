@@ -5,7 +5,7 @@ handlers look into. A rate is kept under (currency, valid from), so no rate is e
 handled again years later finds the rate that it found the first time.
 
 kes broker start
-kes topics apply examples.conversion:source --output bookings:4
+kes topics apply examples.conversion:source
 python -m examples.conversion_rates EUR=1 USD=0.92 JPY=0.0061
 kes run examples.conversion:source
 """
@@ -85,6 +85,7 @@ source = EventSource(
     store=Table.factory(key=str, value=int),
     lifespan=with_rates,
 )
+bookings = source.output("bookings")
 
 
 def rate_at(currency: str, at_ms: int) -> Rate:
@@ -104,7 +105,7 @@ def on_paid(ctx: EventContext[Table[str, int]], event: Paid) -> None:
     cents = event.hundredths * rate.micros // 1_000_000
     balance = ctx.store.get(event.account, 0) + cents
     ctx.store.put(event.account, balance)
-    ctx.forward("bookings", Booked(event.account, cents, balance, rate), key=event.account)
+    ctx.forward(bookings, Booked(event.account, cents, balance, rate), key=event.account)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Views of pages, counted a list at a time: each page's total is read, written and sent once per list.
 
 kes broker start
-kes topics apply examples.page_views:source --output page-views:4
+kes topics apply examples.page_views:source
 kes run examples.page_views:source
 """
 
@@ -33,6 +33,7 @@ source = EventSource(
     EventSourceConfig(group_id="page-views", topic="views", num_partitions=4),
     store=Table.factory(key=str, value=int),
 )
+page_views = source.output("page-views")
 
 
 @source.register_event_type(Viewed, batch=True)
@@ -40,7 +41,7 @@ def viewed(ctx: BatchContext[Table[str, int]], events: list[Viewed]) -> None:
     for page, count in Counter(event.page for event in events).items():
         views = ctx.store.get(page, 0) + count
         ctx.store.put(page, views)
-        ctx.forward("page-views", PageViews(page, views), key=page)
+        ctx.forward(page_views, PageViews(page, views), key=page)
 
 
 if __name__ == "__main__":

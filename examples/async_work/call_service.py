@@ -1,6 +1,6 @@
 """One HTTP call per event: many at once, in order per customer, safe to be made twice.
 
-kes topics apply examples.async_work.call_service:source --output payment-results:4
+kes topics apply examples.async_work.call_service:source
 PAYMENTS_URL=http://127.0.0.1:8000 kes run examples.async_work.call_service:source
 """
 
@@ -79,6 +79,7 @@ source = EventSource(
     store=Table.factory(key=str, value=int),
     lifespan=connected,
 )
+source.output(RESULTS)
 Context = EventContext[Table[str, int]]
 
 

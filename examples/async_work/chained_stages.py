@@ -1,6 +1,6 @@
 """Two stages of work for each event, each with limits of its own: parse in processes, ask a service, then store.
 
-kes topics apply examples.async_work.chained_stages:source --output bills:4
+kes topics apply examples.async_work.chained_stages:source
 TARIFFS_URL=http://127.0.0.1:8000 kes run examples.async_work.chained_stages:source
 """
 
@@ -77,6 +77,7 @@ source = EventSource(
     store=Table.factory(key=str, value=int),
     lifespan=connected,
 )
+source.output(BILLS)
 Context = EventContext[Table[str, int]]
 
 

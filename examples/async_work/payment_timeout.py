@@ -1,6 +1,6 @@
 """An order that nobody pays within half an hour is cancelled: a durable timer, called off by the payment.
 
-kes topics apply examples.async_work.payment_timeout:source --output order-outcomes:4
+kes topics apply examples.async_work.payment_timeout:source
 kes run examples.async_work.payment_timeout:source
 """
 
@@ -50,6 +50,7 @@ source = EventSource(
     EventSourceConfig(group_id="orders", topic="order-events", num_partitions=4),
     store=Table.factory(key=str, value=int),  # orders that are open: what they cost
 )
+source.output(OUTCOMES)
 Context = EventContext[Table[str, int]]
 
 

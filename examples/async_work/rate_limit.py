@@ -1,6 +1,6 @@
 """At most so many events per second and customer: a token bucket in the store, and timers that release what waits.
 
-kes topics apply examples.async_work.rate_limit:source --output calls:4 --output calls-refused:4
+kes topics apply examples.async_work.rate_limit:source
 kes run examples.async_work.rate_limit:source
 """
 
@@ -52,6 +52,8 @@ source = EventSource(
     EventSourceConfig(group_id="limiter", topic="calls-wanted", num_partitions=4),
     store=Table.factory(key=str, value=Bucket),
 )
+source.output(CALLS)
+source.output(REFUSED)
 Context = EventContext[Table[str, Bucket]]
 
 

@@ -1,6 +1,6 @@
 """Events that fail wait in the store, as error records, and are tried again later; what comes behind them waits too.
 
-kes topics apply examples.async_work.retry_later:source --output scored:4
+kes topics apply examples.async_work.retry_later:source
 SCORES_URL=http://127.0.0.1:8000 kes run examples.async_work.retry_later:source
 """
 
@@ -73,6 +73,7 @@ source = EventSource(
     store=Table.factory(key=str, value=Parked),  # by account
     lifespan=connected,
 )
+source.output(SCORED)
 Context = EventContext[Table[str, Parked]]
 
 

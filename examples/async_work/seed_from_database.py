@@ -1,6 +1,6 @@
 """State that begins with what a database knows: its row is read when a key is seen for the first time.
 
-kes topics apply examples.async_work.seed_from_database:source --output balances:4
+kes topics apply examples.async_work.seed_from_database:source
 OLD_BANK=bank.sqlite kes run examples.async_work.seed_from_database:source
 """
 
@@ -39,6 +39,7 @@ source = EventSource(
     EventSourceConfig(group_id="new-bank", topic="money-moved", num_partitions=4),
     store=Table.factory(key=str, value=int),
 )
+source.output(BALANCES)
 Context = EventContext[Table[str, int]]
 
 seeded: set[str] = set()

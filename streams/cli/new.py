@@ -52,6 +52,7 @@ def make_source() -> EventSource[Totals]:
         EventSourceConfig(group_id="$name", topic="$name-orders", num_partitions=4),
         store=Table.factory(key=str, value=int),
     )
+    source.output(TOTALS)
 
     @source.on(on_error=DEAD_LETTER)
     def on_ordered(ctx: EventContext[Totals], event: Ordered) -> None:
@@ -78,15 +79,15 @@ from $name import TOTALS, Ordered, Total, make_source
 
 
 def test_orders_add_up_per_customer() -> None:
-    with TestDriver(make_source(), topics={TOTALS: 4}) as driver:
-        for customer, cents in [("ann", 500), ("bob", 100), ("ann", 250)]:
+    with TestDriver(make_source()) as driver:
+        for customer, cents in [("ann", 500), ("ben", 100), ("ann", 250)]:
             driver.send(Ordered(customer, cents), key=customer)
         totals = driver.outputs(TOTALS, Total)
         assert [total for total in totals if total.customer == "ann"] == [Total("ann", 500), Total("ann", 750)]
 
 
 def test_an_order_of_nothing_becomes_a_dead_letter() -> None:
-    with TestDriver(make_source(), topics={TOTALS: 4}) as driver:
+    with TestDriver(make_source()) as driver:
         driver.send(Ordered("ann", 0), key="ann")
         [letter] = driver.dead_letters()
         assert letter.header("__kes_dlq_message") == b"an order of 0 cents"
@@ -94,7 +95,7 @@ def test_an_order_of_nothing_becomes_a_dead_letter() -> None:
 
 
 def test_a_crash_before_the_commit_counts_nothing_twice() -> None:
-    with TestDriver(make_source(), topics={TOTALS: 4}) as driver:
+    with TestDriver(make_source()) as driver:
         trap = driver.at("commit.before", driver.crash)
         driver.send(Ordered("ann", 500), key="ann")
         assert trap.sprung == 1
@@ -103,7 +104,7 @@ def test_a_crash_before_the_commit_counts_nothing_twice() -> None:
 '''
 
 _PRODUCER: Final = '''\
-"""Send orders: python produce.py ann 500 bob 250"""
+"""Send orders: python produce.py ann 500 ben 250"""
 
 from __future__ import annotations
 
@@ -130,10 +131,10 @@ _PROJECT: Final = """\
 name = "$name"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["kafka-event-source[broker]"]
+dependencies = ["kafka-event-source[cli]"]
 
 [dependency-groups]
-dev = ["pytest>=8"]
+dev = ["kafka-event-source[test]"] # pytest, and a Kafka to develop with
 
 [tool.pytest.ini_options]
 pythonpath = ["."]
@@ -151,15 +152,32 @@ An event source that adds up what customers order, exactly once.
 python -m pytest                                             # its tests, without a broker
 kes broker start                                             # a real Kafka; prints its address
 export KES_BOOTSTRAP_SERVERS=127.0.0.1:9092                  # that address
-kes topics apply $name:source --output $name-totals:4
+kes topics apply $name:source
 kes run $name:source                                         # in another terminal; Ctrl-C drains and stops it
-python produce.py ann 500 bob 250 ann 250 bob 0
+python produce.py ann 500 ben 250 ann 250 ben 0
 kes tail $name-totals
 kes state scan $name:source
-kes dlq list $name:source                                    # bob's order of nothing
+kes dlq list $name:source                                    # ben's order of nothing
 ```
 
-`$name.py` is the source, `test_$name.py` its test, `produce.py` sends events from anywhere.
+`$name.py` is the source, `test_$name.py` its test, `produce.py` sends events from anywhere. Settings that are not
+in the code can be in `kes.toml`: `kes config $name:source` shows what is in effect.
+"""
+
+_SETTINGS: Final = """\
+# Settings that are not in the code, for all commands in this folder. A variable wins over a line here.
+
+# bootstrap_servers = "127.0.0.1:9092"  # KES_BOOTSTRAP_SERVERS
+
+# [commands.run]
+# workers = 2  # KES_RUN_WORKERS
+"""
+
+_IGNORED: Final = """\
+.venv/
+__pycache__/
+.pytest_cache/
+state/
 """
 
 FILES: Final = {
@@ -168,6 +186,8 @@ FILES: Final = {
     "produce.py": _PRODUCER,
     "pyproject.toml": _PROJECT,
     "README.md": _README,
+    "kes.toml": _SETTINGS,
+    ".gitignore": _IGNORED,
 }
 """Names and contents of the files; ``$name`` stands for the project's name."""
 
@@ -194,11 +214,9 @@ def new(
             (folder / names[-1]).write_text(Template(text).substitute(name=name))
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from error
-    emit(
-        {"folder": str(folder), "files": names},
-        json,
-        lambda: Text(f"{folder}: {', '.join(names)}\nnext: cd {folder} && python -m pytest; README.md has the rest"),
-    )
+    tests = "" if importlib.util.find_spec("pytest") else "pip install 'kafka-event-source[test]' && "
+    steps = f"next: cd {folder} && {tests}python -m pytest; README.md has the rest"
+    emit({"folder": str(folder), "files": names}, json, lambda: Text(f"{folder}: {', '.join(names)}\n{steps}"))
 
 
 def _check(name: str) -> None:

@@ -326,7 +326,7 @@ class Trial:
     def _check(self, site: Site, workers: Sequence[WorkerProcess], deadline: float, stand: str) -> None:
         for worker in workers:
             unknown = _UNKNOWN.findall(worker.tail)
-            if unknown and site.lacks(unknown[-1]):  # nobody makes it on this broker: they would resend for ever
+            if unknown and site.lacks(unknown[-1]):  # it never comes to be on this broker, and they resend until then
                 raise TrialFailed(
                     f"the handlers send to {unknown[-1]!r}, a topic that the trial's broker has not: declare it with "
                     f"source.output({unknown[-1]!r}), or name it with --output {unknown[-1]}:PARTITIONS; {worker.log}"

@@ -42,7 +42,7 @@ def test_a_new_project_runs_as_its_readme_says(kafka_broker: BrokerAddress, tmp_
     totals = [json.loads(line)["value"] for line in shown]
     assert [total["cents"] for total in totals if total["customer"] == "ann"] == [500, 750]
     entries = json.loads(kes(*scan, "--json")[1])["entries"]
-    assert {entry["key"]: entry["value"] for entry in entries} == {"ann": 750, "bob": 250}
+    assert {entry["key"]: entry["value"] for entry in entries} == {"ann": 750, "ben": 250}
     [letter] = json.loads(kes(*letters, "--json")[1])["letters"]
     assert (letter["message"], letter["handler"]) == (
         "an order of 0 cents",

@@ -315,7 +315,7 @@ async def test_the_service_over_a_view(
     )
     monkeypatch.setattr(source, "config", config)
     settings = ClientSettings(kafka_broker.bootstrap_servers)
-    create(TopicAdmin(settings), "bank-balances", 2)
+    create(TopicAdmin(settings), "bank-balances", 10)
     app = view_service.app
     assert await source.create_source()
     async with (

@@ -34,7 +34,10 @@ def run(project: Path, *command: str) -> str:
 
 def test_a_new_project_passes_its_tests_and_is_in_good_style(kes: Kes, folder: Path) -> None:
     answer = kes("new", "order_totals", "--json").data
-    assert answer["files"] == ["order_totals.py", "test_order_totals.py", "produce.py", "pyproject.toml", "README.md"]
+    assert answer["files"] == [
+        *("order_totals.py", "test_order_totals.py", "produce.py"),
+        *("pyproject.toml", "README.md", "kes.toml", ".gitignore"),
+    ]
     project = folder / "order_totals"
     assert "3 passed" in run(project, "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
     run(project, "ruff", "check", "--no-cache", ".")
