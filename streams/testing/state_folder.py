@@ -1,5 +1,5 @@
-"""The folder of state on disk for a run over a cluster that is thrown away. It is never that of the source's settings: the
-state there is of another cluster, and would be set aside."""
+"""The folder of state on disk for a run over a cluster that is thrown away. It is never that of the source's settings:
+the state there is of another cluster, and would be set aside."""
 
 from __future__ import annotations
 

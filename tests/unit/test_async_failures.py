@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from typing import Any
 
 import pytest
@@ -70,8 +72,9 @@ async def raises() -> str:
 @pytest.mark.parametrize("kind", ["jobs", "batches"])
 @pytest.mark.parametrize("late", [True, False], ids=["on_failure", "dead letter"])
 def test_a_call_that_goes_wrong_is_tried_again_then_fails_its_event_and_no_other(
-    kind: str, fault: Any, said: str, attempts: int, late: bool
+    kind: str, fault: Any, said: str, attempts: int, late: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "streams.runtime.async_work.invoke")
     measured: list[Any] = []
     stage: dict[str, Any] = {"max_batch_size": 1} if kind == "batches" else {}
     stage["retry"] = Retry(attempts=3, backoff_seconds=0.001, jitter=0)
@@ -87,6 +90,12 @@ def test_a_call_that_goes_wrong_is_tried_again_then_fails_its_event_and_no_other
         ended = [(one.outcome, one.attempts) for one in measured if isinstance(one, JobEnded)]
         outcome = "cancelled" if fault is cancels_itself else "failed"
         assert sorted(ended) == (sorted([(outcome, attempts), ("done", 1), ("done", 1)]) if kind == "jobs" else [])
+    retried = [line.getMessage() for line in caplog.records if "the next one in" in line.msg]
+    what = r"the job \S+ of" if kind == "jobs" else r"the batch \S+ of 1 items, the first of"
+    place = rf"{what} \w+\[\d\]@\d+, key 'b': attempt (\d) of 3 failed"
+    assert [re.match(place, text)[1] for text in retried] == [str(n) for n in range(1, attempts)]  # type: ignore[index]
+    assert all(said in text and "in 0.00 s" in text for text in retried)
+    assert "stamina" not in {line.name for line in caplog.records}
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,14 @@ class TurnEntry(Entry):
             self._done.set_result(None)
 
 
+def place_of(entry: Entry, key: Hashable) -> str:
+    """Return where an entry and its key stand, for a log line."""
+    record = entry.record
+    if record.offset < 0:  # the rest of a handler, which has its turn
+        return f"{record.topic}[{record.partition}]"
+    return f"{record.where}, key {repr(key)[:64]}"
+
+
 class AsyncStage(ABC, Generic[PlanT, WorkT]):
     """One running stage of work with a finalizer. On the loop; nothing here blocks or waits."""
 

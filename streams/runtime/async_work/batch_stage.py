@@ -11,7 +11,15 @@ from typing import Any, Generic, TypeVar
 from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
 from streams.errors import BatchError
 from streams.job_settings import BatcherConfig
-from streams.runtime.async_work.async_stage import AtTurn, Blocked, ItemsStage, ItemsWork, TurnEntry, described
+from streams.runtime.async_work.async_stage import (
+    AtTurn,
+    Blocked,
+    ItemsStage,
+    ItemsWork,
+    TurnEntry,
+    described,
+    place_of,
+)
 from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
@@ -231,13 +239,17 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
 
     async def _run(self, batch: _BatchCall, span: EventSpan | None) -> None:
         items = [part.item for part in batch.parts]
-        outcome: Awaitable[Outcome] = self._calls.outcome(items)
+        outcome: Awaitable[Outcome] = self._calls.outcome(items, lambda: self._place(batch.parts))
         answer, error, attempts = await (outcome if span is None else under_span(span, outcome))
         if error is not None:
             self._failed(batch, error, attempts)
             return
         for part, outcome in zip(batch.parts, self._results(answer, len(items)), strict=True):
             self._done(part, outcome, attempts)
+
+    def _place(self, parts: Sequence[_BatchedItem]) -> str:
+        first = place_of(parts[0].work.entry, parts[0].item.key)
+        return f"the batch {self._name} of {len(parts)} items, the first of {first}"
 
     def _ended(self, batch: _BatchCall, task: asyncio.Task[None]) -> None:
         del self._running[batch]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import stamina
@@ -16,6 +18,12 @@ from streams.outcomes import Retry
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
 from streams.tracing import with_context
+
+_log = logging.getLogger(__name__)
+_has_logged: ContextVar[bool] = ContextVar("_has_logged", default=False)
+# A retry is logged here, with its place: stamina's line has its content in fields that a text format drops. What a
+# program retries by stamina, in a job or elsewhere, goes on being logged by it.
+logging.getLogger("stamina").addFilter(lambda _: not _has_logged.get())
 
 KINDS = ("async", "thread", "process")
 
@@ -72,10 +80,10 @@ class Calls:
         # Waits and bounds are those of Retry: stamina only knows the machine's clock and randomness.
         self._retries = None if retry is None else stamina.AsyncRetryingCaller(attempts=retry.attempts, timeout=None)
 
-    async def outcome(self, argument: Any) -> Outcome:
-        """Call the function until it answers or its retries end. Raises ``CancelledError`` only if its task is
-        cancelled. An error that is no ``Exception`` (``SystemExit``) is raised again at the event's turn, and not for
-        the event's policy."""
+    async def outcome(self, argument: Any, place: Callable[[], str]) -> Outcome:
+        """Call the function until it answers or its retries end, which are logged with ``place()``. Raises
+        ``CancelledError`` only if its task is cancelled. An error that is no ``Exception`` (``SystemExit``) is raised
+        again at the event's turn, and not for the event's policy."""
         made = 1
         try:
             retry = self._retry
@@ -86,11 +94,18 @@ class Calls:
             began = now()
 
             def pause(error: Exception) -> bool | float:
-                return retry.allows(made, error, now() - began) and retry.pause_seconds(made, self._host.rng)
+                if not retry.allows(made, error, now() - began):
+                    return False
+                seconds, said = retry.pause_seconds(made, self._host.rng), f"{type(error).__name__}: {error}"[:300]
+                text = "%s: attempt %d of %d failed (%s); the next one in %.2f s"
+                _log.warning(text, place(), made, retry.attempts, said, seconds)
+                _has_logged.set(True)
+                return seconds
 
             async def attempt() -> Any:
                 nonlocal made
                 made += 1
+                _has_logged.set(False)
                 return await self._once(argument)
 
             return await self._retries(pause, attempt), None, made

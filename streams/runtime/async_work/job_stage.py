@@ -9,7 +9,14 @@ from typing import Any, cast
 
 from streams.job_settings import SchedulerConfig
 from streams.metrics import JobEnded
-from streams.runtime.async_work.async_stage import AsyncStage, Follower, StageDefinition, StageWork, described
+from streams.runtime.async_work.async_stage import (
+    AsyncStage,
+    Follower,
+    StageDefinition,
+    StageWork,
+    described,
+    place_of,
+)
 from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.async_work.job_runner import Job, JobRunner
 from streams.runtime.partition.event_context import EventContext
@@ -82,17 +89,17 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
         """Return the stage that goes on where this one ends."""
         return cast(Follower, self._host.stages.get(definition))
 
-    def outcome(self, item: Any, partition: int) -> Awaitable[Outcome]:
+    def outcome(self, item: Any, partition: int, place: Callable[[], str]) -> Awaitable[Outcome]:
         """Call a job's function; the result is (result, error, attempts made)."""
         if self._host.config.metrics_handler is None:
-            return self._calls.outcome(item)
-        return self._measured(item, partition)
+            return self._calls.outcome(item, place)
+        return self._measured(item, partition, place)
 
-    async def _measured(self, item: Any, partition: int) -> Outcome:
+    async def _measured(self, item: Any, partition: int, place: Callable[[], str]) -> Outcome:
         host = self._host
         began, attempts, outcome = host.now(), 1, "cancelled"
         try:
-            result, error, attempts = await self._calls.outcome(item)
+            result, error, attempts = await self._calls.outcome(item, place)
             outcome = "done" if error is None else "failed"
             return result, error, attempts
         finally:
@@ -116,7 +123,7 @@ class _EventJob(Job, StageWork):
     async def run(self) -> None:
         entry, stage = self.entry, self._stage
         entry.begun = True
-        outcome = stage.outcome(self._item, entry.record.partition)
+        outcome = stage.outcome(self._item, entry.record.partition, self._place)
         if self.trace is not None:
             outcome = under_span(self.trace.child(f"job {stage.definition.name}"), outcome)
         self._result, error, attempts = await outcome
@@ -130,6 +137,10 @@ class _EventJob(Job, StageWork):
             self.runner.over(self)
         else:
             stage.following(then).add(entry, self.key, self._result)
+
+    def _place(self) -> str:
+        """Return the job's name, the record, and the key."""
+        return f"the job {self._stage.definition.name} of {place_of(self.entry, self.key)}"
 
     def lost(self, error: BaseException) -> None:
         if not self.entry.is_settled:
