@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from streams.runtime.changelog import OFFSET_KEY, OffsetRecord
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.sak.murmur2 import partition_of
 from streams.testing import TestDriver
+from streams.testing.world import CALM
 from tests.unit.bad_input import FAILING_KEYS, GOOD_HEADERS, GOOD_VALUE, Seen, counting, small_records
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, send, totals
 from tests.vocabulary import TOTALS, Added, count, register, tell_total
@@ -191,3 +193,37 @@ def test_records_that_cannot_be_read_among_good_ones(policy: Retry, caplog: pyte
         driver.check()
     named = {int(offset) for offset in re.findall(r"in\[0\]@(\d+)", caplog.text)}
     assert named >= failing.keys(), "no silent skip"
+
+
+def test_restore_and_readiness_are_a_line_each_and_a_long_restore_tells_how_far_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "streams.runtime.ownership.readiness")
+
+    def said() -> list[str]:
+        lines = [re.sub(r"[\d.]+ s\b", "N s", text) for text in caplog.messages]
+        caplog.clear()
+        return [text for text in lines if text.startswith(("rest", "ready"))]
+
+    source = EventSource(config(4), TOTALS)
+    register(source, count, "plain")
+    slow = msgspec.structs.replace(CALM, tail_batch=10, tail_pause=1.0)
+    ready = "ready: partitions 0-3 of in are at work, of 4"
+    with TestDriver(source, conditions=slow) as driver:
+        log = driver._world.config.changelog
+        assert said() == [f"restored partitions 0-3: 0 records of {log}, N s", ready]
+        for number in range(20):
+            send(driver, f"name-{number}", partition=number % 4)
+        driver.crash()
+        driver.restart()
+        *progress, restored, last = said()
+        assert (restored, last) == (f"restored partitions 0-3: 40 records of {log}, N s", ready)
+        assert len(progress) >= 2
+        left = [
+            re.fullmatch(
+                rf"restoring partitions .+ for N s: \d+ records of {log} read, (\d+) offsets to go, about N s left",
+                text,
+            )
+            for text in progress
+        ]
+        assert all(left), progress

@@ -84,6 +84,7 @@ class Partitions:
             workers.append(worker)
         if workers:
             self._member.spawn(partial(self._take_over, workers))
+            self.changed.notify()
 
     def start_from(self, copy: Replica) -> None:
         """Work on a partition whose copy is complete, by its donor's marker."""
