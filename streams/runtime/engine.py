@@ -225,7 +225,6 @@ class Engine:
         self.spawn(lambda: self.pool.run(recovery), drain=False)
         for task in (self._receive_events, self._watchdog.run, self.handover.run, self.status.run):
             self.spawn(task)
-        self.spawn(self.takeovers.readiness.run)
         self.spawn(self.topic_watch.run, drain=False)
         self.spawn(self.looks.run)
         if self.config.loop:

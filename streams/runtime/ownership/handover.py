@@ -24,6 +24,7 @@ from streams.group import Assigned, Copies, Order
 from streams.metrics import PartitionMoved
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.readiness import Readiness
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.worker import PartitionWorker
@@ -65,6 +66,7 @@ class Handover:
         self._sizes: dict[int, int] = {}
         self._is_incremental = "incremental" in member.config.strategies
         self._quit = False
+        self._readiness = Readiness(member, partitions, replicas)
 
     # -- the group's events --------------------------------------------------------------------------------------------
 
@@ -245,6 +247,7 @@ class Handover:
         requested_at, requested_for = -SIZES_SECONDS, frozenset[int]()
         while True:
             self.report()
+            self._readiness.look()
             working = frozenset(self._partitions.workers)
             now = self._member.now()
             if self._is_incremental and working and (working - requested_for or now - requested_at > SIZES_SECONDS):

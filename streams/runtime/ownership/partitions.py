@@ -63,6 +63,7 @@ class Partitions:
         self.workers = member.workers
         self.changed = Broadcast()
         """Some partition is in another state now, or gone."""
+        self.restored: dict[int, tuple[int, float]] = {}  # taken over: records of the changelog, and seconds
         self._epoch = 0
         self._placement_sample = PLACEMENT_SAMPLE
         self._warned_tables: set[str] = set()
@@ -84,7 +85,6 @@ class Partitions:
             workers.append(worker)
         if workers:
             self._member.spawn(partial(self._take_over, workers))
-            self.changed.notify()
 
     def start_from(self, copy: Replica) -> None:
         """Work on a partition whose copy is complete, by its donor's marker."""

@@ -20,44 +20,41 @@ GATHER_SECONDS: Final = 1.0
 
 
 class Readiness:
-    """The lines of one run. On the loop. ``records`` of the changelog are in the states that were taken over."""
+    """The lines of one run: one for all partitions that are restored together, one when they are at work. On the
+    loop."""
 
     def __init__(self, member: Member, partitions: Partitions, replicas: Replicas) -> None:
         self._member, self._config = member, member.config
         self._partitions, self._replicas = partitions, replicas
-        self.records = 0
+        self._is_restoring, self._ready = False, frozenset[int]()
+        self._began, self._told, self._due = 0.0, 0.0, math.inf
 
-    async def run(self) -> None:
-        """Log until cancelled: a line for all partitions that are restored together, and one when they are at work."""
-        member, config = self._member, self._config
-        begun = set[int]()  # those that are restored, or were a moment ago
-        ready = frozenset[int]()
-        began, told, records, due = 0.0, 0.0, 0, math.inf
-        while True:
-            now, restoring = member.now(), self._partitions.restoring
-            working = frozenset(n for n, worker in member.workers.items() if worker.state is PartitionState.ACTIVE)
-            if restoring and not begun:
-                began = told = now
-            begun |= restoring
-            if restoring and now - told >= PROGRESS_SECONDS:
-                told = now
-                self._log_progress(restoring, now - began)
-            if not restoring and begun & working:
-                read, records = self.records - records, self.records
-                text = "restored partitions %s: %s records of %s, %.1f s"
-                _log.info(text, ranges(begun & working), f"{read:,}", config.changelog, now - began)
-                due = now
-            elif working - ready:
-                due = min(due, now + GATHER_SECONDS)  # others may be handed over to here in this second
-            if not restoring:
-                begun.clear()
-                ready = working
-                if now >= due and working:
-                    text = "ready: partitions %s of %s are at work, of %d"
-                    _log.info(text, ranges(working), config.topic, config.num_partitions)
-                due = due if now < due else math.inf
-            next_line = told + PROGRESS_SECONDS if restoring else due
-            await self._partitions.changed.wait(None if next_line == math.inf else max(next_line - now, 0.0))
+    def look(self) -> None:
+        """Log what there is to say since the last look. Called again and again, within a second."""
+        now, config, restoring = self._member.now(), self._config, self._partitions.restoring
+        workers = self._member.workers.items()
+        working = frozenset(number for number, worker in workers if worker.state is PartitionState.ACTIVE)
+        if restoring:
+            if not self._is_restoring:
+                self._is_restoring, self._began, self._told = True, now, now
+            if now - self._told >= PROGRESS_SECONDS:
+                self._told = now
+                self._log_progress(restoring, now - self._began)
+            return
+        self._is_restoring, restored = False, dict(self._partitions.restored)
+        self._partitions.restored.clear()
+        if restored:
+            records, seconds = sum(one[0] for one in restored.values()), max(one[1] for one in restored.values())
+            text = "restored partitions %s: %s records of %s, %.1f s"
+            _log.info(text, ranges(restored.keys()), f"{records:,}", config.changelog, seconds)
+            self._due = now
+        elif working - self._ready:
+            self._due = min(self._due, now + GATHER_SECONDS)  # others may be handed over to here in this second
+        self._ready = working
+        if now >= self._due and working:
+            self._due = math.inf
+            text = "ready: partitions %s of %s are at work, of %d"
+            _log.info(text, ranges(working), config.topic, config.num_partitions)
 
     def _log_progress(self, restoring: Collection[int], seconds: float) -> None:
         copies = [copy for copy in self._replicas.statistics() if copy.partition in restoring]

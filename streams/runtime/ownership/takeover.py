@@ -25,7 +25,6 @@ from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, T
 from streams.runtime.member import Member
 from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions, Range, Receive, is_restoring
 from streams.runtime.ownership.partitions import Partitions
-from streams.runtime.ownership.readiness import Readiness
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.stalls import Stalls
@@ -70,7 +69,6 @@ class TakeOvers:
         self._source = member.thread("kes-source")
         self._stalls = Stalls(member)
         self._missed = MissedDeletions(member, replicas, self._read)
-        self.readiness = Readiness(member, partitions, replicas)
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
@@ -157,7 +155,7 @@ class TakeOvers:
                         continue
                     del waiting[number]
                     times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
-                    self.readiness.records += copy.records
+                    self._partitions.restored[number] = copy.records, now() - began
                     member.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
             if failure is not None:
                 raise failure
