@@ -83,9 +83,9 @@ def stop(name: _Name = "default", json: _Json = False) -> None:
 
 
 @app.command()
-def status(json: _Json = False) -> None:
+def status(name: Annotated[str, typer.Option(help="Only the broker of this name.")] = "", json: _Json = False) -> None:
     """List the brokers that run in the background."""
-    brokers = detached_brokers()
+    brokers = [broker for broker in detached_brokers() if name in ("", broker.name)]
     emit([{**_facts(broker), "answers": broker.answers} for broker in brokers], json, lambda: _listed(brokers))
 
 

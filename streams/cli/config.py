@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple
@@ -14,31 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, named_source
-from streams.cli.console import complain, emit
+from streams.cli.console import emit
 from streams.clients.settings import is_secret
 from streams.config import EventSourceConfig
 from streams.sak.harmless import harmless
 from streams.settings_sources import (
     CLIENTS,
-    FILE_VARIABLE,
-    PREFIX,
     RESOLVED_LATE,
     SettingsSources,
     defaults_of,
     fields_of,
     is_group,
     outside_settings,
-    variable,
 )
 
 app = typer.Typer()
 
 CODE, DEFAULT = "code", "default"
 DEFAULTS: Final = defaults_of(EventSourceConfig)
-OTHER_VARIABLES: Final = frozenset(
-    {"CACHE_DIR", "DEBUG", "PLAIN", "JAVA", "KAFKA_JARS", "FAULT", "TEST_BROKER", "COMPILED_WHEEL", "VERBOSE"}
-)
-"""Variables of the toolkit that are no settings."""
 MASK: Final = "***"
 
 
@@ -61,8 +52,8 @@ def config(
 ) -> None:
     """The settings that are in effect, and where each comes from: the code, a variable, the file kes.toml, a default.
 
-    The code wins over the environment, and that over the file. Secrets are masked. A variable that begins with KES_ and
-    is no setting is reported.
+    The code wins over the environment, and that over the file. Secrets are masked. As every command does, it names
+    variables that begin with KES_ and are no settings.
 
     Exit codes: 0 shown; 1 the file, a variable or the source cannot be used; 2 wrong usage.
     """
@@ -70,8 +61,6 @@ def config(
     outside = outside_settings(EventSourceConfig, sources)  # raises for what cannot be used
     found = named_source(source).config if source else None
     shown = [line for line in settings_of(found, sources, outside) if everything or line.origin != DEFAULT]
-    for name, meant in unknown_variables(sources).items():
-        complain(f"{name} is no setting: it has no effect" + (f"; did you mean {meant}?" if meant else ""))
     emit([line._asdict() for line in shown], json, lambda: _table(shown, sources))
 
 
@@ -88,22 +77,6 @@ def settings_of(
         else:
             lines.append(_line((name,), config, sources, outside))
     return lines
-
-
-def unknown_variables(sources: SettingsSources) -> dict[str, str]:
-    """Return the variables that look like settings, and are none, each with the one that may be meant."""
-    known = {variable((name,)) for name in fields_of(EventSourceConfig)}
-    for name, kind in fields_of(EventSourceConfig).items():
-        known |= {variable((name, part)) for part in fields_of(kind)} if is_group(kind) else set()
-    settings = [*known]
-    known |= {name + "_FILE" for name in known} | {FILE_VARIABLE} | {PREFIX + name for name in OTHER_VARIABLES}
-    from streams.cli.main import COMMANDS as COMMAND_NAMES
-
-    free = tuple(variable((name, "")) for name in (*CLIENTS, *COMMAND_NAMES))
-    unknown = [
-        name for name in os.environ if name.startswith(PREFIX) and name not in known and not name.startswith(free)
-    ]
-    return {name: next(iter(difflib.get_close_matches(name, settings, 1)), "") for name in sorted(unknown)}
 
 
 def _line(

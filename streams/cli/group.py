@@ -26,8 +26,9 @@ from streams.cli.console import answers, complain, emit
 from streams.cli.group_live import Live, live_status
 from streams.cli.group_tables import Lags, Picture, facts, remembered, shown
 from streams.clients import kafka_python_settings
-from streams.clients.admin import PartitionLag, TopicAdmin, standing
+from streams.clients.admin import TopicAdmin
 from streams.clients.group_view import NONE, GroupQuestions, GroupView
+from streams.clients.lags import PartitionLag, standing
 from streams.clients.settings import ClientSettings
 from streams.clients.status_board import StatusBoard
 from streams.config import EventSourceConfig
@@ -147,12 +148,13 @@ def lags_in(
     notes = []
     topics = {topic for member in view.members for topic in member.topics} | view.committed.keys()
     for topic in sorted(topics & stands_for.keys() if stands_for else topics):
+        at = stands_for.get(topic, topic)
         try:
-            marks = admin.watermarks(stands_for.get(topic, topic), None, seconds)
+            marks = admin.watermarks(at, None, seconds)
         except (BrokerUnavailable, TopicError) as error:
             notes.append(f"lag in {topic}: {error}")
             continue
-        lags[topic] = standing(view.committed.get(topic, {}), marks)
+        lags[topic] = admin.tails.without_markers(at, standing(view.committed.get(topic, {}), marks))
     return lags, tuple(notes)
 
 

@@ -14,9 +14,9 @@ from rich.text import Text
 from streams.cli.console import duration
 from streams.cli.group_folders import on_disk, shelf_facts
 from streams.cli.group_live import Live, LiveMember, rebalances
-from streams.clients.admin import PartitionLag
 from streams.clients.group_view import BROKER, NONE, GroupView, MemberView
 from streams.clients.group_wire import ranges
+from streams.clients.lags import PartitionLag
 from streams.group import Copies
 from streams.statistics import CopyStatistics
 

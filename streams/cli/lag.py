@@ -28,7 +28,7 @@ from streams.cli.cluster import (
     source_admin_of,
 )
 from streams.cli.console import answers, complain, duration, emit
-from streams.clients.admin import PartitionLag, standing
+from streams.clients.lags import PartitionLag, standing
 from streams.errors import TopicError
 from streams.topics import unread
 
@@ -151,9 +151,9 @@ def lag(
 ) -> None:
     """Committed offset, end and distance of every partition.
 
-    `lag` is end - committed, as other tools count it: markers of transactions are in it, so a topic that is written
-    by transactions may show 1 or more per partition when everything is handled. `stable` is how far committed readers
-    can see (the last stable offset). A source with several inputs, or with a loop, has a table for each.
+    `lag` is end - committed, as other tools count it, but 0 where nothing except markers of transactions is left. (A
+    tail of 16 offsets at most is read for that, if this user may.) `stable` is how far committed readers can see (the
+    last stable offset). A source with several inputs, or with a loop, has a table for each.
 
     Exit codes: 0 shown; 1 no broker answers, no such topic, or the group of --group has no offset in it; 2 wrong usage.
     """
@@ -170,9 +170,11 @@ def lag(
 
         def ask(topic: str = topic) -> Look:
             if source_admin is admin:
-                return Look(group, topic, known, admin.lag(group, topic, timeout))
-            committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
-            return Look(group, topic, known, standing(committed, source_admin.watermarks(topic, None, timeout)))
+                lags = admin.lag(group, topic, timeout)
+            else:
+                committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
+                lags = standing(committed, source_admin.watermarks(topic, None, timeout))
+            return Look(group, topic, known, source_admin.tails.without_markers(topic, lags))
 
         inputs = [topic, *(found.inputs if found else ())]
         if watch:

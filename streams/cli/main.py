@@ -109,6 +109,12 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
     if _only_explains(argv):
         command(args=list(argv), prog_name="kes")
     sources, defaults = SettingsSources(), {}
+    if _called(argv) != "run":  # whose log says it
+        from streams.cli.console import complain
+        from streams.cli.outside_options import unknown_variables
+
+        for text in unknown_variables(command):
+            complain(text)
     if TABLE in sources.tables:
         from streams.cli.outside_options import checked_options
 

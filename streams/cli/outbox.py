@@ -140,6 +140,7 @@ def relay_of_worker() -> Relay:
 
 @app.command("status")
 def status_command(
+    name: Annotated[str, typer.Option(help="Taken, and not needed: the rows are in the table of --table.")] = "",
     database: Database = "",
     table: TableName = DEFAULT_TABLE,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,

@@ -3,12 +3,34 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.settings_sources import COMMANDS, PREFIX, SettingsSources, unknown_setting
+from streams.settings_sources import (
+    CLIENTS,
+    COMMANDS,
+    FILE_VARIABLE,
+    PREFIX,
+    SettingsSources,
+    fields_of,
+    is_group,
+    unknown_setting,
+    variable,
+)
+
+OTHER_VARIABLES: Final = frozenset(
+    {
+        *("CACHE_DIR", "COMPILED_WHEEL", "DEBUG", "FAULT", "JAVA", "KAFKA_JARS", "PLAIN", "TEST_BROKER", "VERBOSE"),
+        *("SOURCE", "WORKERS"),  # of the unit of systemd
+    }
+)
+"""Variables of the toolkit that are no settings."""
+_NEARLY: Final = 0.9
+"""A variable that may be an option of a command that is not loaded is taken for one, unless it is as like to another
+as this."""
 
 
 def checked_options(sources: SettingsSources, command: Any) -> dict[str, Any]:
@@ -24,6 +46,33 @@ def places_of(sources: SettingsSources, called: str) -> list[str]:
     begin = f"{PREFIX}{called.upper()}_"
     file = [f"[{COMMANDS}.{called}] in {sources.path}"] if called in sources.tables.get(COMMANDS, {}) else []
     return sorted(name for name in os.environ if name.startswith(begin)) + file
+
+
+def unknown_variables(command: Any) -> Iterator[str]:
+    """Yield a sentence for each variable that looks like a setting, or an option of the command, and is none."""
+    from streams.cli.main import COMMANDS as COMMAND_NAMES
+    from streams.config import EventSourceConfig
+
+    fields = fields_of(EventSourceConfig)
+    settings = {variable((name,)) for name in fields}
+    settings |= {variable((name, part)) for name, kind in fields.items() if is_group(kind) for part in fields_of(kind)}
+    settings |= set(_variables(command, ()))
+    known = settings | {f"{name}_FILE" for name in settings} | {PREFIX + name for name in OTHER_VARIABLES}
+    clients = tuple(variable((name, "")) for name in CLIENTS)
+    of_commands = tuple(variable((name, "")) for name in COMMAND_NAMES)
+    for name in sorted(os.environ):
+        if not name.startswith(PREFIX) or name.startswith(clients) or name in known or name == FILE_VARIABLE:
+            continue
+        near = difflib.get_close_matches(name, sorted(settings), 1, _NEARLY if name.startswith(of_commands) else 0.75)
+        if near or not name.startswith(of_commands):
+            yield f"{name} is no setting: it has no effect" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _variables(command: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the variables of the options of a command, and of those below it."""
+    yield from (variable((*path, parameter.name)) for parameter in command.params)
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _variables(below, (*path, name))
 
 
 def _check(place: str, table: object, command: Any) -> None:

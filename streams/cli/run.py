@@ -17,6 +17,7 @@ from streams.cli.console import as_json, notices
 from streams.cli.failures import NO_ROOM, discard
 from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
+from streams.cli.outside_options import unknown_variables
 from streams.cli.source_name import checked_name
 from streams.cli.supervisor import CodeChanges, Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
@@ -111,6 +112,8 @@ def run(
     level = log_level or verbose_options(max(0 if quiet else 1, verbosity)).level
     logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))
     configure_logging(msgspec.structs.replace(logs, config=""))
+    for text in unknown_variables(context.find_root().command):
+        _log.warning("%s", text)
     if reload and getattr(context.get_parameter_source("reload"), "name", "") != "COMMANDLINE":
         raise ConfigError(
             "--reload is for development and belongs on the command line: take it out of kes.toml and KES_RUN_RELOAD"

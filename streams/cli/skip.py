@@ -76,6 +76,9 @@ def skip(
         ),
     ],
     as_letter: Annotated[bool, typer.Option("--dead-letter", help="Write it to the dead letters, too.")] = False,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why, for the letter: the error that the log has, for example.")
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -93,6 +96,8 @@ def skip(
     place = checked_place(number)
     if json and not yes:
         raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+    if reason and not as_letter:
+        raise typer.BadParameter("a reason is kept by a dead letter only: say --dead-letter", param_hint="--reason")
     found = named_source(source)
     config = msgspec.structs.replace(
         found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
@@ -119,7 +124,9 @@ def skip(
             typer.confirm(f"This record {what}. Go on behind it?", abort=True, err=True)
         outputs: list[Output] = []
         if as_letter:
-            error = DecodeError(content.problem) if content.problem else Skipped("passed by kes skip")
+            what = f"passed by kes skip{reason and f': {reason}'}"
+            unread = DecodeError(f"{content.problem} ({what})" if reason else content.problem)
+            error = unread if content.problem else Skipped(what)
             letter = dead_letter(config.dead_letters, passed, error, 0, int(time.time() * 1000), instance=_WRITER)
             outputs.append(letter.within(found.program().message_limit))
         carried = msgspec.UNSET if position.record is None else position.record.inputs

@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient
 
 from streams.clients import permissions
 from streams.clients.connection import ConnectionLog
+from streams.clients.lags import PartitionLag, Tails, standing
 from streams.clients.settings import ClientSettings, build
 from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, refused, request_failed
 from streams.errors import BrokerUnavailable, TopicError
@@ -72,35 +73,6 @@ class Watermarks(msgspec.Struct, frozen=True):
     end: int
 
 
-class PartitionLag(msgspec.Struct, frozen=True):
-    """Lag of a group in a partition: ``end - committed``, as other tools have it, transaction markers included.
-
-    ``committed`` is ``None`` where the group has no offset; ``lag`` counts from ``start`` then.
-    """
-
-    partition: int
-    committed: int | None
-    start: int
-    stable: int
-    end: int
-    lag: int
-
-
-def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> list[PartitionLag]:
-    """Committed offsets beside the ends of the log, by partition; they may come from different clusters."""
-    return [
-        PartitionLag(
-            number,
-            committed.get(number),
-            mark.start,
-            mark.stable,
-            mark.end,
-            max(mark.end - committed.get(number, mark.start), 0),
-        )
-        for number, mark in sorted(marks.items())
-    ]
-
-
 class TopicAdmin:
     """Requests about topics and offsets. May be used by any thread; every method blocks.
 
@@ -112,6 +84,7 @@ class TopicAdmin:
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._connection = ConnectionLog(settings.bootstrap_servers, "admin")
+        self.tails = Tails(settings)
         self._lock = threading.Lock()
         self._retired: list[AdminClient] = []  # one that is collected fails the requests of other threads
         self._client: AdminClient = build(AdminClient, settings.admin(), self._connection)
@@ -247,6 +220,7 @@ class TopicAdmin:
 
     def close(self) -> None:
         """Let go of the connections. Does not raise; later calls build them anew."""
+        self.tails.close()
         with self._lock:
             self._retired.clear()
 

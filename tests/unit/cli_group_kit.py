@@ -15,8 +15,9 @@ from streams.cli import group, group_tables
 from streams.cli.group_live import LiveMember
 from streams.cli.group_tables import Picture
 from streams.clients import group_wire
-from streams.clients.admin import PartitionLag, Watermarks
+from streams.clients.admin import Watermarks
 from streams.clients.group_view import GroupView, classic_view
+from streams.clients.lags import PartitionLag
 from streams.clients.status_board import Note
 from streams.group import Assignment, Copies, MemberReport
 from streams.runtime.status import MemberStatus
@@ -130,6 +131,10 @@ class Cluster:
         if isinstance(view, Exception):
             raise view
         return view
+
+    @property
+    def tails(self) -> Any:
+        return SimpleNamespace(without_markers=lambda topic, lags: [*lags])
 
     def watermarks(self, topic: str, partitions: Collection[int] | None, timeout: float) -> dict[int, Watermarks]:
         answer = self.marks[topic]

@@ -6,15 +6,16 @@ import json
 import os
 import re
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import pytest
 
 from streams import EventSource, EventSourceConfig
 from streams.cli import cluster, main, topics
-from streams.clients.admin import PartitionLag, TopicDescription, Watermarks
+from streams.clients.admin import TopicDescription, Watermarks
 from streams.clients.group_view import GroupView, MemberView
+from streams.clients.lags import PartitionLag
 from streams.topics import TopicSpec
 
 
@@ -87,6 +88,10 @@ class FakeCluster:
             return None
         fields = ("name", "partitions", "replication_factor", "configs")
         return TopicDescription(topic_id="id", **{field: getattr(self.there[name], field) for field in fields})
+
+    @property
+    def tails(self) -> Any:
+        return SimpleNamespace(without_markers=lambda topic, lags: [*lags])
 
     def lag(self, group: str, topic: str, timeout_seconds: float) -> list[PartitionLag]:
         self.asked.append(("lag", group, topic, timeout_seconds))

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,9 @@ from rich.text import Text
 
 from streams.cli import lag
 from streams.cli.lag import Pace, Speed
-from streams.clients.admin import PartitionLag
+from streams.clients.admin import Watermarks
+from streams.clients.lags import PartitionLag, Tails, standing
+from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
 
@@ -189,3 +192,37 @@ def test_the_pace_forgets_what_was_before_its_window() -> None:
     slowing = [(0, 0), (5, 500), (10, 1_000), (15, 1_050), (20, 1_100)]
     rates = [pace.add(float(now), [partition(0, committed, 10_000)]).committed for now, committed in slowing]
     assert rates == [None, 100.0, 100.0, 55.0, 10.0]
+
+
+def test_where_nothing_but_markers_is_left_the_lag_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind an outbox, Spark or another source it never was. What is open, far away or not to be read stays."""
+    read: list[dict[int, tuple[int, int]]] = []
+    answers: list[Any] = [{0: [], 1: ["a record"]}, BrokerUnavailable("no"), {1: []}]
+
+    class Reader:
+        def __init__(self, settings: Any) -> None: ...
+
+        def read_all(self, topic: str, ranges: Any, *, stalled_after_seconds: float) -> Any:
+            read.append(dict(ranges))
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def close(self) -> None:
+            read.clear()
+
+    monkeypatch.setattr("streams.clients.lags.PartitionReader", Reader)
+    tails = Tails(ClientSettings("nowhere:1"))
+    marks = {number: Watermarks(0, 100, 100) for number in range(5)} | {5: Watermarks(0, 98, 100)}
+    found = standing({0: 99, 1: 98, 2: 100, 3: 50, 5: 99}, marks)
+
+    def lags() -> list[int]:
+        return [entry.lag for entry in tails.without_markers("orders", found)]
+
+    assert lags() == [0, 2, 0, 50, 100, 1]
+    assert lags() == [0, 2, 0, 50, 100, 1]
+    assert lags() == [0, 0, 0, 50, 100, 1]
+    assert lags() == [0, 0, 0, 50, 100, 1]
+    assert read == [{0: (99, 100), 1: (98, 100)}, {1: (98, 100)}, {1: (98, 100)}]
+    tails.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from streams import DEAD_LETTER, EventProducer, EventSourceConfig, GroupConfig, PoolConfig, Retry
 from streams.cli import cluster
+from streams.cli.supervisor import Supervisor
 from streams.errors import ConfigError
 from streams.outcomes import ErrorResponse
 from streams.settings_sources import bootstrap_servers, joined_client_settings
@@ -191,6 +193,28 @@ def test_help_and_version_work_beside_a_file_that_is_broken(kes: Kes, words: str
 def test_addresses_without_a_port_are_refused(kes: Kes, servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", servers)
     assert "bootstrap_servers must be host:port, several with commas, not" in kes("tail", "t", code=1).words
+
+
+@pytest.mark.parametrize("words", ["lag shop:source", "topics plan shop:source", "doctor", "config", "run shop:source"])
+def test_every_command_names_variables_that_it_does_not_know(
+    kes: Kes, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``KES_REPLICATION_FACTR=3 kes topics apply`` made topics with one replica, without a word."""
+    monkeypatch.setattr(Supervisor, "run", lambda self: 1)
+    monkeypatch.delenv("KES_BOOTSTRAP_SERVERS", raising=False)
+    command = words.split()[0].upper()
+    meant = {"REPLICATION_FACTR": "REPLICATION_FACTOR", "NUM_STANDBYS": "GROUP_NUM_STANDBYS", "FLAVOUR": ""}
+    meant |= {"STATE_FOLDR": "STATE_FOLDER", f"{command}_VERBOSE_": ""}
+    for name in (*meant, "POOL_POOL_SIZE", "LAG_TIMEOUT", "STATE_SCAN_LIMIT", "CLIENT_SETTINGS_X", "SOURCE", "DEBUG"):
+        monkeypatch.setenv(f"KES_{name}", "3")
+    shown = kes(*words.split(), code=0 if words == "config" else 1)
+    found = re.findall(r"KES_\S+ is no setting: it has no effect(?:; did you mean KES_\w+\?)?", shown.words)
+    hints = [
+        f"KES_{name} is no setting: it has no effect" + (f"; did you mean KES_{near}?" if near else "")
+        for name, near in sorted(meant.items())
+        if near or name == "FLAVOUR"
+    ]
+    assert found == sorted(hints)
 
 
 def test_kes_config_shows_where_each_comes_from(kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:

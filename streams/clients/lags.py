@@ -1,0 +1,92 @@
+"""The lag of a group: by offsets, and without the markers of transactions at the end of a partition."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from streams.clients.reader import PartitionReader
+from streams.clients.settings import ClientSettings
+from streams.errors import StreamsError
+
+if TYPE_CHECKING:
+    from streams.clients.admin import Watermarks
+
+TAIL_OFFSETS: Final = 16
+"""A longer tail is not read: one transaction leaves one marker in a partition, behind its last record."""
+_SECONDS: Final = 3.0
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """Lag of a group in a partition: ``end - committed``, as other tools have it, transaction markers included.
+
+    ``committed`` is ``None`` where the group has no offset; ``lag`` counts from ``start`` then.
+    """
+
+    partition: int
+    committed: int | None
+    start: int
+    stable: int
+    end: int
+    lag: int
+
+
+def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> list[PartitionLag]:
+    """Committed offsets beside the ends of the log, by partition; they may come from different clusters."""
+    return [
+        PartitionLag(
+            number,
+            committed.get(number),
+            mark.start,
+            mark.stable,
+            mark.end,
+            max(mark.end - committed.get(number, mark.start), 0),
+        )
+        for number, mark in sorted(marks.items())
+    ]
+
+
+class Tails:
+    """Reads the last offsets of partitions. One thread; it connects when it is needed first, and ``close`` ends that.
+
+    A topic that is written by transactions ends in a marker, so a group that has handled everything is 1 or more behind
+    by the offsets alone.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._reader: PartitionReader | None = None
+        self._ended: set[tuple[str, int, int | None, int]] = set()  # nothing but markers is left behind these offsets
+
+    def without_markers(self, topic: str, lags: Sequence[PartitionLag]) -> list[PartitionLag]:
+        """Return the lags with a 0 where no record is left behind the committed offset. Where that cannot be read (no
+        right to it, no answer) they stay as they are."""
+        unknown = {
+            entry.partition: (entry.committed, entry.end)
+            for entry in lags
+            if entry.committed is not None
+            and 0 < entry.lag <= TAIL_OFFSETS
+            and entry.start <= entry.committed
+            and entry.stable == entry.end  # else a transaction is open, and its records may come to count
+            and _place(topic, entry) not in self._ended
+        }
+        if unknown:
+            if self._reader is None:
+                self._reader = PartitionReader(self._settings)
+            with contextlib.suppress(StreamsError):
+                found = self._reader.read_all(topic, unknown, stalled_after_seconds=_SECONDS)
+                self._ended |= {_place(topic, one) for one in lags if found.get(one.partition) == []}
+        return [msgspec.structs.replace(one, lag=0) if _place(topic, one) in self._ended else one for one in lags]
+
+    def close(self) -> None:
+        """Close the connections."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def _place(topic: str, entry: PartitionLag) -> tuple[str, int, int | None, int]:
+    return topic, entry.partition, entry.committed, entry.end
