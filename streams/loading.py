@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import sys
@@ -34,7 +35,9 @@ def load(source: str) -> Any:
         raise ConfigError(f"cannot import {module_name!r} of {source!r}: {described(error)}") from error
     for name in (path or "source").split("."):
         if not hasattr(found, name):
-            raise ConfigError(f"{module_name!r} has no {path or 'source'!r}: name the event source as module:name")
+            near = difflib.get_close_matches(name, [known for known in vars(found) if not known.startswith("_")], 1)
+            hint = f"did you mean {near[0]!r}?" if near else "name the event source as module:name"
+            raise ConfigError(f"{module_name!r} has no {path or 'source'!r}: {hint}")
         found = getattr(found, name)
     if not hasattr(found, "run") and callable(found):
         found = _made_by(found, source)

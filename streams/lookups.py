@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from streams.codecs import encoder_of
 from streams.config import EventSourceConfig
 from streams.core.router import Router
 from streams.errors import ConfigError, RegistrationError
@@ -12,6 +13,7 @@ from streams.global_change_log import checked_on_error
 from streams.global_table import GlobalTable, make_table
 from streams.outcomes import STOP
 from streams.protocols import Codec
+from streams.records import Record
 from streams.runtime import source_topics
 from streams.runtime.reading.view_follower import OnError
 from streams.sak.numbers import is_number
@@ -44,6 +46,12 @@ class Lookup(Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"Lookup({self.topic!r})"
+
+    def record(self, key: K, row: V | None) -> Record:
+        """Return the record that puts a row into the topic, or deletes it (``None``), for ``EventProducer.send``. Any
+        thread. Raises ``EncodeError``."""
+        value = None if row is None else encoder_of(self.codecs[1])(row)
+        return Record(self.topic, value, encoder_of(self.codecs[0])(key))
 
     def table(self) -> GlobalTable[K, V]:
         """Make the empty table of a process. For the event source, which fills it."""

@@ -119,7 +119,7 @@ class Record(msgspec.Struct, gc=False):
     """A record to be sent.
 
     ``value=None`` is a tombstone; ``b""`` is an empty value: they are different things. ``partition=None`` lets the key
-    decide (murmur2, as Java does; records without key are spread). ``timestamp_ms=None``: the time of sending.
+    decide (murmur2, as Java does; records without key are spread). ``timestamp_ms=None``, or 0: the time of sending.
     """
 
     topic: str

@@ -6,7 +6,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, Final, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from streams.cli.cluster import client_settings_of, source_admin_of
+from streams.cli.records import Decoder
 from streams.cli.rights import of_input, of_source
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.clients import kafka_python_settings
@@ -21,12 +22,14 @@ from streams.clients.admin import TopicAdmin, Watermarks
 from streams.clients.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
 from streams.clients.group_view import GroupQuestions
 from streams.clients.kafka_python_client import KafkaPythonClient
+from streams.clients.lags import standing
 from streams.clients.open_transactions import OpenTransactions
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
 from streams.config import EventSourceConfig
 from streams.errors import StreamsError
 from streams.event_source import EventSource
+from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.source_topics import SOURCE
@@ -84,6 +87,14 @@ class Target(NamedTuple):
     def settings(self) -> ClientSettings:
         """Return librdkafka's settings."""
         return ClientSettings(self.servers, client_settings_of(self.config), client_id="kes-doctor")
+
+    @property
+    def source_settings(self) -> ClientSettings:
+        """Return librdkafka's settings for the source's topic."""
+        config = self.config
+        if config is None or not config.source_is_elsewhere:
+            return self.settings
+        return ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-doctor")
 
     @property
     def deadline(self) -> float:
@@ -313,6 +324,58 @@ def group(target: Target) -> Iterator[Finding]:
             yield Finding("group", PROBLEM, f"{where}: no start", f"kes offsets accept {target.name} -p {number}")
 
 
+def progress(target: Target) -> Iterator[Finding]:
+    """The next records of the source: can each be read? Without a member it may have stopped at one of them."""
+    config, source = target.config, target.source
+    assert source is not None
+    assert config is not None
+    with closing(GroupQuestions(target.servers, target.security)) as questions:
+        view = questions.look(config.group_id, target.seconds)
+    decoder, left, ahead, unread = Decoder(source), 0, list[IncomingRecord](), False
+    for topic in (config.topic, *source.inputs):
+        committed = view.committed.get(config.offsets_topic if topic == config.topic else topic, {})
+        for lag, record in _next_records(target, topic, committed):
+            left += lag
+            [record] = source.received(topic, [record])
+            ahead += [record] if committed else []
+            problem = decoder.content(record).problem
+            if problem and config.decode_policy.then is ErrorResponse.FAIL_CONSUMER:
+                unread = True
+                text = f"the next record of {topic}[{record.partition}] cannot be read, and a start stops there: "
+                remedy = f"repair the event class, set decode_policy, or {_skip(target, record)}"
+                yield Finding("progress", PROBLEM, f"{text}{record.where}: {harmless(problem)[:200]}", remedy)
+    if ahead and not view.members:
+        places = ", ".join(record.where for record in ahead[:5]) + (", ..." if len(ahead) > 5 else "")
+        text = f"no member runs, and records wait ({left:,}); the next start goes on at {places}"
+        remedy = (
+            f"start it; if it stopped there, its log has the error: repair the handler, or {_skip(target, ahead[0])}"
+        )
+        yield Finding("progress", WARNING, text, remedy)
+    elif not unread:
+        yield Finding("progress", OK, f"records wait ({left:,})" if left else "no record waits")
+
+
+def _skip(target: Target, record: IncomingRecord) -> str:
+    own = target.config is not None and record.topic == target.config.topic
+    place = f"{'' if own else record.topic + ':'}{record.partition}@{record.offset}"
+    return f"kes skip {target.name} {place} --dead-letter --reason '...'"
+
+
+def _next_records(target: Target, topic: str, committed: Mapping[int, int]) -> Iterator[tuple[int, IncomingRecord]]:
+    """Yield the first record behind the group's offset in each partition of an input, and how many are left there."""
+    own = target.config is not None and topic == target.config.topic
+    settings = target.source_settings if own else target.settings
+    with closing(TopicAdmin(settings)) as admin, closing(PartitionReader(settings)) as reader:
+        if admin.identity(topic, target.seconds) is None:
+            return
+        marks = admin.watermarks(topic, None, target.seconds)
+        lags = admin.tails.without_markers(topic, standing(committed, marks))
+        first = {one.partition: max(one.committed or 0, one.start) for one in lags if one.lag}
+        spans = {number: (start, min(marks[number].stable, start + _SAMPLE)) for number, start in first.items()}
+        found = reader.read_all(topic, spans, stalled_after_seconds=target.seconds)
+        yield from [(one.lag, found[one.partition][0]) for one in lags if found.get(one.partition)]
+
+
 def transactions(target: Target) -> Iterator[Finding]:
     """Transactions that hold up readers of the source's topics without an end."""
     config = target.config
@@ -342,9 +405,7 @@ def keys(target: Target) -> Iterator[Finding]:
     """The newest records of the source: are their keys where murmur2 puts them?"""
     config = target.config
     assert config is not None
-    servers = config.source_bootstrap_servers or target.servers
-    overrides = config.source_client_settings if config.source_is_elsewhere else config.client_settings
-    source_settings = ClientSettings(servers, overrides, client_id="kes-doctor")
+    source_settings = target.source_settings
     with closing(TopicAdmin(source_settings)) as admin, closing(PartitionReader(source_settings)) as reader:
         if admin.identity(config.topic, target.seconds) is None:
             return
@@ -371,4 +432,11 @@ def _example(record: IncomingRecord, partitions: int) -> str:
     return f"{record.where}, key {harmless(record.key)[:40]}, belongs to partition {due}"
 
 
-_OF_A_SOURCE: Final = {"acls": acls, "topics": topics, "group": group, "transactions": transactions, "keys": keys}
+_OF_A_SOURCE: Final = {
+    "acls": acls,
+    "topics": topics,
+    "group": group,
+    "progress": progress,
+    "transactions": transactions,
+    "keys": keys,
+}

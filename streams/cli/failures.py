@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import sys
 from contextlib import suppress
@@ -10,8 +12,22 @@ from typing import Final, NoReturn, TextIO
 
 from streams.errors import StreamsError
 
+_ESCAPES: Final = "kes.escapes"
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that is full, or of a quota."""
+
+
+def escape_unknown_characters(stream: TextIO) -> None:
+    """Have a stream write ``\\u2026`` for a character that its encoding lacks, as JSON has it, instead of raising."""
+    if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+        codecs.register_error(_ESCAPES, _escaped)
+        stream.reconfigure(errors=_ESCAPES)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    units = memoryview(error.object[error.start : error.end].encode("utf-16-be", "surrogatepass"))
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2)), error.end
 
 
 def leave(code: int, when_unwritten: int = 0) -> NoReturn:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from streams.cli.failures import NO_ROOM, innermost, leave
+from streams.cli.failures import NO_ROOM, escape_unknown_characters, innermost, leave
 from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
 from streams.errors import ConfigError, StreamsError
 
@@ -78,6 +78,7 @@ def run() -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller; a socket must not get its number
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        escape_unknown_characters(getattr(sys, name))
     leave(main(sys.argv[1:]), when_unwritten=EXIT_PROBLEM)
 
 

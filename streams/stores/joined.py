@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, NoRe
 
 import msgspec
 
-from streams.codecs import RESERVED_KEY_PREFIX, reason
+from streams.codecs import RESERVED_KEY_PREFIX, encoder_of, reason
 from streams.errors import DecodeError, StoreError, TopicError
 from streams.protocols import Codec, DiskEngine
-from streams.records import Change, IncomingRecord, TopicPartition
+from streams.records import Change, IncomingRecord, Record, TopicPartition
 from streams.sak.murmur2 import partition_of
 from streams.stores import table_access
 from streams.stores.engines import KeyValueEngine
@@ -101,6 +101,13 @@ class Joined(Generic[K, V]):
     def partition_of(self, key: bytes) -> int | None:
         """Return the partition of a key; ``None``: it is not known, or not checked."""
         return None if self._place is None else self._place(key, self.partitions)
+
+    def record(self, key: K, row: V | None) -> Record:
+        """Return the record that puts a row into the table's topic, or deletes it (``None``), for
+        ``EventProducer.send``; placed by the table's partitioner. Any thread. Raises ``EncodeError``."""
+        data = encoder_of(self.codecs[0])(key)
+        value = None if row is None else encoder_of(self.codecs[1])(row)
+        return Record(self.topic, value, data, None, self.partition_of(data))
 
     def read(self, record: IncomingRecord, size_limit: int) -> JoinedRow | None:
         """Read a row; ``None``: the record is one of the toolkit's own, in the changelog of another source. Raises

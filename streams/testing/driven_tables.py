@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from streams.codecs import encoder_of
 from streams.errors import ConfigError
 from streams.lookups import Lookup
 from streams.records import IncomingRecord, Record
@@ -28,16 +27,11 @@ class DrivenTable:
 
     def put(self, key: Any, value: Any, *, wait: bool = True) -> IncomingRecord:
         """Write a row, and run as ``TestDriver.send`` does. Returns the record."""
-        return self._write(key, encoder_of(self._declared.codecs[1])(value), wait)
+        return self._send(self._declared.record(key, value), wait)
 
     def delete(self, key: Any, *, wait: bool = True) -> IncomingRecord:
         """Write a tombstone, and run as ``put``."""
-        return self._write(key, None, wait)
-
-    def _write(self, key: Any, value: bytes | None, wait: bool) -> IncomingRecord:
-        declared, data = self._declared, encoder_of(self._declared.codecs[0])(key)
-        partition = declared.partition_of(data) if isinstance(declared, Joined) else None
-        return self._send(Record(declared.topic, value, data, None, partition), wait)
+        return self._send(self._declared.record(key, None), wait)
 
 
 def declared_table(

@@ -119,6 +119,25 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     assert "partitioner=murmur2_random" in said["keys"]
 
 
+async def test_a_source_that_has_stopped_at_a_record_is_seen(lab: Lab, office: Office) -> None:
+    source = source_of(lab)
+    await lab.create(lab.topic)
+    for value in (b'{"name":"a","amount":1}', b"no JSON", b'{"name":"a","amount":1}'):
+        await lab.send(value, b"a", partition=0)
+    await lab.flush()
+    with GroupChecks(source.config.resolved()) as group:
+        for offset, state, said in [
+            (1, "problem", f"{lab.topic}[0] cannot be read, and a start stops there: {lab.topic}[0]@1: "),
+            (1, "problem", "or kes skip shop:source 0@1 --dead-letter --reason '...'"),
+            (1, "warning", f"no member runs, and records wait (2); the next start goes on at {lab.topic}[0]@1 ->"),
+            (2, "warning", f"no member runs, and records wait (1); the next start goes on at {lab.topic}[0]@2 ->"),
+            (3, "ok", "no record waits"),
+        ]:
+            await asyncio.to_thread(group.set_offsets, {0: offset})
+            [text] = (await office.look(source, code=1))["progress", state]
+            assert said in text
+
+
 async def test_what_cannot_be_looked_at_is_unknown_and_no_problem(
     lab: Lab, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ commands about a cluster say when nothing listens at its address."""
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +18,8 @@ import typer
 from rich.text import Text
 
 from streams.cli import cluster, console, main
+from streams.cli.console import as_json
+from streams.cli.failures import escape_unknown_characters
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
 from tests.unit.cli_kit import Kes
 
@@ -291,3 +295,16 @@ def test_only_brokers_that_all_refuse_are_known_to_be_down() -> None:
         assert not cluster._all_refuse(f"127.0.0.1:1, {there}")
     assert cluster._all_refuse("127.0.0.1:1, 127.0.0.1:2")
     assert not cluster._all_refuse("127.0.0.1")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_what_the_output_has_no_character_for_is_escaped_as_json_has_it(encoding: str) -> None:
+    """``kes state scan > file`` under such a locale ended in a UnicodeEncodeError."""
+    value = {"a": "\u00e9\u2026\U0001f600"}
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding)
+    escape_unknown_characters(stream)
+    stream.write(as_json(value) + "\udcff")
+    stream.flush()
+    text = written.getvalue().decode(encoding)
+    assert (json.loads(text.removesuffix("\\udcff")), text[-6:]) == (value, "\\udcff")
