@@ -36,8 +36,9 @@ def load(source: str) -> Any:
     for name in (path or "source").split("."):
         if not hasattr(found, name):
             near = difflib.get_close_matches(name, [known for known in vars(found) if not known.startswith("_")], 1)
-            hint = f"did you mean {near[0]!r}?" if near else "name the event source as module:name"
-            raise ConfigError(f"{module_name!r} has no {path or 'source'!r}: {hint}")
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            text = f"{module_name!r} has no {path or 'source'!r}: name the event source as module:name{hint}"
+            raise ConfigError(text)
         found = getattr(found, name)
     if not hasattr(found, "run") and callable(found):
         found = _made_by(found, source)
