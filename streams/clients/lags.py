@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +9,7 @@ import msgspec
 
 from streams.clients.reader import PartitionReader
 from streams.clients.settings import ClientSettings
-from streams.errors import StreamsError
+from streams.errors import BrokerUnavailable, StreamsError
 
 if TYPE_CHECKING:
     from streams.clients.admin import Watermarks
@@ -59,6 +58,7 @@ class Tails:
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._reader: PartitionReader | None = None
+        self._refused: set[str] = set()
         self._ended: set[tuple[str, int, int | None, int]] = set()  # nothing but markers is left behind these offsets
 
     def without_markers(self, topic: str, lags: Sequence[PartitionLag]) -> list[PartitionLag]:
@@ -67,7 +67,8 @@ class Tails:
         unknown = {
             entry.partition: (entry.committed, entry.end)
             for entry in lags
-            if entry.committed is not None
+            if topic not in self._refused
+            and entry.committed is not None
             and 0 < entry.lag <= TAIL_OFFSETS
             and entry.start <= entry.committed
             and entry.stable == entry.end  # else a transaction is open, and its records may come to count
@@ -76,9 +77,13 @@ class Tails:
         if unknown:
             if self._reader is None:
                 self._reader = PartitionReader(self._settings)
-            with contextlib.suppress(StreamsError):
+            try:
                 found = self._reader.read_all(topic, unknown, stalled_after_seconds=_SECONDS)
                 self._ended |= {_place(topic, one) for one in lags if found.get(one.partition) == []}
+            except BrokerUnavailable:
+                pass
+            except StreamsError:  # no right to read it
+                self._refused.add(topic)
         return [msgspec.structs.replace(one, lag=0) if _place(topic, one) in self._ended else one for one in lags]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from streams.cli.lag import Pace, Speed
 from streams.clients.admin import Watermarks
 from streams.clients.lags import PartitionLag, Tails, standing
 from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable
+from streams.errors import BrokerUnavailable, TopicError
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
 
 __all__ = ["admin"]  # the fixture
@@ -225,4 +225,8 @@ def test_where_nothing_but_markers_is_left_the_lag_is_0(monkeypatch: pytest.Monk
     assert lags() == [0, 0, 0, 50, 100, 1]
     assert lags() == [0, 0, 0, 50, 100, 1]
     assert read == [{0: (99, 100), 1: (98, 100)}, {1: (98, 100)}, {1: (98, 100)}]
+    answers.append(TopicError("no right to read it"))
+    for _ in range(2):
+        assert tails.without_markers("other", found[:1])[0].lag == 1
+    assert len(read) == 4
     tails.close()
