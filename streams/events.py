@@ -283,7 +283,10 @@ def to_record(
     """
     kind = known_type(type(event)) or event_type_of(type(event))
     if isinstance(key, str):
-        key = key.encode()
+        try:
+            key = key.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"the key for {topic} has no form in UTF-8: {error}") from None
     elif key is not None and not isinstance(key, bytes):
         raise EncodeError(
             f"the key for {topic} is a {type(key).__name__}; use str, bytes or None, or encode it yourself"

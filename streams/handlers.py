@@ -416,6 +416,9 @@ def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
     annotated = next(iter(parameter_types(function)[1:2]), None)
     if batch and annotated is not None:
         annotated = next(iter(get_args(annotated)), None)
+    if (get_origin(annotated) or annotated) is EventContext:
+        where = f"{name_of(function)}{place_of(function)}"
+        raise RegistrationError(f"the handler {where} has its context second; it is called with (ctx, event)")
     if isinstance(annotated, type):
         return annotated
     wanted = "events: list[Deposited]" if batch else "event: Deposited"

@@ -139,6 +139,9 @@ async def yields_async(ctx: EventContext[Any], event: First) -> AsyncIterator[No
     yield
 
 
+def swapped(event: First, ctx: EventContext[Any]) -> None: ...
+
+
 def of_nobody(ctx: EventContext[Any], event: OnlyForCheckers) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
@@ -190,6 +193,10 @@ def of_nobody(ctx: EventContext[Any], event: OnlyForCheckers) -> None: ...  # ty
         (
             lambda: Source().on(of_nobody),
             r"has no class as the annotation .* \('OnlyForCheckers' is no name at this place\)",
+        ),
+        (
+            lambda: Source().on(swapped),
+            r"the handler swapped at .* has its context second; it is called with \(ctx, event",
         ),
         (lambda: Source().on(print), "print has no class as the annotation of its second parameter; write event"),
         (lambda: [source.on(of_one) for source in [Source()] * 2], r"has a handler already; .* \(the first is at .*\)"),

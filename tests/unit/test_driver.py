@@ -286,6 +286,7 @@ def test_bad_use_is_told() -> None:
         (ConfigError, other_topic, lambda: made.send_record(Record("other", b""))),
         (ConfigError, "time cannot go back", lambda: made.advance(-1.0)),
         (RegistrationError, "str", lambda: made.send("text")),
+        (EncodeError, "the key for added has no form in UTF-8", lambda: made.send(Added("ann"), key="a\udcff")),
         (EncodeError, "the key for added is a int; use str", lambda: made.send(Added("ann"), key=5)),  # type: ignore[arg-type]
     ]
     crashed: list[Wrong] = [

@@ -191,6 +191,7 @@ MISUSES: dict[str, Callable[[EventContext[Any]], object]] = {
     "reserved key": lambda ctx: ctx.record_change(Change(b"\xff\xffkes.offset", b"{}")),
     "no event class": lambda ctx: ctx.forward(OUT, object()),
     "wrong key of an output": lambda ctx: ctx.forward(OUT, Total("a", 1), key=5),  # type: ignore[arg-type]
+    "key that UTF-8 lacks": lambda ctx: ctx.forward(OUT, Total("a", 1), key="a\udcff"),
 }
 
 

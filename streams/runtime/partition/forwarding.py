@@ -53,7 +53,10 @@ def forward(
         check_nulls(event)
     if type(key) is str:
         text: str = key
-        key = text.encode()
+        try:
+            key = text.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"the key for {topic} has no form in UTF-8: {error}") from None
     elif key is not None and type(key) is not bytes:
         raise EncodeError(
             f"the key for {topic} is a {type(key).__name__}; use str, bytes or None, or encode it yourself"
