@@ -134,7 +134,7 @@ async def test_a_source_that_has_stopped_at_a_record_is_seen(lab: Lab, office: O
             (3, "ok", "no record waits"),
         ]:
             await asyncio.to_thread(group.set_offsets, {0: offset})
-            [text] = (await office.look(source, code=1))["progress", state]
+            [text] = (await office.look(source, code=int(offset == 1)))["progress", state]
             assert said in text
 
 

@@ -109,6 +109,15 @@ def test_from_a_plan_to_no_lag(
     assert [(entry["committed"], entry["stable"], entry["end"]) for entry in json.loads(out)["partitions"]] == [
         (RECORDS // 2, RECORDS // 2, RECORDS // 2)
     ] * 2
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": topic_prefix})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for partition in (0, 1):
+        producer.produce(f"{topic_prefix}in", b"x", partition=partition)
+    producer.commit_transaction()
+    seen = lag_of(kes, lambda found: all(one["committed"] == RECORDS // 2 + 1 for one in found["partitions"]))
+    behind = [(entry["end"] - entry["committed"], entry["lag"]) for entry in seen["partitions"]]
+    assert behind == [(1, 0)] * 2, "the marker of the transaction is left, and nothing else"
     source.send_signal(signal.SIGTERM)
     assert source.wait(30) == 0
 
