@@ -131,6 +131,10 @@ SECTIONS: Final = (
                 "for records that cannot be read or have an unknown type ([errors](../guides/errors.md)); never retried"
             ),
             "error_policy": "for handlers; `on_error=` at the registration replaces it for one event type",
+            "max_time_jump_seconds": (
+                "so far ahead of the member's clock, and of [the partition's time](../guides/structures.md#time), an "
+                "event may move that time; beyond, it is a `TimeJump`, which meets its error policy. 0: no bound"
+            ),
             "group": "see `GroupConfig`",
             "timeouts": "see `TimeoutConfig`",
             "queues": "see `QueueConfig`",

@@ -30,6 +30,7 @@ from streams.config_groups import (
 from streams.errors import ConfigError
 from streams.metrics import MetricsHandler
 from streams.outcomes import STOP, Retry
+from streams.sak.numbers import is_number
 from streams.settings_sources import TakesOutsideSettings, bootstrap_servers, flat, variable, without_credentials
 from streams.topics import MAX_NAME_LENGTH, changelog_name, commit_log_name, dead_letter_name, loop_name, visits_name
 
@@ -64,7 +65,9 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     * Visits: with ``visits`` the source has a topic for the requests to visit the keys of its store
       (``EventSource.register_visit``).
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
-      handlers (each handler may have its own).
+      handlers (each handler may have its own). ``max_time_jump_seconds``: so far ahead of the member's clock, and of
+      the partition's time, an event may move that time; beyond, it is a ``TimeJump``, which meets its error policy
+      (0: no bound).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
       (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
       transactions), ``state`` (``StateConfig``: state on disk), ``queries`` (``QueryConfig``: between processes).
@@ -95,6 +98,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     visits: bool = False
     decode_policy: Retry = STOP
     error_policy: Retry = STOP
+    max_time_jump_seconds: float = 86_400.0
     group: GroupConfig = GroupConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     queues: QueueConfig = QueueConfig()
@@ -156,6 +160,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
             check_type((Mapping,), name, getattr(self, name), "a dictionary")
         for name in ("decode_policy", "error_policy"):
             check_type((Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, or one of your own")
+        if not is_number(self.max_time_jump_seconds) or not 0 <= self.max_time_jump_seconds < 1e12:
+            raise ConfigError(
+                f"max_time_jump_seconds is {self.max_time_jump_seconds!r}; give seconds, or 0 for no bound"
+            )
         for name, kind in GROUPS.items():
             check_type((kind,), name, getattr(self, name), f"a {kind.__name__}")
         if self.source_client_settings and not self.source_is_elsewhere:

@@ -13,6 +13,7 @@
     │     ├── ``DecodeError``        its bytes, its type header or its version
     │     ├── ``EncodeError``        an output or a change cannot be turned into bytes
     │     ├── ``PlanError``          a planner's answer is not what a job or a batch takes
+    │     ├── ``TimeJump``           its time is too far in the future to move that of its partition
     │     └── ``RecordRefused``      the broker will not take an output or a change of its event
     │           └── ``LoopTooLong``  the loop's events have led to one another too often
     ├── ``StoreError``               the caller: a store was used in a way that cannot be kept exactly-once
@@ -100,6 +101,10 @@ class EncodeError(RecordError):
 
 class PlanError(RecordError):
     """A planner returned something that is no plan of a job or a batch. The message names event and record."""
+
+
+class TimeJump(RecordError):
+    """An event would move its partition's time too far into the future (``max_time_jump_seconds``)."""
 
 
 class RecordRefused(RecordError):

@@ -90,6 +90,21 @@ class BatchFailed(msgspec.Struct, frozen=True):
     error: str
 
 
+class OutOfTime(msgspec.Struct, frozen=True):
+    """So many items of a structure (``part``) of a ``Stores`` class (``store``) did not fit the partition's time.
+
+    ``kind``: ``late`` (items for windows that are closed, whatever ``late=`` says), ``expired_early`` (entries that
+    expired before their time by the member's clock: an event came from the future), ``time_jump`` (events that would
+    have moved the time too far; no part). Reported between two events. A failed attempt's count, of further attempts
+    only what they have in addition."""
+
+    partition: int
+    kind: str
+    store: str
+    part: str
+    items: int
+
+
 class JobEnded(msgspec.Struct, frozen=True):
     """A job of the scheduler ``name`` ended, after so many attempts and seconds (its waiting for a slot not counted).
     ``outcome``: ``done``, ``failed`` or ``cancelled``."""
@@ -126,6 +141,7 @@ Measurement = (
     | MembershipChanged
     | EventFailed
     | BatchFailed
+    | OutOfTime
     | JobEnded
     | CallAbandoned
     | PartitionsAdded

@@ -186,6 +186,23 @@ class Output(msgspec.Struct, gc=False):
     origin_partition: int
     origin: int
 
+    @property
+    def blamed(self) -> int:
+        """Return the origin of the work that fails if this is refused."""
+        return self.origin
+
+
+class WindowOutput(Output, gc=False):
+    """A record that ``on_close`` of a window sends, in the transaction of the event in front of which the window
+    closes. ``window``: the window's own origin."""
+
+    window: int
+
+    @property
+    def blamed(self) -> int:
+        """Return the origin of the window."""
+        return self.window
+
 
 class RefusedRecord(NamedTuple):
     """A record that the client or the broker refuses. ``is_own``: the record itself is at fault, and not its topic, a

@@ -81,6 +81,9 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     """All inputs, the source's own topic first, if it reads several; ``next_offset`` and ``end`` are of that one."""
     visits: tuple[VisitStatistics, ...] = ()
     """Visits that were ever started."""
+    out_of_time: dict[str, int] = {}
+    """Since the partition is here: ``late``, ``expired_early`` and ``time_jump`` of ``metrics.OutOfTime``, as far as
+    there were any."""
 
     @property
     def lag(self) -> int | None:

@@ -52,6 +52,16 @@ class InputSpec(msgspec.Struct, frozen=True):
     is_own: bool = False
     is_awaited: bool = True
 
+    @property
+    def moves_time(self) -> bool:
+        """Check whether its records move their partition's time (``Stores``), as those of the source's own topic do.
+
+        The one rule: time is that of events that come to this partition in its own order. Rows of a joined table are
+        read first, whatever their time. Records of the loop come first, too, and from partitions that may be ahead of
+        this one. What has no record of an input (timers, interjections, visited keys) has no such time at all.
+        """
+        return not self.is_own and self.table is None
+
     def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
         """Return records as their handlers are found: with the headers of the input's type."""
         headers = self.headers

@@ -11,7 +11,7 @@ from streams.cli.letters import Letter, LetterBox, Settled
 from streams.cli.records import Decoder, Place
 from streams.errors import OffsetError, StreamsError, TransactionFailed
 from streams.records import IncomingRecord
-from streams.runtime.partition.dead_letters import ROW
+from streams.runtime.partition.dead_letters import ROW, WINDOW
 
 
 class LetterChoice(NamedTuple):
@@ -111,6 +111,11 @@ def problems_of(
             problem = (
                 f"it is a row of the joined table {topic}, where it would take the place of a newer one. If it is "
                 f"still right, write it to {topic} as its owner does; then `kes dlq drop` the letter"
+            )
+        elif letter.facts.get("kind") == WINDOW:
+            problem = (
+                f"it is the window {letter.facts.get('window')} of {letter.origin}, and no event: report its value as "
+                "`on_close` would have; then `kes dlq drop` the letter"
             )
         elif count is None:
             problem = f"topic {letter.facts['topic']} does not exist any more: create it, or drop the letter"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -26,14 +27,15 @@ from streams.cli.state_queries import (
     scan_of_owners,
 )
 from streams.cli.state_sources import opened
-from streams.cli.state_writing import forget, import_, migrate
-from streams.codecs import RESERVED_KEY_PREFIX
+from streams.cli.state_writing import forget, import_, migrate, set_time
+from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import DecodeError
 from streams.event_source import EventSource
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
+from streams.stores.several import TIME_KEY
 
 app = typer.Typer(no_args_is_help=True, help="The state of an event source: in its changelog, on disk, in snapshots.")
 
@@ -203,6 +205,7 @@ def _answered(rows: list[dict[str, Any]]) -> Text:
 
 
 app.command("import")(import_)
+app.command("set-time")(set_time)
 for command in (export, diff, verify, snapshot, restore, convert, migrate, forget, drop):
     app.command()(command)
 
@@ -216,6 +219,7 @@ class _Partitions:
         self._records = 0
         self._offset: int | None = None
         self._changed_at_ms = -1
+        self._time_ms: int | None = None
 
     def receive(self, record: IncomingRecord) -> None:
         self._records += 1
@@ -228,6 +232,9 @@ class _Partitions:
                 self._sizes.pop(key, None)
             else:
                 self._sizes[key] = len(key) + len(record.value)
+        if key == TIME_KEY:
+            with suppress(DecodeError):  # a store of another kind has any bytes there
+                self._time_ms = None if record.value is None else int_codec.decode(record.value)
         elif key == OFFSET_KEY and record.value is not None:
             self._offset = decode_offset(record).offset
         elif key.startswith(TIMER_PREFIX):
@@ -242,6 +249,7 @@ class _Partitions:
             "next_offset": self._offset,
             "changelog_records": self._records,
             "changed_at_ms": self._changed_at_ms,
+            "time_ms": self._time_ms,
         }
 
 
@@ -329,7 +337,8 @@ def _partition_table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("partition", footer="all", justify="right")
     for name in ("keys", "bytes", "timers"):
         table.add_column(name, footer=f"{sum(row[name] for row in rows):,}", justify="right", no_wrap=True)
-    for name in ("next offset", "records", "changed at"):
+    has_time = any(row["time_ms"] is not None for row in rows)
+    for name in ("next offset", "records", "changed at", *(["time"] if has_time else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         offset = "-" if row["next_offset"] is None else f"{row['next_offset']:,}"
@@ -340,5 +349,6 @@ def _partition_table(rows: list[dict[str, Any]]) -> Table:
             offset,
             f"{row['changelog_records']:,}",
             shown_time(row["changed_at_ms"]),
+            *([] if row["time_ms"] is None else [shown_time(row["time_ms"])]),
         )
     return table

@@ -1,4 +1,4 @@
-"""``kes state import``, ``migrate`` and ``forget``: changes to the state of a source that is stopped, in its changelog.
+"""``kes state import``, ``migrate``, ``set-time``, ``forget``: changes to the state of a stopped source.
 
 Each transaction is as one of ``kes skip`` (see there why no member can come between): the group's offset is pending in
 it before the group is looked at for the second time, and the last offset record must be the one that was there when
@@ -27,6 +27,7 @@ from streams.cli.scans import late_lines
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
 from streams.cli.state_sources import StateAt, from_export, state_of
+from streams.cli.tail import time_of
 from streams.cli.transaction import transaction
 from streams.clients.group_checks import GroupChecks
 from streams.clients.producing.blocking import BlockingSlot
@@ -126,6 +127,40 @@ def migrate(
                 if new is not None:
                     upgraded[key] = new
         return upgraded
+
+    _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True)
+    store.revoked()
+
+
+def set_time(
+    source: SourceName,
+    to: Annotated[str, typer.Option("--to", metavar="TIME", help="2026-11-24T10:00Z, or so long ago: 10m, 2h, 3d.")],
+    partition: Partition = None,
+    dry_run: _DryRun = False,
+    yes: _Yes = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """Set the time of partitions back (that of windows and expiry) after an event from the future has moved it.
+
+    Entries that were put after TIME count as put then; windows that end after it are open again. What has expired, and
+    what was reported, stays so. A partition whose time is not later stays as it is. All members must be stopped.
+
+    Exit codes: 0 no partition has a later time; 1 refused (a member is running, the store has no time, an entry cannot
+    be read), not confirmed, or no broker answers; 2 wrong usage.
+    """
+    time_ms, found = time_of(to, "--to"), _stopped_source(source, json=json, yes=yes or dry_run)
+    store = _store_of(found)
+    if not isinstance(store, Stores):
+        raise StoreError(f"{type(store).__name__} has no time: only the partitions of a Stores have one")
+    numbers = sorted(set(partition)) if partition else list(range(found.config.num_partitions))
+
+    def changes(number: int, there: State) -> Changes:
+        try:
+            return store.set_back(there, time_ms)
+        except DecodeError as error:
+            raise StoreError(f"partition {number}: {error}") from error
 
     _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True)
     store.revoked()

@@ -69,6 +69,14 @@ def bound_of(text: str, option: str, now: float) -> Bound:
     raise typer.BadParameter(f"{text!r} is not {_WHEN}", param_hint=option)
 
 
+def time_of(text: str, option: str) -> int:
+    """Parse a time as ``--from`` takes it, in milliseconds since the epoch. Raises ``BadParameter``."""
+    bound = bound_of(text, option, time.time())
+    if bound.ms is None:
+        raise typer.BadParameter(f"{text!r} is no time; give 2026-11-24T10:00Z, or 10m (ago)", param_hint=option)
+    return bound.ms
+
+
 @app.command()
 def tail(
     words: _Words,

@@ -7,7 +7,7 @@ that sent it. Two origins are made per event, so an origin is one integer. This 
   ``OF_EACH_INPUT``, 2**52;
 * an interjection: -1;
 * the event of a timer: a hash of its name and time, below -1;
-* the event of a visited key: a hash of the run and the key, below those of timers;
+* the event of a visited key: a hash of the run and the key, below those of timers; so is that of a window that closes;
 * a batch of several events: 2**62 plus the origin of the last one.
 """
 
@@ -36,6 +36,11 @@ def visit_origin(run: str, key: bytes) -> Origin:
     """Return the origin of a visited key's event: the same after a restart, another one in the next run."""
     digest = hashlib.blake2b(key, digest_size=_HASH_BYTES, salt=hashlib.blake2b(run.encode(), digest_size=16).digest())
     return _FIRST_VISIT - int.from_bytes(digest.digest())
+
+
+def window_origin(name: str, key: bytes, start_ms: int, end_ms: int) -> Origin:
+    """Return the origin of a window that closes: the same after a restart. Like a visited key it comes once."""
+    return visit_origin(f"window {name} {start_ms} {end_ms}", key)
 
 
 def batch_origin(last: int) -> Origin:

@@ -20,6 +20,7 @@ from streams.metrics import (
     Measurement,
     MembershipChanged,
     OffsetMismatch,
+    OutOfTime,
     PartitionMoved,
     PartitionsAdded,
     TakeOverDone,
@@ -101,6 +102,14 @@ EVENTS_FAILED = _counter(
     "kes_failed_events", "Events that failed for good, by what was done about them.", ("response",), _RESPONSES
 )
 BATCHES_FAILED = _counter("kes_failed_batches", "Batches that failed as a whole; their events run one by one.")
+LATE_ITEMS = _counter("kes_late_items", "Items that came for windows that were closed.", ("store", "window"))
+EXPIRED_EARLY = _counter(
+    "kes_expired_early", "Entries that expired before their time by the clock: an event came from the future.",
+    ("store", "table"),
+)  # fmt: skip
+TIME_JUMPS = _counter(
+    "kes_time_jumps", "Events that were refused: they would have moved their partition's time too far.", ("partition",)
+)
 JOBS = _counter("kes_jobs", "Jobs that ended.", ("name", "outcome"))
 JOBS_RETRIED = _counter("kes_job_retries", "Further attempts of jobs.", ("name",))
 JOB_SECONDS = _histogram(
@@ -223,6 +232,10 @@ def readings(measurement: Measurement) -> list[Sample]:
             return [(EVENTS_FAILED, 1, (response,))]
         case BatchFailed():
             return [(BATCHES_FAILED, 1, ())]
+        case OutOfTime(partition, kind, store, part, items):
+            if kind == "time_jump":
+                return [(TIME_JUMPS, items, (str(partition),))]
+            return [(LATE_ITEMS if kind == "late" else EXPIRED_EARLY, items, (store, part))]
         case MembershipChanged():
             return [(MEMBERSHIPS_LOST if measurement.lost else REBALANCES, 1, ())]
         case TakeOverDone(_, _, _, fence, barrier, restore, warm):

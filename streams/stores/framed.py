@@ -70,6 +70,14 @@ def unframe(data: bytes) -> Framed:
     return Framed(version, time_ms, data[at:])
 
 
+def put_back(data: bytes, time_ms: int) -> bytes:
+    """Return a value as if it had been put at this time, if it was put later. Raises ``DecodeError``."""
+    found = unframe(data)
+    if found.time_ms is None or found.time_ms <= time_ms:
+        return data
+    return data[: len(data) - len(found.payload) - _TIME_FIELD.size] + _TIME_FIELD.pack(time_ms) + found.payload
+
+
 class FramedCodec(Generic[V]):
     """Values of one version, read from any older one. ``time_ms``: the time that values are put at; ``None`` as a
     function: they have none, ``None`` as its result: it is not known yet."""

@@ -13,7 +13,7 @@ from streams.protocols import Codec
 from streams.sak.numbers import is_number
 from streams.stores import table_access
 from streams.stores.derived import Derived, DerivingEngine, Ranking, start_of
-from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, unframe
+from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, put_back, unframe
 from streams.stores.indexes import Index, TableIndex, shown
 from streams.stores.several import MOST_AT_ONCE, Declared, Stores, mark_of
 from streams.stores.table import Table
@@ -164,6 +164,14 @@ class NamedTable(Table[K, V], Generic[K, V]):
         """Return a value in the present version; ``None``: it has that already. Raises ``DecodeError``."""
         return self._values.upgraded(value)
 
+    def mark_back(self, mark: bytes, time_ms: int) -> bytes:
+        """Return the time at which expiry was switched on, for a time that is set back."""
+        return int_codec.encode(min(int_codec.decode(mark), time_ms))
+
+    def put_back(self, value: bytes, time_ms: int) -> bytes:
+        """Return a value as if it was put then, if it was put later: it would live too long."""
+        return put_back(value, time_ms)
+
     def _expire(self, key: bytes) -> None:
         self._delete(key)
 
@@ -187,7 +195,13 @@ class _Expiry:
             began = time_ms
         low = None if began + self._expires_ms <= time_ms else _EARLIEST  # those of unknown time are at the low end
         high = start_of(int_codec.encode(max(0, time_ms - self._expires_ms + 1)))
-        for _, key in islice(self.order.scan(low, high), MOST_AT_ONCE):
+        found = list(islice(self.order.scan(low, high), MOST_AT_ONCE))
+        if found and (keeper := self._home.timekeeper) is not None and time_ms > (now := keeper.now_ms()):
+            not_due = start_of(int_codec.encode(max(0, now - self._expires_ms + 1)))
+            early = [key for place, key in found if place >= not_due]
+            if early:
+                self._home.expired_early(self._table._name, len(early), f"{self._table._decode_key(early[-1])!r:.80}")
+        for _, key in found:
             self._table._expire(key)
 
 

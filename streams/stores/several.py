@@ -7,11 +7,12 @@ is kept as it is, and there again for one that does. The keys that begin with ``
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
 
-from streams.codecs import int_codec
-from streams.errors import ConfigError, DecodeError, StoreError
+from streams.codecs import RESERVED_KEY_PREFIX, int_codec
+from streams.errors import ConfigError, DecodeError, StoreError, TimeJump
+from streams.outcomes import Retry
 from streams.protocols import DiskEngine
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
@@ -22,7 +23,8 @@ from streams.stores.ordered import OrderedEngine
 
 _log = logging.getLogger(__name__)
 
-_TIME: Final = OWN + b"\x00time"
+TIME_KEY: Final = OWN + b"\x00time"
+"""Key of the partition's time, among the own entries of the store: milliseconds, by ``int_codec``."""
 MOST_AT_ONCE: Final = 64
 """Entries that expire, or windows that close, of one structure in front of one event, at most: a transaction has
 bounds."""
@@ -45,12 +47,38 @@ class StorePart(Protocol):
         """Do what is due, within an event: ``MOST_AT_ONCE`` of it, or a little more."""
         ...
 
+    def mark_back(self, mark: bytes, time_ms: int, /) -> bytes:
+        """Return its mark for a time that is set back."""
+        ...
+
+    def put_back(self, value: bytes, time_ms: int, /) -> bytes:
+        """Return a value for a time that is set back."""
+        ...
+
     def upgraded(self, value: bytes, /) -> bytes | None:
         """Return a value in the present version; ``None``: it has that already, or there are none."""
         ...
 
     def decode_key(self, key: bytes, /) -> Any: ...
     def decode_value(self, value: bytes, /) -> Any: ...
+
+
+class Timekeeper(Protocol):
+    """What a store is told of time by its host, and tells it: ``runtime.partition.timekeeping`` documents the
+    methods."""
+
+    @property
+    def max_jump_ms(self) -> int: ...
+    def now_ms(self) -> int: ...
+    def out_of_time(self, ctx: Any, kind: str, store: str, part: str, items: int, last: str) -> None: ...
+    def close(
+        self,
+        ctx: Any,
+        report: Callable[[Any], None],
+        on_close: Callable[..., Any],
+        window: tuple[str, str, bytes, int, int, bytes],
+        policy: Retry | None,
+    ) -> None: ...
 
 
 StorePartT = TypeVar("StorePartT", bound=StorePart)
@@ -115,6 +143,9 @@ class Stores(JournalledBytes):
     def __init__(self, partition: TopicPartition) -> None:
         self._ctx: Any = None
         self._event_ms: int | None = None
+        self._early: list[tuple[str, int, str]] = []  # expired early, in this event
+        self.timekeeper: Timekeeper | None = None
+        """The host's; ``None``: it has none, so nothing is bounded or counted."""
         self._unknown: set[bytes] = set()
         self._parts: dict[str, StorePart] = {}
         self._at: dict[bytes, StorePart] = {}  # by the prefixes of their keys
@@ -234,17 +265,22 @@ class Stores(JournalledBytes):
 
     def time_of(self, ctx: Any) -> int | None:
         """Return the time of the event that is about to be handled, in milliseconds since the epoch: that of its
-        record, of a batch the earliest. ``None``: the partition's time stays as it is (interjections, timers). A
-        subclass may take it from elsewhere."""
+        record, of a batch the earliest. ``None``: it has none (interjections, timers). A subclass may take it from
+        elsewhere."""
         records = (ctx.input,) if ctx.input is not None else getattr(ctx, "records", ())
         times = [record.timestamp_ms for record in records if record.offset >= 0 and record.timestamp_ms >= 0]
         return min(times, default=None)
 
+    def moves_time(self, ctx: Any) -> bool:
+        """Check whether an event with a time moves that of the partition: one of the source's own topic or of a further
+        input does; a row of a joined table and an event of the loop do not. A subclass may decide otherwise."""
+        return getattr(ctx, "_moves_time", True)
+
     @property
     def time_ms(self) -> int | None:
-        """The partition's time, in milliseconds since the epoch: the latest of its events. ``None``: there was none
-        with a time."""
-        return self.own_number(_TIME)
+        """The partition's time, in milliseconds since the epoch: the latest of the events that move it. ``None``: there
+        was none."""
+        return self.own_number(TIME_KEY)
 
     @property
     def event_ms(self) -> int | None:
@@ -264,19 +300,51 @@ class Stores(JournalledBytes):
     def _before_event(self, ctx: Any) -> None:
         self._ctx = ctx
         self._event_ms = time_ms = self.time_of(ctx)
-        if time_ms is not None:
-            self.advance(time_ms)
+        self._early.clear()
+        if time_ms is not None and self.moves_time(ctx):
+            self._move(time_ms, is_bounded=True)
 
     def advance(self, time_ms: int) -> None:
         """Move the partition's time on, if that is later, and do what is due: entries expire, windows close. For
-        interjections, where no events come; events do it by themselves. At most ``MOST_AT_ONCE`` of each structure."""
+        interjections, where no events come; events do it by themselves. At most ``MOST_AT_ONCE`` of each structure.
+        ``max_time_jump_seconds`` does not bound it."""
+        self._move(time_ms, is_bounded=False)
+
+    def _move(self, time_ms: int, *, is_bounded: bool) -> None:
         before = self.time_ms
         if before is None or time_ms > before:
-            self.set_own(_TIME, int_codec.encode(time_ms))
+            if is_bounded and self.timekeeper is not None:
+                self._check_jump(self.timekeeper, time_ms, before or 0)
+            self.set_own(TIME_KEY, int_codec.encode(time_ms))
         for key in self._useless_marks:  # a structure that has a use for its mark again must not find an old one
             self.set_own(key, None)
         for part in self._timed:
             part.sweep(max(time_ms, before or 0))
+        while self._early:  # now that all of it is done
+            self.out_of_time("expired_early", *self._early.pop())
+
+    def _check_jump(self, timekeeper: Timekeeper, time_ms: int, before: int) -> None:
+        """Raise ``TimeJump`` for an event that is too far ahead of the partition's time and of the clock: only when it
+        is both is there no doubt. Partitions at rest, and histories, have large steps."""
+        jump = timekeeper.max_jump_ms
+        if not jump or time_ms - before <= jump or time_ms - (now := timekeeper.now_ms()) <= jump:
+            return
+        self.out_of_time("time_jump", "", 1, "")
+        raise TimeJump(
+            f"its time ({time_ms} ms) is {(time_ms - now) / 86_400_000:,.1f} days ahead of this machine's clock "
+            f"({now} ms), and would move the time of {self.partition} there for good (from {before} ms): entries would "
+            "expire, and all that follows would be late. Are these microseconds? If it is right, raise "
+            f"max_time_jump_seconds ({jump / 1000:g}; 0: no bound)"
+        )
+
+    def out_of_time(self, kind: str, part: str, items: int, last: str) -> None:
+        """Tell the host of items that did not fit the time."""
+        if self.timekeeper is not None:
+            self.timekeeper.out_of_time(self._ctx, kind, type(self).__name__, part, items, last)
+
+    def expired_early(self, part: str, items: int, last: str) -> None:
+        """Note entries that expire early in the event that is handled."""
+        self._early.append((part, items, last))
 
     # -- own entries ---------------------------------------------------------------------------------------------------
 
@@ -307,6 +375,25 @@ class Stores(JournalledBytes):
         already, or the table has none. Raises ``DecodeError``."""
         part = self._part_of(key)
         return None if part is None else part.upgraded(value)
+
+    def set_back(self, entries: Mapping[bytes, bytes], time_ms: int) -> dict[bytes, bytes | None]:
+        """Return the changes to these entries of a changelog that set the partition's time back, that of the time the
+        last; none if it is not later.
+
+        Entries that were put later count as put then. Windows that end later are open again: what was reported too
+        early is reported once more when it ends. Raises ``DecodeError``."""
+        found = entries.get(TIME_KEY)
+        if found is None or int_codec.decode(found) <= time_ms:
+            return {}
+        wanted: dict[bytes, bytes | None] = {}
+        marks = {mark_of(name): part for name, part in self._parts.items() if part.is_timed}
+        for key, value in entries.items():
+            if (marked := marks.get(key)) is not None:
+                wanted[key] = marked.mark_back(value, time_ms)
+            elif not key.startswith(RESERVED_KEY_PREFIX) and (part := self._part_of(key)) is not None:
+                wanted[key] = part.put_back(value, time_ms)
+        changes = {key: value for key, value in wanted.items() if entries[key] != value}
+        return changes | {TIME_KEY: int_codec.encode(time_ms)}  # killed before it, the next run does the rest
 
     def decode_key(self, key: bytes) -> Any:
         """Decode a key in the changelog, for tools: (name, key). Raises ``DecodeError``."""

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from streams.codecs import TupleCodec, codec_for, int_codec
 from streams.errors import ConfigError, StoreError
+from streams.outcomes import Retry
 from streams.protocols import Codec
 from streams.stores.derived import DerivingEngine, Ranking, place_of, start_of
 from streams.stores.framed import PrefixedCodec
@@ -25,7 +26,8 @@ Item = TypeVar("Item")
 
 Late = Literal["drop", "fail"] | Callable[[Any, K, E, int], None]
 """The policy for items whose windows are closed: ``"drop"``; ``"fail"`` (``LateItem``, so the event's error policy
-decides); or a function of (ctx, key, item, time in ms), which may forward it."""
+decides); or a function of (ctx, key, item, time in ms), which may forward it. All of them are counted and logged
+(``metrics.OutOfTime``)."""
 
 MOST_WINDOWS: Final = 1000
 """Windows that one item is in, at most."""
@@ -63,6 +65,7 @@ class _Plan(NamedTuple):
     merge: Callable[[Any, Any], Any] | None
     on_close: Callable[[Any, Any, Window, Any], None] | None
     late: Any
+    on_error: Retry | None
 
 
 class Windows(Generic[K, V, E]):
@@ -70,8 +73,10 @@ class Windows(Generic[K, V, E]):
 
     Time is the partition's: that of its events, which only goes forward. A window closes when it has passed the end and
     ``grace``: in front of the event that brings that time, ``on_close(ctx, key, window, value)`` runs in this event's
-    transaction, in the order of the ends, ``MOST_AT_ONCE`` windows an event (a backlog goes on with the next). ``keep``
-    longer a closed window can be read; then it is deleted. Threads and errors as in ``Table``.
+    transaction, in the order of the ends, ``MOST_AT_ONCE`` windows an event (a backlog goes on with the next). If it
+    fails, that is the window's failure: ``on_error`` (default: ``config.error_policy``) decides about the window alone,
+    and the event goes on behind it. ``keep`` longer a closed window can be read; then it is deleted. Threads and errors
+    as in ``Table``.
     """
 
     def __init__(self, home: Stores, name: str, prefix: bytes, plan: _Plan) -> None:
@@ -104,6 +109,7 @@ class Windows(Generic[K, V, E]):
         keep: timedelta | float = 0,
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
+        on_error: Retry | None = None,
         name: str | None = None,
     ) -> Declared[Windows[Key, Value, Item]]:
         """Declare windows of one size, one behind the other from the epoch on. ``add`` makes the new value of the old
@@ -118,6 +124,7 @@ class Windows(Generic[K, V, E]):
             keep=keep,
             on_close=on_close,
             late=late,
+            on_error=on_error,
             name=name,
         )
 
@@ -133,6 +140,7 @@ class Windows(Generic[K, V, E]):
         keep: timedelta | float = 0,
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
+        on_error: Retry | None = None,
         name: str | None = None,
     ) -> Declared[Windows[Key, Value, Item]]:
         """Declare windows of one size that begin every ``advance``, so that an item is in several of them."""
@@ -140,7 +148,7 @@ class Windows(Generic[K, V, E]):
         if not advance_ms <= size_ms <= MOST_WINDOWS * advance_ms:
             raise ConfigError(f"advance is {advance!r}, size {size!r}; an item is in 1 to {MOST_WINDOWS} windows")
         shape = _shape(size_ms, advance_ms, grace, keep, is_session=False)
-        return _declared(key, value, shape, add, None, on_close, late, name)
+        return _declared(key, value, shape, add, None, on_close, late, on_error, name)
 
     @staticmethod
     def session(
@@ -154,6 +162,7 @@ class Windows(Generic[K, V, E]):
         keep: timedelta | float = 0,
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
+        on_error: Retry | None = None,
         name: str | None = None,
     ) -> Declared[Windows[Key, Value, Item]]:
         """Declare sessions: items of a key, none of which comes ``gap`` or more after the one before. ``merge`` makes
@@ -162,7 +171,15 @@ class Windows(Generic[K, V, E]):
         if not callable(merge):
             raise ConfigError(f"merge is {merge!r}; give a function of two values")
         return _declared(
-            key, value, _shape(gap_ms, gap_ms, grace, keep, is_session=True), add, merge, on_close, late, name
+            key,
+            value,
+            _shape(gap_ms, gap_ms, grace, keep, is_session=True),
+            add,
+            merge,
+            on_close,
+            late,
+            on_error,
+            name,
         )
 
     # -- in a handler --------------------------------------------------------------------------------------------------
@@ -214,8 +231,6 @@ class Windows(Generic[K, V, E]):
     def _session(self, key: K, item: E, at: int) -> list[Window]:
         merge, gap_ms, key_bytes = self._plan.merge, self._shape.size_ms, self._keys.encode(key)
         assert merge is not None
-        if self._is_closed(key_bytes, Window(at, at + gap_ms)):
-            return []
         start, end, value = at, at + gap_ms, None
         lowest = -(1 << 63)
         near = self.table.range((key_bytes, lowest, lowest), (key_bytes, at + gap_ms, lowest), reverse=True)
@@ -225,11 +240,14 @@ class Windows(Generic[K, V, E]):
             value = found if value is None else merge(found, value)
             start, end = min(start, begin), max(end, until)
             self.table.delete((key_bytes, begin, until))
+        if value is None and self._is_closed(key_bytes, Window(start, end)):
+            return []  # judged behind the look for a session that it belongs to: that one may well be open
         self.table.put((key_bytes, start, end), self._plan.add(value, item))
         return [Window(start, end)]
 
     def _late(self, key: K, item: E, at: int) -> None:
-        late = self._plan.late
+        late, time_ms = self._plan.late, self._home.time_ms
+        self._home.out_of_time("late", self._name, 1, f"of {str(key)[:80]!r} at {at} ms, the time is {time_ms} ms")
         if late == "fail":
             raise LateItem(f"{self._name!r}: the item of {str(key)[:80]!r} at {at} ms is late, its windows are closed")
         if late != "drop":
@@ -249,18 +267,41 @@ class Windows(Generic[K, V, E]):
         mark = home.own(self._mark)
         ended = start_of(int_codec.encode(time_ms - shape.grace_ms + 1))
         closed = None
-        for place, key_bytes in islice(self._order.scan(None if mark is None else mark + b"\0", ended), most):
-            closed, value = place, self.table._get(key_bytes)
-            if on_close is not None and value is not None:
-                key, start_ms, end_ms = self.decode_key(key_bytes)
-                on_close(home.context, key, Window(start_ms, end_ms), self.decode_value(value))
-        if closed is not None:
-            home.set_own(self._mark, closed)
-            mark = closed
+        try:
+            for place, key_bytes in islice(self._order.scan(None if mark is None else mark + b"\0", ended), most):
+                value = self.table._get(key_bytes)
+                if on_close is not None and value is not None:
+                    self._report(on_close, key_bytes, value)
+                closed = place
+        finally:  # also if one fails and a handler that called ``advance`` goes on: none is reported twice
+            if closed is not None:
+                home.set_own(self._mark, closed)
+                mark = closed
         if mark is not None:
             kept_until = start_of(int_codec.encode(time_ms - shape.grace_ms - shape.keep_ms + 1))
             for _, key_bytes in islice(self._order.scan(None, min(kept_until, mark + b"\0")), most):
                 self.table._delete(key_bytes)
+
+    def _report(self, on_close: Callable[[Any, Any, Window, Any], None], key_bytes: bytes, value: bytes) -> None:
+        key, start_ms, end_ms = self._codec.decode(key_bytes)
+
+        def report(ctx: Any) -> None:
+            on_close(ctx, self._keys.decode(key), Window(start_ms, end_ms), self.decode_value(value))
+
+        home = self._home
+        if home.timekeeper is None:
+            report(home.context)
+        else:
+            window = type(home).__name__, self._name, key, start_ms, end_ms, value
+            home.timekeeper.close(home.context, report, on_close, window, self._plan.on_error)
+
+    def mark_back(self, mark: bytes, time_ms: int) -> bytes:
+        """Return the place up to which windows are closed, for a time that is set back: later ones are open again."""
+        return min(mark, start_of(int_codec.encode(time_ms - self._shape.grace_ms + 1)))
+
+    def put_back(self, value: bytes, _: int) -> bytes:
+        """Return the value: it has no time of its own."""
+        return value
 
     def _is_closed(self, key_bytes: bytes, window: Window) -> bool:
         time_ms, mark = self._home.time_ms, self._home.own(self._mark)
@@ -298,12 +339,22 @@ def _shape(
 
 
 def _declared(
-    key: Any, value: Any, shape: _Shape, add: Any, merge: Any, on_close: Any, late: Any, name: str | None
+    key: Any,
+    value: Any,
+    shape: _Shape,
+    add: Any,
+    merge: Any,
+    on_close: Any,
+    late: Any,
+    on_error: Any,
+    name: str | None,
 ) -> Declared[Any]:
     for what, function in (("add", add), ("on_close", on_close or add)):
         if not callable(function):
             raise ConfigError(f"{what} is {function!r}; give a function")
     if late not in ("drop", "fail") and not callable(late):
         raise ConfigError(f"late is {late!r}; give 'drop', 'fail' or a function of (ctx, key, item, at_ms)")
-    plan = _Plan(shape, codec_for(key), codec_for(value), add, merge, on_close, late)
+    if on_error is not None and not isinstance(on_error, Retry):
+        raise ConfigError(f"on_error is {on_error!r}; give STOP, SKIP, DEAD_LETTER or Retry(...)")
+    plan = _Plan(shape, codec_for(key), codec_for(value), add, merge, on_close, late, on_error)
     return Declared(lambda home, found, prefix: Windows(home, found, prefix, plan), name)

@@ -232,6 +232,7 @@ command(
     "--yes",
     rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-state"],
     prepare=has_old_values,
+    name="`kes state migrate`, `kes state set-time`",  # both write in one way
     source=lambda office: release(office, After, **office.user),
 )
 

@@ -104,14 +104,14 @@ class Model:
 
     def visit(self, key: str, item: int, at: int) -> bool:
         gap = GAP * SECOND
-        if not self.is_open(at + gap):
-            return False
         start, end, value = at, at + gap, list[int]()
         near = sorted(
             window
             for window in self.visits
             if window[0] == key and window[1] < at + gap and window[2] > at and self.is_open(window[2])
         )
+        if not near and not self.is_open(at + gap):
+            return False  # of its own; one that an open session takes in is none of its own
         for window in near:
             start, end = min(start, window[1]), max(end, window[2])
             value += self.visits.pop(window)

@@ -25,6 +25,7 @@ from streams.runtime.partition.event_context import OWN_NAME, EventContext
 from streams.runtime.partition.failures import RestartNeeded, describe, trace_of
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timekeeping import WindowFailed
 from streams.runtime.partition.unit import Unit
 from streams.tracing import EventSpan, Tracer, carried
 
@@ -153,7 +154,7 @@ class BatchKind:
             unit.end()
             unit.admit(host.pool)
             return start + len(batch), None
-        if len(batch) == 1:
+        if len(batch) == 1 or isinstance(error, WindowFailed):  # no event's failure, so none is to be found
             return start, error
         split_batch(partition, host, batch[-1].offset, error)
         if partition.is_journalled:

@@ -36,6 +36,9 @@ PARTS: tuple[Part, ...] = "headers", "value", "key"
 ROW: Final = "row of a joined table"
 """The ``kind`` of such a letter, which is not sent again: others have none."""
 
+WINDOW: Final = "window"
+"""The ``kind`` of the letter of a window that could not be reported, which is not sent again either."""
+
 _TRACE: Final = PREFIX + "trace"
 
 

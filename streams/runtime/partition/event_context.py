@@ -55,6 +55,12 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         """Check whether an observing store gets it: there is a handler (not so: ``joining.RowContext``)."""
         return True
 
+    @property
+    def _moves_time(self) -> bool:
+        """Check whether it may move its partition's time: see ``InputSpec.moves_time``."""
+        timers = self._timers
+        return timers is None or self.topic_partition.topic not in timers.timeless
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.where}>"
 

@@ -22,13 +22,14 @@ from streams.events import parse_version
 from streams.metrics import EventFailed
 from streams.outcomes import ExecutionState, Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
-from streams.runtime.partition.dead_letters import dead_letter
+from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import RestartNeeded, describe, describe_type, trace_of
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
 from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timekeeping import ClosedWindow, WindowFailed
 from streams.runtime.partition.unit import Unit
 from streams.tracing import EventSpan, carried, stamped, with_context
 
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 _REPAIR: Final = "repair the handler and deploy it"
 _REPAIR_CLASS: Final = "repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
+_REPAIR_WINDOW: Final = "; or set on_error=DEAD_LETTER or on_error=SKIP where the window is declared"
 _REPAIR_ROW: Final = "set on_error=DEAD_LETTER or on_error=SKIP in source.join(...): the row before stays"
 
 Handle = Callable[[EventContext[Any]], Any]
@@ -144,6 +146,10 @@ class Execution:
         if known is not None and error is None:
             attempts, error = known.attempts, known.error
         while True:
+            if isinstance(error, WindowFailed):
+                if not await self.window_failed(error):
+                    return  # given up meanwhile
+                attempts, error = attempts - 1, None  # that attempt never came to the event itself
             if error is not None:
                 if store_dirty and not self._partition.is_journalled:
                     raise RestartNeeded(origin, attempts, error)
@@ -163,8 +169,30 @@ class Execution:
             error = await self.run(ctx, handle, watermark, blocking=blocking, begun=begun)
             begun = None
             if error is None:
+                self._partition.timekeeper.instead.clear()  # what it was about is closed
                 return
             store_dirty = True
+
+    async def window_failed(self, failed: WindowFailed) -> bool:
+        """Apply the policy of a window that could not be reported in front of an event, or in an interjection; that is
+        undone, and to be attempted again. ``False``: the partition was given up meanwhile. Raises ``EventFailure``."""
+        host, partition, window = self._host, self._partition, failed.window
+        policy, failure = failed.policy or host.config.error_policy, partition.timekeeper.tried(failed)
+        decision = apply_error_policy(failure, policy)
+        if decision is Decision.RETRY:
+            await anyio.sleep(policy.pause_seconds(failure.attempts, host.rng))
+            return partition.state.admits
+        route = Route("on_close", None, failed.function, blocking=False, policy=policy)
+        record = window.record(partition)
+        self._announce(decision, failure, record, route, window)
+        letter = self._letter(failure, record, route, window) if decision is Decision.DEAD_LETTER else None
+
+        def instead(ctx: EventContext[Any]) -> None:
+            if letter is not None:
+                ctx._outputs.append(msgspec.structs.replace(letter, origin=ctx._origin))
+
+        partition.timekeeper.decide(failed, instead)
+        return True
 
     async def failed(
         self,
@@ -280,13 +308,30 @@ class Execution:
         timer: Timer | None = None,
     ) -> None:
         """Carry out the error policy's decision on an event that is not attempted again."""
+        if self._span is not None:
+            self._span.failed(failure.error, failure.attempts, decision.value)
+            record = msgspec.structs.replace(record, headers=stamped(record.headers, self._span.carrier))
+        self._announce(decision, failure, record, route, timer)
+        if route is None:
+            ctx = self.context(None if timer is not None else record, timer=timer)
+        else:  # an update changes its row whatever its handler has done
+            ctx = self._context(record, route, failure.attempts, timer)
+        ctx._trace = None  # a letter has it by now, and may not grow any more
+        if decision is Decision.DEAD_LETTER:
+            ctx._outputs.append(self._letter(failure, record, route, timer))
+        unit = self._unit(ctx)
+        failed = unit.complete(ctx, None, self._watermark(record, timer))
+        assert failed is None  # it has changed nothing
+        await self._admit(unit)
+
+    def _announce(
+        self, decision: Decision, failure: Failure, record: IncomingRecord, route: Route | None, timer: Timer | None
+    ) -> None:
+        """Measure and log a failure for good. Raises ``EventFailure`` to stop the source, or ends the process."""
         partition, host = self._partition, self._host
         attempts, error = failure.attempts, failure.error
         name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
         host.measure(EventFailed(partition.partition, record.offset, describe(error), decision.value))
-        if self._span is not None:
-            self._span.failed(error, attempts, decision.value)
-            record = msgspec.structs.replace(record, headers=stamped(record.headers, self._span.carrier))
         if route is None:  # its error begins with the place
             text = f"{describe(error)}; the record cannot be read"
         else:
@@ -299,26 +344,20 @@ class Execution:
             text += "; the source stops, and the next start meets it again. To go on, "
             is_row = partition.reading.topic in partition.joined.tables
             text += _REPAIR if route is not None else _REPAIR_ROW if is_row else _REPAIR_CLASS
+            text += _REPAIR_WINDOW if isinstance(timer, ClosedWindow) else ""
             if timer is None:
                 topic = "" if partition.reading == partition.topic_partition else f"{record.topic}:"
                 passed = f"kes skip MODULE:SOURCE {topic}{record.partition}@{record.offset}"
                 text += f"; or stop all members and pass this record: {passed}"
             raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
-        if route is None:
-            ctx = self.context(None if timer is not None else record, timer=timer)
-        else:  # an update changes its row whatever its handler has done
-            ctx = self._context(record, route, attempts, timer)
-        ctx._trace = None  # a letter has it by now, and may not grow any more
-        if decision is Decision.DEAD_LETTER:
-            handler, instance = "" if route is None else route.handler_name, host.config.instance_id
-            topic, now = host.config.dead_letters, host.wall_ms()
-            letter = dead_letter(topic, record, error, attempts, now, timer, handler, instance)
-            ctx._outputs.append(letter.within(host.message_limit))
-        unit = self._unit(ctx)
-        failed = unit.complete(ctx, None, self._watermark(record, timer))
-        assert failed is None  # it has changed nothing
-        await self._admit(unit)
+
+    def _letter(self, failure: Failure, record: IncomingRecord, route: Route | None, timer: Timer | None) -> DeadLetter:
+        """Make the dead letter of an event that has failed for good."""
+        host, handler = self._host, "" if route is None else route.handler_name
+        topic, now, instance = host.config.dead_letters, host.wall_ms(), host.config.instance_id
+        letter = dead_letter(topic, record, failure.error, failure.attempts, now, timer, handler, instance)
+        return letter.within(host.message_limit)
 
     def _decode_policy(self, record: IncomingRecord) -> Retry:
         nulls, on_error = self._partition.nulls, self._partition.on_error

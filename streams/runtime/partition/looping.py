@@ -29,7 +29,22 @@ def loop(ctx: ContextFields, event: object, key: object, headers: Iterable[tuple
             f"{ctx.where}: {config.max_loop_hops} events of the loop {config.loop_topic} have led to one another, and "
             "this one sends a further one (max_loop_hops): end the loop in the handler, or set the bound higher"
         )
-    forwarding.forward(ctx, config.loop_topic, event, key=key, headers=[(HOPS_HEADER, b"%d" % hops), *headers])
+    forwarding.forward(
+        ctx,
+        config.loop_topic,
+        event,
+        key=key,
+        headers=[(HOPS_HEADER, b"%d" % hops), *headers],
+        timestamp_ms=_time_ms(ctx),
+    )
+
+
+def _time_ms(ctx: ContextFields) -> int:
+    """Return the time of the event, of a batch the earliest: what it sends to the loop has happened then. But not later
+    than now: brokers refuse times in the future. 0 (the time of sending): it has none, or is an interjection."""
+    times = [record.timestamp_ms for record in ctx._records] if ctx.timer is None else [ctx.timer.due_ms]
+    now_ms: int = ctx._host.wall_ms() if ctx._timers is None else ctx._timers.now_ms()
+    return max(0, min((now_ms, *(time_ms for time_ms in times if time_ms >= 0)))) if times else 0
 
 
 def _hops(record: IncomingRecord) -> int:

@@ -67,6 +67,7 @@ class Partition:
         self.nulls: Retry | None = None  # the policy of records without a value, if the input has one of its own
         self.on_error: Retry | None = None  # of its records that cannot be read
         self.timers = timers
+        self.timekeeper: Any = None  # of a store that goes by the time of its events (``timekeeping.Timekeeper``)
         self.failures = KnownFailures()
         self.is_closing = False
 
@@ -79,6 +80,8 @@ class Partition:
         self.kept = restored.kept
         self.is_journalled = isinstance(self.store, JournalledStore)
         self.before_event = getattr(self.store, "before_event", None) if self.is_journalled else None
+        if self.before_event is not None and hasattr(self.store, "timekeeper"):
+            self.store.timekeeper = self.timekeeper
 
     @property
     def joined(self) -> JoinedRows:

@@ -42,6 +42,8 @@ class PartitionTimers:
         self._timers = Timers()
         self.joined = JoinedRows()
         """The rows of the partition's joined tables: what an event has of its partition from its turn on, as timers."""
+        self.timeless: frozenset[str] = frozenset()
+        """The inputs whose events move no time (``InputSpec.moves_time``)."""
         self.visits: dict[str, Timer] = {}
         """The states of visits, by the names of their timers (``core.visits``): kept as timers, and never due."""
 

@@ -42,6 +42,7 @@ from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.reorder_buffer import ReorderBuffer
 from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timekeeping import Timekeeper, WindowFailed
 from streams.runtime.partition.timers import PartitionTimers
 from streams.runtime.partition.visiting import Visiting
 from streams.runtime.signal import Signal
@@ -65,6 +66,8 @@ class PartitionWorker(Partition):
         if engine.further_inputs:
             others = [(spec, Inbox(engine.config, port, partition, self._wake)) for spec, port in engine.further_inputs]
             self.inputs = MergedInputs(self, self.inbox, others, engine.config.alignment_seconds)
+            self.timers.timeless = frozenset(spec.topic for spec, _ in engine.further_inputs if not spec.moves_time)
+        self.timekeeper = Timekeeper(self, engine)
         self.started_at: dict[str, int] = {}  # topic -> where it began without any committed offset
         self.replaced_by: PartitionWorker | None = None  # after a restart
         self.is_restart = False  # it is the one after a restart
@@ -88,6 +91,7 @@ class PartitionWorker(Partition):
         """Let the store go, if it is still here; what was committed of it is written on another thread."""
         store, kept = self.take_store(), self.take_kept()
         self.joined.revoked()
+        self.timekeeper.settle(is_end=True)
         if kept is not None:
             kept.close()
         if store is not None:
@@ -180,6 +184,7 @@ class PartitionWorker(Partition):
             ends[0] if ends else -1,
             () if self.inputs is None else self.inputs.statistics(self.engine.now(), ends),
             self.visits(),
+            dict(self.timekeeper.totals),
         )
 
     @property
@@ -314,6 +319,7 @@ class PartitionWorker(Partition):
             times.append(self._due_timers.seconds_to_next())
         if self.inputs is not None and self.inputs.wait_until is not None:
             times.append(max(0.0, self.inputs.wait_until - now))
+        times.append(self.timekeeper.settle())
         await self._wake.wait(min((time for time in times if time is not None), default=None))
 
     # -- work ahead of its turn ----------------------------------------------------------------------------------------
@@ -344,6 +350,8 @@ class PartitionWorker(Partition):
     async def _between(self) -> bool:
         """Run the work that has its place between two events: a scheduled run that is due, one that was requested, a
         few timers, and some keys of a visit. No more: events have their turn, too."""
+        if self.timekeeper.has_news:
+            self.timekeeper.settle()
         if self._timetable.is_empty and not self.inbox.has_interjection and not self.timers:
             return False
         due = self._timetable.due(self.engine.now())
@@ -374,10 +382,20 @@ class PartitionWorker(Partition):
             interjection.look()
             return
         try:
-            ctx, route = self._execution.context(None), interjection.route
-            error = await self._execution.run(
-                ctx, route.handler, self.watermark, interjection, blocking=route.is_blocking
-            )
+            route = interjection.route
+            while True:
+                error = await self._execution.run(
+                    self._execution.context(None),
+                    route.handler,
+                    self.watermark,
+                    interjection,
+                    blocking=route.is_blocking,
+                )
+                if not isinstance(error, WindowFailed):
+                    break
+                if not await self._execution.window_failed(error):
+                    interjection.done(self._execution.given_up())
+                    return
         except BaseException:  # cancelled: its waiter must get an outcome
             if self.state is PartitionState.RESTARTING and interjection.waiter is not None:
                 self.inbox.put_back(interjection)  # for no fault of its own

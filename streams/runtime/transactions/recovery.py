@@ -159,7 +159,7 @@ class Recovery:
                     _log.warning("%s; it is sent by reference", error)
                     _refer(head, output)
             elif output.key not in OWN_KEYS:  # their place in the changelog is no event's fault
-                events.setdefault((output.origin_partition, output.origin), error)
+                events.setdefault((output.origin_partition, output.blamed), error)
         for (partition, origin), error in events.items():
             self._pool.drop_partition(partition, error if is_interjection(origin) else _taken_back(error))
             self._refused(partition, origin, error)

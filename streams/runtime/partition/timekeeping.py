@@ -1,0 +1,189 @@
+"""The time of one partition's store, as its host sees it (``stores.several.Timekeeper``): how far an event may move it,
+what did not fit it, and the windows that could not be reported.
+
+A window that closes is work of its own, although its effects are in the transaction of the event in front of which it
+closes: that gives it its place in the order. If it fails, the attempt at the event is undone, and the window meets its
+own policy (``Execution.window_failed``). Then the event is attempted again, as if it had not been; where the window
+has its place, ``instead`` of its report comes what the policy said: its dead letter, or nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from streams.core.origin import Origin, window_origin
+from streams.core.policy import Failure
+from streams.core.timers import Timer
+from streams.metrics import OutOfTime
+from streams.outcomes import Retry
+from streams.records import IncomingRecord, WindowOutput
+from streams.runtime.partition.dead_letters import WINDOW
+from streams.runtime.partition.failures import change_too_large
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.state import Partition
+
+_log = logging.getLogger(__name__)
+
+LOG_SECONDS: Final = 60.0
+"""Between two lines about one structure."""
+_TEXTS: Final = {
+    "late": "%d item(s) of %s.%s in %s were late: their windows are closed (late= decides about them); the last: %s",
+    "expired_early": "%d entries of %s.%s in %s expired before their time by the clock: an event came from the future; "
+    "the last: %s",
+}
+_Structure = tuple[str, str, str]  # kind, store, part
+
+
+class ClosedWindow(Timer, frozen=True, kw_only=True):
+    """A window that could not be reported, as the event of a timer: ``due_ms`` is its end, ``key`` and ``value`` are
+    its bytes in the store."""
+
+    store: str
+    start_ms: int
+
+    @property
+    def origin(self) -> Origin:
+        """Return the origin of its effects."""
+        return window_origin(self.name, self.key or b"", self.start_ms, self.due_ms)
+
+    @property
+    def title(self) -> str:
+        """Name it in messages."""
+        span = f"{shown_time(self.start_ms)} to {shown_time(self.due_ms)}"
+        return f"the window {self.store}.{self.name} from {span} of the key {(self.key or b'')[:64]!r}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Return what its dead letter names."""
+        window = {"start_ms": str(self.start_ms), "end_ms": str(self.due_ms)}
+        return {"kind": WINDOW, "window": f"{self.store}.{self.name}"} | window
+
+    def record(self, partition: Partition) -> IncomingRecord:
+        """Return it as a record of its partition, without an offset (-1)."""
+        topic, number = partition.topic_partition
+        return IncomingRecord(topic, number, -1, self.key, self.value, None, self.due_ms)
+
+
+class WindowFailed(Exception):
+    """A window could not be reported (``__cause__``): its own failure, and not that of the event in front of which it
+    closes. ``policy``: its own; ``None``: the source's."""
+
+    def __init__(self, window: ClosedWindow, function: Callable[..., Any], policy: Retry | None) -> None:
+        super().__init__(window.title)
+        self.window, self.function, self.policy = window, function, policy
+
+
+class Timekeeper:
+    """See above. On the partition's task, or on the thread of its handler, never both at a time; ``settle`` on its
+    task."""
+
+    def __init__(self, partition: Partition, host: Host) -> None:
+        self._partition, self._host = partition, host
+        self.totals: Counter[str] = Counter()
+        self._new: Counter[_Structure] = Counter()  # not measured yet
+        self._unlogged: dict[_Structure, tuple[int, str]] = {}
+        self._next_log: dict[_Structure, float] = {}
+        self._last: tuple[Any, ...] = ()  # the event that was counted last, and its attempt
+        self._tries: dict[Origin, tuple[int, float]] = {}
+        self.instead: dict[Origin, Callable[[Any], None]] = {}
+
+    @property
+    def max_jump_ms(self) -> int:
+        """How far ahead of the clock an event may move the partition's time; 0: there is no bound."""
+        return int(self._host.config.max_time_jump_seconds * 1000)
+
+    def now_ms(self) -> int:
+        """Return the time of day."""
+        return self._host.wall_ms()
+
+    # -- what does not fit the time ------------------------------------------------------------------------------------
+
+    def out_of_time(self, ctx: Any, kind: str, store: str, part: str, items: int, last: str) -> None:
+        """Count items of a structure, in the event of ``ctx``: see ``metrics.OutOfTime``. ``last``: what the last one
+        is. Further attempts at an event that was counted are not."""
+        event = ctx.topic_partition, ctx._origin, ctx.timer
+        if self._last[:-1] == event and self._last[-1] != ctx.attempt:
+            return
+        self._last = *event, ctx.attempt
+        self.totals[kind] += items
+        self._new[kind, store, part] += items
+        self._unlogged[kind, store, part] = self._unlogged.get((kind, store, part), (0, ""))[0] + items, last
+
+    @property
+    def has_news(self) -> bool:
+        """Check for something that ``settle`` has to tell, now or later."""
+        return bool(self._new or self._unlogged)
+
+    def settle(self, *, is_end: bool = False) -> float | None:
+        """Measure what is new, and log it, at most once a minute for each structure, or all that is left. Returns in
+        how many seconds there is more to be logged; ``None``: nothing is left."""
+        for (kind, store, part), items in self._new.items():
+            self._host.measure(OutOfTime(self._partition.partition, kind, store, part, items))
+        self._new.clear()
+        now = self._host.now()
+        for found, (items, last) in list(self._unlogged.items()):
+            kind, store, part = found
+            if is_end or now >= self._next_log.get(found, now):
+                if kind in _TEXTS:  # each event that moved the time too far has its line, by its policy
+                    _log.warning(_TEXTS[kind], items, store, part, self._partition.topic_partition, last)
+                self._next_log[found] = now + LOG_SECONDS
+                del self._unlogged[found]
+        return min((self._next_log[found] - now for found in self._unlogged), default=None)
+
+    # -- windows -------------------------------------------------------------------------------------------------------
+
+    def close(
+        self,
+        ctx: Any,
+        report: Callable[[Any], None],
+        on_close: Callable[..., Any],
+        window: tuple[str, str, bytes, int, int, bytes],
+        policy: Retry | None,
+    ) -> None:
+        """Report a window that closes: (store, part, key, start, end, value). Raises ``WindowFailed``."""
+        store, name, key, start_ms, end_ms, value = window
+        origin = window_origin(name, key, start_ms, end_ms)
+        if (instead := self.instead.get(origin)) is not None:
+            instead(ctx)
+            return
+        outputs, journal = ctx._outputs, ctx._journal
+        sent, written, known = len(outputs), len(journal), self._partition.failures.meet(origin)
+        try:
+            if known is not None:
+                raise known.error
+            report(ctx)
+            for change in journal[written:]:
+                if change.value is not None and len(change.value) > ctx._limit:
+                    raise change_too_large(change, ctx._limit)
+        except Exception as error:
+            failed = ClosedWindow(name, end_ms, "", value, key=key, store=store, start_ms=start_ms)
+            raise WindowFailed(failed, on_close, policy) from error
+        for number in range(sent, len(outputs)):  # a refusal by the broker is the window's failure, too
+            outputs[number] = WindowOutput(*msgspec.structs.astuple(outputs[number])[:8], origin)
+
+    def tried(self, failed: WindowFailed) -> Failure:
+        """Return the failure of a window, with all attempts since the first."""
+        error, origin, now = failed.__cause__, failed.window.origin, self._host.now()
+        assert error is not None
+        attempts, began = self._tries.get(origin, (0, now))
+        self._tries[origin] = attempts + 1, began
+        return Failure(attempts + 1, error, elapsed_seconds=now - began)
+
+    def decide(self, failed: WindowFailed, instead: Callable[[Any], None]) -> None:
+        """Note what comes instead of the report of a window, at its place in the order."""
+        self._tries.pop(failed.window.origin, None)
+        self.instead[failed.window.origin] = instead
+
+
+def shown_time(time_ms: int) -> str:
+    """Return a time for messages, to the millisecond; beyond the year 9999 as a number."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"
