@@ -95,8 +95,8 @@ class OutOfTime(msgspec.Struct, frozen=True):
 
     ``kind``: ``late`` (items for windows that are closed, whatever ``late=`` says), ``expired_early`` (entries that
     expired before their time by the member's clock: an event came from the future), ``time_jump`` (events that would
-    have moved the time too far; no part). Reported between two events. A failed attempt's count, of further attempts
-    only what they have in addition."""
+    have moved the time too far; no part). Reported between two events; further attempts at an event do not count again.
+    """
 
     partition: int
     kind: str

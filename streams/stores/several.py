@@ -63,9 +63,8 @@ class StorePart(Protocol):
     def decode_value(self, value: bytes, /) -> Any: ...
 
 
-class Timekeeper(Protocol):
-    """What a store is told of time by its host, and tells it: ``runtime.partition.timekeeping`` documents the
-    methods."""
+class HostTime(Protocol):
+    """The time of a store's host; ``runtime.partition.timekeeping.Timekeeper`` documents the methods."""
 
     @property
     def max_jump_ms(self) -> int: ...
@@ -144,7 +143,7 @@ class Stores(JournalledBytes):
         self._ctx: Any = None
         self._event_ms: int | None = None
         self._early: list[tuple[str, int, str]] = []  # expired early, in this event
-        self.timekeeper: Timekeeper | None = None
+        self.timekeeper: HostTime | None = None
         """The host's; ``None``: it has none, so nothing is bounded or counted."""
         self._unknown: set[bytes] = set()
         self._parts: dict[str, StorePart] = {}
@@ -323,7 +322,7 @@ class Stores(JournalledBytes):
         while self._early:  # now that all of it is done
             self.out_of_time("expired_early", *self._early.pop())
 
-    def _check_jump(self, timekeeper: Timekeeper, time_ms: int, before: int) -> None:
+    def _check_jump(self, timekeeper: HostTime, time_ms: int, before: int) -> None:
         """Raise ``TimeJump`` for an event that is too far ahead of the partition's time and of the clock: only when it
         is both is there no doubt. Partitions at rest, and histories, have large steps."""
         jump = timekeeper.max_jump_ms

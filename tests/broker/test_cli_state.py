@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -215,6 +216,11 @@ async def test_state_is_imported_and_migrated(
     Path(out).write_text("\n".join(Path(out).read_text().splitlines()[:1]))
     code, _, err = await run(Before, "import", out, "--yes")
     assert (code, "the file is cut" in err) == (1, True)
+    code, answer, err = await run(Before, "set-time", "--to", "1d", "--yes")
+    assert (code, [row["put"] for row in answer["partitions"]]) == (0, [5]), f"the time, its mark, three people: {err}"
+    times = [row["time_ms"] for row in (await run(Before, "ls"))[1]["partitions"]]
+    assert times[0] / 1000 == pytest.approx(time.time() - 86_400, abs=300)
+    assert (await run(Before, "set-time", "--to", "1h", "--yes"))[1]["partitions"][0]["put"] == 0, "it only goes back"
     async with Running(release(Before)) as running:
         await lab.add("bob")
         await running.until_committed(1)

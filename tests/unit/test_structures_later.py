@@ -10,7 +10,7 @@ import pytest
 from streams.errors import DecodeError, StoreError
 from streams.stores import Index, LateItem, NamedTable, Stores, Window, Windows
 from streams.stores.framed import FRAME
-from streams.stores.several import MOST_AT_ONCE
+from streams.stores.several import MOST_AT_ONCE, TIME_KEY, mark_of
 from tests.unit.structures_kit import HERE, Order, at, entries, loaded
 
 # -- expiry ------------------------------------------------------------------------------------------------------------
@@ -82,6 +82,50 @@ def test_records_without_a_time() -> None:
     assert "a" in store.carts
     at(store, 110)
     assert "a" not in store.carts
+
+
+def test_time_that_is_set_back() -> None:
+    """An event from the future has closed windows, and entries put since would never expire: all of that is undone, as
+    far as the state has it; a later close reports what has come since."""
+    closed: list[tuple[Window, int]] = []
+
+    class Shop(Stores):
+        carts = NamedTable.of(str, Order, expires=100)
+        tagged = NamedTable.of(str, Order, expires=100, version=2, upcast={1: dict})
+        kept = Windows.tumbling(str, int, size=60, grace=10, keep=1_000_000, add=count)
+        minutes = Windows.tumbling(
+            str, int, size=60, add=count, on_close=lambda ctx, key, window, value: closed.append((window, value))
+        )
+        bare = NamedTable.of(bytes, bytes, bare=True)
+
+    def add(store: Any, seconds: float) -> None:
+        at(store, seconds, lambda: [window.add("k", "") for window in (store.kept, store.minutes)])
+
+    store: Any = Shop(HERE)
+    add(store, 50)
+    at(store, 55, lambda: (store.carts.put("before", Order("b")), store.bare.put(b"\xff\xffno", b"\xff\xffkes")))
+    add(store, 500_000)
+    at(store, 500_100, lambda: (store.carts.put("since", Order("s")), store.tagged.put("since", Order("s"))))
+    add(store, 56)
+    assert closed == [(Window(0, 60_000), 1), (Window(499_980_000, 500_040_000), 1)], "and that was late"
+    state = at(store, 500_100)
+    assert store.set_back(state, 500_100_000) == store.set_back(state, 600_000_000) == {}
+    changes = store.set_back(state, 57_000)
+    assert list(changes)[-1] == TIME_KEY, "last: a run that is killed before is found to be not done"
+    assert set(changes) == {
+        TIME_KEY, mark_of("kept"), mark_of("minutes"), b"\xfecarts\x00since", b"\xfetagged\x00since",
+    }, "expiry was there before: its marks stay"  # fmt: skip
+    back: Any = loaded(Shop.factory(), state | changes)
+    assert store.set_back(state | changes, 57_000) == {}
+    assert (back.time_ms, back.carts.get("since"), back.tagged.get("since")) == (57_000, Order("s"), Order("s"))
+    add(back, 58)
+    at(back, 75)
+    assert closed[2:] == [(Window(0, 60_000), 1)], "what has come since: the rest was reported and is gone"
+    assert dict(back.kept.of("k"))[Window(0, 60_000)] == 2, "and what was kept goes on"
+    at(back, 156.9)
+    assert {"since"} == set(back.carts.keys()) == set(back.tagged.keys())
+    at(back, 157)
+    assert (len(back.carts), len(back.tagged)) == (0, 0)
 
 
 # -- versions of state -------------------------------------------------------------------------------------------------
@@ -232,3 +276,29 @@ def test_sessions_are_joined_by_what_falls_in_between() -> None:
     at(store, 40, lambda: store.visits.add("k", "e", at_ms=25_000))  # the gap is over: one of its own
     assert dict(store.visits.of("k"))[Window(25_000, 35_000)] == "e"
     assert len(store.visits) == 3
+
+
+def test_an_open_session_takes_what_would_be_late_alone() -> None:
+    """It is merged first, and then judged, as in Flink and Kafka Streams."""
+    late: list[int] = []
+
+    class Visits(Stores):
+        visits = Windows.session(
+            str, str, gap=10, add=lambda old, item: (old or "") + item, merge=lambda early, then: early + then,
+            late=lambda ctx, key, item, at_ms: late.append(at_ms),
+        )  # fmt: skip
+
+    store = Visits(HERE)
+
+    def add(item: str, seconds: int, *, now: int) -> None:
+        at(store, now, lambda: store.visits.add("k", item, at_ms=1000 * seconds))
+
+    for number, seconds in enumerate(range(1000, 1091, 5)):
+        add("abcdefghijklmnopqrstuvwxyz"[number], seconds, now=seconds)
+    add("X", 1050, now=1090)
+    add("Y", 991, now=1090)  # it touches the session, which begins there now
+    add("Z", 980, now=1090)  # the gap is over: late
+    assert list(store.visits.of("k")) == [(Window(991_000, 1_100_000), "abcdefghijklmnopqrsXY")]
+    assert late == [980_000]
+    add("X", 1050, now=1100)
+    assert late == [980_000, 1_050_000], "the session is closed"

@@ -150,6 +150,7 @@ class Execution:
                 if not await self.window_failed(error):
                     return  # given up meanwhile
                 attempts, error = attempts - 1, None  # that attempt never came to the event itself
+                began = began if attempts else self._host.now()
             if error is not None:
                 if store_dirty and not self._partition.is_journalled:
                     raise RestartNeeded(origin, attempts, error)
@@ -169,7 +170,6 @@ class Execution:
             error = await self.run(ctx, handle, watermark, blocking=blocking, begun=begun)
             begun = None
             if error is None:
-                self._partition.timekeeper.instead.clear()  # what it was about is closed
                 return
             store_dirty = True
 
@@ -273,6 +273,8 @@ class Execution:
         if failed is not None:
             return failed
         unit.end()
+        if partition.timekeeper.instead:
+            partition.timekeeper.completed(ctx)
         waiter = None if interjection is None else interjection.waiter
         if interjection is None or not unit.is_empty:
             await self._admit(unit, waiter)

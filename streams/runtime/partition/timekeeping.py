@@ -1,4 +1,4 @@
-"""The time of one partition's store, as its host sees it (``stores.several.Timekeeper``): how far an event may move it,
+"""The time of one partition's store, as its host sees it (``stores.several.HostTime``): how far an event may move it,
 what did not fit it, and the windows that could not be reported.
 
 A window that closes is work of its own, although its effects are in the transaction of the event in front of which it
@@ -92,10 +92,11 @@ class Timekeeper:
         self._last: tuple[Any, ...] = ()  # the event that was counted last, and its attempt
         self._tries: dict[Origin, tuple[int, float]] = {}
         self.instead: dict[Origin, Callable[[Any], None]] = {}
+        self._used: list[tuple[Any, Origin]] = []
 
     @property
     def max_jump_ms(self) -> int:
-        """How far ahead of the clock an event may move the partition's time; 0: there is no bound."""
+        """Return the longest way ahead of the clock to which an event may move the partition's time; 0: no bound."""
         return int(self._host.config.max_time_jump_seconds * 1000)
 
     def now_ms(self) -> int:
@@ -151,6 +152,7 @@ class Timekeeper:
         origin = window_origin(name, key, start_ms, end_ms)
         if (instead := self.instead.get(origin)) is not None:
             instead(ctx)
+            self._used.append((ctx, origin))
             return
         outputs, journal = ctx._outputs, ctx._journal
         sent, written, known = len(outputs), len(journal), self._partition.failures.meet(origin)
@@ -179,6 +181,13 @@ class Timekeeper:
         """Note what comes instead of the report of a window, at its place in the order."""
         self._tries.pop(failed.window.origin, None)
         self.instead[failed.window.origin] = instead
+
+    def completed(self, ctx: Any) -> None:
+        """Forget the windows that have closed in front of this event, which is complete."""
+        for used, origin in self._used:
+            if used is ctx:
+                self.instead.pop(origin, None)
+        self._used.clear()
 
 
 def shown_time(time_ms: int) -> str:
