@@ -198,6 +198,21 @@ class WindowOutput(Output, gc=False):
 
     window: int
 
+    @classmethod
+    def of(cls, sent: Output, window: int) -> WindowOutput:
+        """Make it of what the function has sent."""
+        return cls(
+            sent.topic,
+            sent.value,
+            sent.key,
+            sent.headers,
+            sent.partition,
+            sent.timestamp_ms,
+            sent.origin_partition,
+            sent.origin,
+            window,
+        )
+
     @property
     def blamed(self) -> int:
         """Return the origin of the window."""

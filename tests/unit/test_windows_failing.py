@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 from anyio.lowlevel import checkpoint
 
 from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Retry
+from streams.cli.letter_choice import problems_of
+from streams.cli.letters import Letter
 from streams.codecs import int_codec
 from streams.errors import ConfigError, EventFailure
 from streams.metrics import EventFailed, Measurement
 from streams.records import IncomingRecord
 from streams.stores import NamedTable, Stores, Window, Windows
 from streams.testing import TestDriver
+from streams.testing.fault_points import Point
 from tests.unit.windows_kit import OUT, Seen, Told, count, outputs, seen, source_of, told
 
 
@@ -73,6 +77,9 @@ def fact(letter: IncomingRecord, name: str) -> str:
     return (letter.header(f"__kes_dlq_{name}") or b"").decode()
 
 
+POINTS: Final[tuple[Point, ...]] = (
+    "handler.after", "flush.before", "flush.after", "send_offsets.after", "commit.before", "commit.after",
+)  # fmt: skip
 KINDS = ["plain", "async", "blocking", "concurrent", "batch"]
 
 
@@ -100,6 +107,9 @@ def test_a_window_that_fails_is_no_events_failure(kind: str) -> None:
         ]  # fmt: skip
         assert {(one.offset, one.response) for one in measured if isinstance(one, EventFailed)} == {(-1, "dead_letter")}
         assert "closed b" not in driver.store(0).carts, "it left nothing else"
+        box: Any = SimpleNamespace(partitions=lambda topic: 1)
+        (problem,) = problems_of(box, [Letter(letter, 0, False)], {}, None)
+        assert "it is the window Shop.win" in problem, "and is not sent again as an event"
         assert [key for key, *_ in driver.store(0).win.items()] == ["y"], "it is closed, as the others"
         driver.check()
 
@@ -167,6 +177,21 @@ def test_what_a_window_sends_or_keeps_is_refused(what: str) -> None:
         assert [one.key for one in outputs(driver, "closed")] == ["a", "c", "z"]
         (letter,) = driver.dead_letters()
         assert (fact(letter, "window"), letter.key) == ("Shop.win", b"b")
+        driver.check()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point_it_is_reported_once(point: Point) -> None:
+    """Before the transaction of the event in front of which it closes, within it, and behind."""
+    source = source_of(on_close=poisoned(), error_policy=DEAD_LETTER)
+    on_seen(source)
+    with TestDriver(source, topics={OUT: 1}) as driver:
+        minute_of(driver, lambda: driver.at(point, driver.crash))
+        assert not driver.members, "it was killed"
+        driver.restart()
+        driver.settle()
+        assert [one.key for one in outputs(driver, "closed")] == ["a", "c"]
+        assert [letter.key for letter in driver.dead_letters()] == [b"b"]
         driver.check()
 
 

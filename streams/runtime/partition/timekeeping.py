@@ -15,14 +15,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
-
 from streams.core.origin import Origin, window_origin
 from streams.core.policy import Failure
 from streams.core.timers import Timer
 from streams.metrics import OutOfTime
 from streams.outcomes import Retry
-from streams.records import IncomingRecord, WindowOutput
+from streams.records import IncomingRecord, TopicPartition, WindowOutput
 from streams.runtime.partition.dead_letters import WINDOW
 from streams.runtime.partition.failures import change_too_large
 from streams.runtime.partition.host import Host
@@ -89,7 +87,7 @@ class Timekeeper:
         self._new: Counter[_Structure] = Counter()  # not measured yet
         self._unlogged: dict[_Structure, tuple[int, str]] = {}
         self._next_log: dict[_Structure, float] = {}
-        self._last: tuple[Any, ...] = ()  # the event that was counted last, and its attempt
+        self._last: dict[_Structure, tuple[TopicPartition, Origin, int]] = {}  # counted last: event and attempt
         self._tries: dict[Origin, tuple[int, float]] = {}
         self.instead: dict[Origin, Callable[[Any], None]] = {}
         self._used: list[tuple[Any, Origin]] = []
@@ -108,13 +106,14 @@ class Timekeeper:
     def out_of_time(self, ctx: Any, kind: str, store: str, part: str, items: int, last: str) -> None:
         """Count items of a structure, in the event of ``ctx``: see ``metrics.OutOfTime``. ``last``: what the last one
         is. Further attempts at an event that was counted are not."""
-        event = ctx.topic_partition, ctx._origin, ctx.timer
-        if self._last[:-1] == event and self._last[-1] != ctx.attempt:
+        found, counted = (kind, store, part), (ctx.topic_partition, ctx._origin, ctx.attempt)
+        before = self._last.get(found, counted)
+        if before[:2] == counted[:2] and before != counted:
             return
-        self._last = *event, ctx.attempt
+        self._last[found] = counted
         self.totals[kind] += items
-        self._new[kind, store, part] += items
-        self._unlogged[kind, store, part] = self._unlogged.get((kind, store, part), (0, ""))[0] + items, last
+        self._new[found] += items
+        self._unlogged[found] = self._unlogged.get(found, (0, ""))[0] + items, last
 
     @property
     def has_news(self) -> bool:
@@ -167,7 +166,7 @@ class Timekeeper:
             failed = ClosedWindow(name, end_ms, "", value, key=key, store=store, start_ms=start_ms)
             raise WindowFailed(failed, on_close, policy) from error
         for number in range(sent, len(outputs)):  # a refusal by the broker is the window's failure, too
-            outputs[number] = WindowOutput(*msgspec.structs.astuple(outputs[number])[:8], origin)
+            outputs[number] = WindowOutput.of(outputs[number], origin)
 
     def tried(self, failed: WindowFailed) -> Failure:
         """Return the failure of a window, with all attempts since the first."""
