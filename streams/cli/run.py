@@ -62,7 +62,9 @@ def run(
     drain_seconds: Annotated[
         float, typer.Option(min=0.0, max=86_400, help="Patience with workers that are to stop.")
     ] = 60.0,
-    max_crashes: Annotated[int, typer.Option(min=0, help="Crashes of one worker in the window before giving up.")] = 5,
+    max_crashes: Annotated[
+        int, typer.Option(min=0, help="Crashes of one worker in the window that are followed by a restart.")
+    ] = 5,
     window_seconds: Annotated[float, typer.Option(min=1.0, max=86_400, help="Length of that window.")] = 60.0,
     gc_threshold: Annotated[
         int,
@@ -103,7 +105,8 @@ def run(
     SIGINT, SIGTERM and SIGHUP drain: what is begun is committed, then the workers leave. A second signal kills them.
 
     Exit codes: 0 drained or finished; 1 a problem to be solved first (the message says which); 2 wrong usage;
-    70 a worker failed too often; 128 + signal (130, 143): killed before the drain was complete.
+    70 a worker failed, or left by itself (sys.exit), too often; 128 + signal (130, 143): killed before the drain was
+    complete.
     """
     checked_name(source)
     if log_config is not None and (log_level is not None or log_format is not LogFormat.TEXT):
@@ -206,7 +209,7 @@ def _status_json(status: Status) -> None:
 
 def _log_status(status: Status) -> None:
     name, level = status.get("worker", ""), _LEVELS.get(status["event"], logging.INFO)
-    if status["event"] == "exited" and status["code"] != 0:
+    if status["event"] == "exited" and (status["code"] != 0 or status["reason"] != "drained"):
         level = logging.WARNING
     _log.log(level, sentence(status), extra={"worker": name, "status": status})
 
@@ -220,7 +223,8 @@ class StatusLines:
 
     def __call__(self, status: Status) -> None:
         event = status["event"]
-        if self._quiet and event in ("started", "joining", "exited", "removed", "stopping") and not status.get("code"):
+        is_ordinary = not status.get("code") and status.get("reason", "drained") == "drained"
+        if self._quiet and is_ordinary and event in ("started", "joining", "exited", "removed", "stopping"):
             return
         name = status.get("worker", "all workers")
         words = harmless(sentence(status)), _STYLES.get(event, "")
@@ -244,7 +248,8 @@ def sentence(status: Status) -> str:
         case "removed":
             return f"removed from the group by {status['by']} after {status['after_seconds']:.2f} s"
         case "gave up":
-            return f"gave up: {status['crashes']} crashes within {status['within_seconds']:g} s"
+            within = f"{status['crashes']} crashes within {status['within_seconds']:g} s"
+            return f"gave up: {within}, and --max-crashes is {status['max_crashes']}"
         case "stopping":
             return f"stopping; they have {status['drain_seconds']:g} s to drain"
         case "killed":

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from streams.cli.supervisor_channel import Channel, GroupIdentity, Message, Remove, Removed, Serving
+from streams.cli.supervisor_channel import Channel, Done, GroupIdentity, Message, Remove, Removed, Serving
 from streams.cli.worker import EXIT_BAD_RECORD, WorkerOptions
 from streams.cli.worker import EXIT_PROBLEM as WORKER_PROBLEM
 from streams.sak.restarts import RestartPolicy, Restarts
@@ -59,6 +59,7 @@ class _Worker:
     channel: Channel | None = None  # while it runs
     member: GroupIdentity | None = None  # the name by which the group knows the worker, once reported
     start_at: float | None = 0.0  # when to start it; None: it runs, or it is done
+    is_done: bool = False  # it has reported that its source has ended well
     starts: int = 0
 
     def hang_up(self) -> None:
@@ -205,7 +206,7 @@ class Supervisor:
         for worker in self._workers:
             if worker.start_at is None or worker.start_at > now:
                 continue
-            worker.start_at = None
+            worker.start_at, worker.is_done = None, False
             worker.starts += 1
             ours, theirs = socket.socketpair()
             worker.channel = Channel(ours)
@@ -227,14 +228,15 @@ class Supervisor:
                 continue
             pid, worker.process = worker.process.pid, None
             self._bury(worker, now)
-            self._report("exited", worker, pid=pid, code=code, reason=_reason(code))
+            self._report("exited", worker, pid=pid, code=code, reason=_reason(code, worker.is_done))
+            is_well = code == 0 and worker.is_done
             if self._stopping:
                 # SIGTERM itself ends a worker only before it has begun: there was nothing to drain.
-                if code not in (0, -signal.SIGTERM) and self._exit_code == EXIT_DONE:
+                if not is_well and code != -signal.SIGTERM and self._exit_code == EXIT_DONE:
                     self._exit_code = EXIT_PROBLEM if code in DRAINS_ALL else EXIT_GAVE_UP
             elif code in DRAINS_ALL:
                 self._stop_all(EXIT_PROBLEM)
-            elif code != 0:
+            elif not is_well:
                 self._crashed(worker, now)
         if os.getpid() == FIRST_PROCESS:
             self._reap_adopted()
@@ -257,6 +259,8 @@ class Supervisor:
                         worker.member = message
                         if message.member_id:
                             self._report("joining", worker, member_id=message.member_id)
+                    case Done():
+                        worker.is_done = True
                     case Serving():
                         self._report("serving", worker, port=message.port, secret=message.secret)
                     case Removed():
@@ -292,9 +296,8 @@ class Supervisor:
     def _crashed(self, worker: _Worker, now: float) -> None:
         delay = worker.restarts.crashed(now)
         if delay is None:
-            self._report(
-                "gave up", worker, crashes=self._policy.max_crashes + 1, within_seconds=self._policy.window_seconds
-            )
+            allowed, window = self._policy.max_crashes, self._policy.window_seconds
+            self._report("gave up", worker, crashes=allowed + 1, max_crashes=allowed, within_seconds=window)
             self._stop_all(EXIT_GAVE_UP)
         else:
             worker.start_at = now + delay
@@ -339,7 +342,7 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):  # its own children too: each worker leads a process group
                     os.killpg(worker.process.pid, signal.SIGKILL)
                 code = worker.process.wait()
-                self._report("exited", worker, pid=worker.process.pid, code=code, reason=_reason(code))
+                self._report("exited", worker, pid=worker.process.pid, code=code, reason=_reason(code, worker.is_done))
                 worker.process = None
             worker.hang_up()
 
@@ -357,9 +360,11 @@ def worker_command(options: WorkerOptions) -> list[str]:
     return [sys.executable, "-m", "streams.cli.worker", msgspec.json.encode(options).decode()]
 
 
-def _reason(code: int) -> str:
-    if code >= 0:
-        return {0: "drained", **DRAINS_ALL}.get(code, f"failed with exit code {code}")
+def _reason(code: int, is_done: bool) -> str:
+    if code == 0:
+        return "drained" if is_done else "left by itself, with exit code 0 and without a drain: that is a crash"
+    if code > 0:
+        return DRAINS_ALL.get(code, f"failed with exit code {code}")
     try:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:

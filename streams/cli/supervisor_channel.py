@@ -29,6 +29,11 @@ class GroupIdentity(msgspec.Struct, frozen=True, tag="member"):
     group_instance: str = ""
 
 
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Worker to supervisor: the source has drained, or finished. Exit code 0 alone does not say so: ``sys.exit()``
+    anywhere in the user's code gives it, too."""
+
+
 class Remove(msgspec.Struct, frozen=True, tag="remove"):
     """Supervisor to workers: this member is dead, take it out of the group."""
 
@@ -51,7 +56,7 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
     secret: str = ""
 
 
-Message = GroupIdentity | Remove | Removed | Serving
+Message = GroupIdentity | Done | Remove | Removed | Serving
 _decoder: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
 
 

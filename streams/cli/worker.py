@@ -26,7 +26,7 @@ import msgspec
 from streams.cli.console import complain
 from streams.cli.failures import innermost, leave
 from streams.cli.logging_setup import LogFormat, LogOptions, configure_logging, one_record
-from streams.cli.supervisor_channel import Channel, GroupIdentity, Remove, Removed, Serving
+from streams.cli.supervisor_channel import Channel, Done, GroupIdentity, Remove, Removed, Serving
 from streams.core.policy import FINAL
 from streams.errors import (
     ConfigError,
@@ -94,6 +94,9 @@ def main(argv: Sequence[str]) -> int:
         supervised.source.run()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except SystemExit as error:  # of the user's code: whatever its code is, nobody has asked for it
+        log.critical("the worker ends without a drain: %r in the source's code", error, exc_info=exception_info(error))
+        return EXIT_FAILED
     except Exception as error:
         return _failed(name, innermost(error), options.logs)
     supervised.left()
@@ -176,10 +179,11 @@ class _Supervised:
         QueryServer(self.source, port_behind(address, behind))
 
     def left(self) -> None:
-        """Report after a good end of ``run`` that there is nothing to remove (a static member keeps its place)."""
+        """Report a good end of ``run``, and that there is nothing to remove (a static member keeps its place)."""
         with self._reporting:
             self._gone = True
             self._channel.send(GroupIdentity(""))
+            self._channel.send(Done())
 
     def _report_member(self) -> None:
         with self._reporting:

@@ -61,6 +61,11 @@ class Crash:
     def run(self):
         raise RuntimeError("the handler's own fault")
 
+class Leaves:
+    """What a library with a command line of its own does: nobody has asked this worker to stop."""
+    def __init__(self, leave):
+        self.run = leave
+
 class SecondCrashes(Source):
     def run(self):
         if os.environ["KES_INSTANCE_ID"].endswith("-1"):
@@ -127,6 +132,8 @@ source = Source()
 bad = BadRecord()
 stubborn, hung, finished = Stubborn(), HungOrphan(), Finished()
 crash, second, topic = Crash(), SecondCrashes(), WrongTopic()
+exits, vanishes = Leaves(lambda: sys.exit()), Leaves(lambda: os._exit(0))
+interrupted = Leaves(lambda: signal.raise_signal(2))
 joins, static, unreachable, leaves, babbles = Joins(), JoinsStatic(), Unreachable(), JoinsAndLeaves(), Babbles()
 '''
 

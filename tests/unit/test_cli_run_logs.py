@@ -132,7 +132,7 @@ def test_without_json_on_stdout_the_workers_starts_are_log_lines_too(tmp_path: P
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
     told = [(line["level"], line["message"]) for line in lines if line["logger"] == "streams.cli.run"]
     assert [level for level, _ in told] == ["INFO", "WARNING", "ERROR"]
-    assert told[2] == ("ERROR", "gave up: 1 crashes within 60 s")
+    assert told[2] == ("ERROR", "gave up: 1 crashes within 60 s, and --max-crashes is 0")
     assert ended.stdout == ""
 
 

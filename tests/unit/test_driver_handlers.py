@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from streams import (
     DEAD_LETTER,
     SKIP,
     STOP,
+    AsyncJobScheduler,
     Change,
     ErrorResponse,
     EventContext,
@@ -29,12 +31,69 @@ from streams.metrics import EventFailed, Measurement
 from streams.runtime.partition.dead_letters import LONGEST_TEXT, LONGEST_TRACE
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, misbehave, send, totals
-from tests.vocabulary import KINDS, TOTALS, Added, Total, Words, count, tell_total, write
+from tests.vocabulary import KINDS, TOTALS, Added, Total, Words, count, register, tell_total, write
 
 RETRIED = Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
 
+class Own(BaseException):
+    """No ``Exception``: it is for the process."""
+
+
 # -- failures, policies and answers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, Own])  # asyncio ends the test itself by a SystemExit
+@pytest.mark.parametrize("kind", [*KINDS, "batch", "concurrent", "planner"])
+def test_what_is_no_exception_ends_the_process_and_names_its_event(
+    kind: str, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ``sys.exit`` in a library: no policy is asked, nothing of the event is left, and the log says which it was."""
+    source = EventSource(config(error_policy=SKIP), TOTALS)
+
+    def work(ctx: Any, event: Any) -> None:
+        event = event[0] if isinstance(event, list) else event
+        if event.deed:
+            raise error(0)
+        tell_total(ctx, event, OUT)
+
+    async def call(event: Added) -> None: ...
+
+    if kind in KINDS:
+        register(source, work, kind)
+    elif kind == "batch":
+        source.register_event_type(Added, work, batch=True)
+    elif kind == "planner":
+
+        def key(event: Added) -> str:
+            if event.deed:
+                raise error(0)
+            return event.name
+
+        def finish(ctx: EventContext[Any], event: Added, result: None) -> None:
+            work(ctx, event)
+
+        AsyncJobScheduler(source, call, finish).register_event_type(Added, key=key)
+    else:
+
+        @source.register_event_type(Added, concurrency=2)
+        async def handler(ctx: EventContext[Any], event: Added) -> None:
+            await ctx.turn()
+            work(ctx, event)
+
+    driver = TestDriver(source, topics={OUT: 1})
+    try:
+        send(driver, "first")
+        with pytest.raises(error):
+            send(driver, "bad", deed="exit")
+        assert totals(driver) == [("first", 1)]
+        assert driver.committed_offsets() == {0: 1}
+    finally:
+        with contextlib.suppress(BaseException):
+            driver.close()
+    said = [line.getMessage() for line in caplog.records if line.levelname == "CRITICAL"]
+    assert len(said) == 1
+    assert said[0].startswith(f"in[0]@1: the handler raised {error.__name__}: ")
 
 
 @pytest.mark.parametrize("policy", [SKIP, DEAD_LETTER, RETRIED, STOP], ids=["skip", "dead letter", "retried", "stop"])

@@ -8,7 +8,6 @@ that of a batch, so no event is blamed, and the partition starts again with thes
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Sequence
@@ -139,7 +138,7 @@ class BatchKind:
             with nullcontext() if span is None else span.active():
                 unit.observe(ctx)
                 answer = route.handler(ctx, events)
-        except (Exception, asyncio.CancelledError) as raised:
+        except BaseException as raised:
             error = unit.fail(ctx, raised)
         else:
             if inspect.iscoroutine(answer):  # a plain function around an async one

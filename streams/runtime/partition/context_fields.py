@@ -54,6 +54,13 @@ class ContextFields(msgspec.Struct, eq=False):
         return f"{self.topic_partition}@{self.offset}"
 
     @property
+    def _event(self) -> str:
+        """The event, in log lines."""
+        if self.timer is not None:
+            return f"{self.timer.title} of {self.topic_partition}"
+        return self.where if self._records else f"an interjection of {self.topic_partition}"
+
+    @property
     def _origin(self) -> Origin:
         """The origin of what the event sends and changes."""
         if self.input is not None:

@@ -24,7 +24,7 @@ from streams.outcomes import ExecutionState, Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import RestartNeeded, describe, describe_type, trace_of
+from streams.runtime.partition.failures import RestartNeeded, describe, describe_type, of_policy, trace_of
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
@@ -204,8 +204,7 @@ class Execution:
     ) -> None:
         """End an event without a further attempt: its work ahead of its turn has failed for good, or (no ``route``) its
         record cannot be read. The store knows nothing of it."""
-        if not isinstance(error, Exception):
-            raise error  # ends the process, not the event
+        error = of_policy(error, record.where)
         self._partition.failures.meet(record.offset if timer is None else timer.origin)
         failure = Failure(attempts, error, is_final=True)
         policy = self._decode_policy(record) if route is None else route.policy
@@ -263,7 +262,9 @@ class Execution:
                 answer = handle(ctx)
             if isinstance(answer, Awaitable):
                 answer = await answer
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and asyncio._get_running_loop() is None:
+                raise  # the loop is gone
             if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
                 raise  # the partition's task is cancelled, and not something that the handler awaited
             return unit.fail(ctx, error)

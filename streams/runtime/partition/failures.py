@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused
 from streams.logs import Trace, exception_info
 from streams.records import TYPE_HEADER, Change, IncomingRecord
+
+_log = logging.getLogger(__name__)
 
 
 class RestartNeeded(Exception):
@@ -31,6 +36,24 @@ def cancelled_inside(error: BaseException) -> RuntimeError:
     )
     wrapped.__cause__ = error
     return wrapped
+
+
+def of_policy(error: BaseException, where: str) -> Exception:
+    """Return what the user's code raised as an error for the event's policy. Raises what is no ``Exception``
+    (``SystemExit``, ``KeyboardInterrupt``): it ends the process and no event, and only here the event is known."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return cancelled_inside(error)
+    _log.critical(
+        "%s: the handler raised %s: %s; that is no event's failure but the end of the process, and the next start "
+        "meets the event again. (To stop the source on purpose a handler answers ExecutionState.FATAL)",
+        where,
+        type(error).__name__,
+        text_of(error),
+        exc_info=exception_info(error),
+    )
+    raise error
 
 
 def reason_of(error: BaseException) -> BaseException:

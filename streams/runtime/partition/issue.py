@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,7 +10,7 @@ from streams.core.router import Route, type_and_version
 from streams.errors import DecodeError
 from streams.records import IncomingRecord
 from streams.runtime.partition.execution import Execution
-from streams.runtime.partition.failures import cancelled_inside
+from streams.runtime.partition.failures import of_policy
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
@@ -100,8 +99,8 @@ class Issuer:
             self._trace(entry, self._router.tracer)
         try:
             entry.plan = route.ahead.plan(record, entry.event)
-        except (Exception, asyncio.CancelledError) as error:
-            entry.fail(error if isinstance(error, Exception) else cancelled_inside(error), 1)
+        except BaseException as error:
+            entry.fail(of_policy(error, record.where), 1)
         return entry
 
     def _trace(self, entry: Entry, tracer: Tracer) -> None:

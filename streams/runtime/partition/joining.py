@@ -7,7 +7,6 @@ from its topic for good. An attempt that fails takes the row back, so each one s
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -152,7 +151,7 @@ class JoinKind:
             try:
                 unit.observe(ctx)
                 answer = handler(ctx, None)
-            except (Exception, asyncio.CancelledError) as raised:
+            except BaseException as raised:
                 error = unit.fail(ctx, raised)
             else:
                 if inspect.iscoroutine(answer):  # a plain function around an async one

@@ -16,7 +16,6 @@ Why the loop looks as it does:
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,7 +26,7 @@ from streams.core.runs import Run, name_input
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord, Output
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import RestartNeeded, cancelled_inside, change_too_large
+from streams.runtime.partition.failures import RestartNeeded, change_too_large, of_policy
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
@@ -132,8 +131,8 @@ def run(
                     if data is not None and len(data) > limit:
                         raise change_too_large(change, limit)
                     own += 1
-            except (Exception, asyncio.CancelledError) as error:
-                failure = error if isinstance(error, Exception) else cancelled_inside(error)
+            except BaseException as error:
+                failure = of_policy(error, ctx.where)
                 break
             finally:
                 ctx._closed = True

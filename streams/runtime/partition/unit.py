@@ -8,7 +8,6 @@ handlers have a copy of this, inlined (``hot_path``); ``tests/property/test_unit
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from streams.core.policy import Answered
@@ -16,7 +15,7 @@ from streams.core.transaction import Waiter
 from streams.outcomes import ExecutionState
 from streams.records import Change, Output
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import cancelled_inside, change_too_large
+from streams.runtime.partition.failures import change_too_large, of_policy
 from streams.runtime.partition.host import Admission
 from streams.runtime.partition.state import Partition
 from streams.tracing import stamped
@@ -88,11 +87,7 @@ class Unit:
         if ctx._row is not None:
             ctx._row.undo()
         del self.outputs[self._sent :], self.journal[self._written :]
-        if isinstance(error, Exception):
-            return error
-        if isinstance(error, asyncio.CancelledError):
-            return cancelled_inside(error)
-        raise error
+        return of_policy(error, ctx._event)
 
     def end(self) -> None:
         """Close the store behind events that are complete; once."""
