@@ -1,14 +1,18 @@
 """A connection of an HTTP server with bounds on what a client can make it keep.
 
 uvicorn bounds neither the time for a request's head, nor the size of heads and trailers, nor the wait for a client that
-does not read. Here each of them has a bound; beyond it the connection is cut off.
+does not read. Here each of them has a bound; beyond it the connection is cut off. Nor does it bound how many clients it
+refuses: each takes time of the interpreter from the event source beside it, so beyond a bound they wait in the kernel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 import weakref
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +27,66 @@ MOST_CONNECTIONS: Final = 128
 MOST_RECEIVED: Final = 1024 * 1024
 """Bytes of one request with all that comes behind it; a body is refused far below, with an answer."""
 
+WASTED_AT_ONCE: Final = 100
+WASTED_PER_SECOND: Final = 50
+"""So many connections at once may come to nothing (a wrong token, no request, no room); further ones are taken at this
+rate. One costs about half a millisecond of the interpreter."""
+REFUSALS: Final = frozenset({401, 403, 404, 405, 413, 429})
+"""Answers to those who have no business here: their connection comes to nothing, and is closed."""
+_REFUSED: Final = "is_refused"
+_REPORT_SECONDS: Final = 60.0
+_log = logging.getLogger(__name__)
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def closing_refusals(application: Application, refusals: frozenset[int] = REFUSALS) -> Application:
+    """Return an ASGI application whose ``refusals`` end their connection: the next request waits for its turn again."""
+
+    async def closing(scope: Any, receive: Any, send: Any) -> None:
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] in refusals:
+                scope["state"][_REFUSED] = True
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await application(scope, receive, sending)
+
+    return closing
+
+
+class Arrivals:
+    """The pace at which a server takes connections: as they come, until too many came to nothing. On its loop."""
+
+    def __init__(self) -> None:
+        self._level = 0.0
+        self._at = self._reported_at = -_REPORT_SECONDS
+
+    def taken(self) -> None:
+        """Count a connection as one that comes to nothing, until it is ``served``."""
+        self._count(1.0)
+
+    def served(self) -> None:
+        """Note that a connection has not come to nothing."""
+        self._count(-1.0)
+
+    async def wait(self, address: object) -> None:
+        """Wait until the next connection may be taken."""
+        loop = asyncio.get_running_loop()
+        while (over := self._left(loop.time()) - WASTED_AT_ONCE + 1) > 0:
+            if loop.time() - self._reported_at >= _REPORT_SECONDS:
+                self._reported_at = loop.time()
+                text = "%s: too many connections come to nothing (wrong tokens, no request): %d a second are taken now"
+                _log.warning(text, address, WASTED_PER_SECOND)
+            await asyncio.sleep(over / WASTED_PER_SECOND)
+
+    def _count(self, change: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._level, self._at = max(0.0, self._left(now) + change), now
+
+    def _left(self, now: float) -> float:
+        return max(0.0, self._level - (now - self._at) * WASTED_PER_SECOND)
+
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection, with its bounds. ``waiting``: those of its server from which a handshake, a request, or the rest
@@ -31,8 +95,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     most_connections = MOST_CONNECTIONS
     waiting: dict[BoundedProtocol, None]
+    arrivals: Arrivals
     handshake: asyncio.Task[Any] | None = None
     _is_refused = False
+    _was_served = False
     _received = 0
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
@@ -105,6 +171,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Count anew; a connection that is to close has its time for that."""
         self._received = 0
+        if not self._was_served and _REFUSED not in self.scope["state"]:
+            self._was_served = True
+            self.arrivals.served()
         if self in self.connections:
             self.waiting.pop(self, None)
             self.waiting[self] = None
@@ -152,6 +221,7 @@ class BoundedServer(uvicorn.Server):
         kind: type[BoundedProtocol] = self.config.http_protocol_class  # type: ignore[assignment]
         alive: weakref.WeakSet[BoundedProtocol] = weakref.WeakSet()
         waiting: dict[BoundedProtocol, None] = {}
+        arrivals = Arrivals()
         tls: dict[str, Any] = {"ssl_handshake_timeout": HEAD_SECONDS} if self.config.ssl else {}
 
         def protocol(_loop: asyncio.AbstractEventLoop | None = None) -> BoundedProtocol:
@@ -161,7 +231,7 @@ class BoundedServer(uvicorn.Server):
                     raise ConnectionRefusedError
                 alive.discard(longest)
             made = kind(self.config, self.server_state, self.lifespan.state)
-            made.waiting = waiting
+            made.waiting, made.arrivals = waiting, arrivals
             alive.add(made)
             if tls and (accepting := asyncio.current_task()) is not None:
                 made.handshake, waiting[made] = accepting, None
@@ -173,8 +243,44 @@ class BoundedServer(uvicorn.Server):
                 waiting.pop(made, None)
                 alive.discard(made)
 
-        self.servers = [
-            await loop.create_server(protocol, sock=each, ssl=self.config.ssl, backlog=64, **tls)
-            for each in sockets or ()
-        ]
+        async def take(link: socket.socket) -> None:
+            with contextlib.suppress(OSError):  # it is gone, or its handshake fails
+                await loop.connect_accepted_socket(protocol, link, ssl=self.config.ssl, **tls)
+
+        async def listen(listening: socket.socket) -> None:
+            taking: set[asyncio.Task[None]] = set()
+            address = listening.getsockname()
+            while True:
+                await asyncio.sleep(0)  # the others on this loop have their turn, also while more are waiting
+                await arrivals.wait(address)
+                try:
+                    link, _ = await loop.sock_accept(listening)
+                except OSError as error:  # no descriptor is left, say
+                    _log.warning("%s: a connection cannot be taken: %s", address, error)
+                    await asyncio.sleep(1.0)
+                    continue
+                arrivals.taken()
+                task = loop.create_task(take(link))
+                taking.add(task)
+                task.add_done_callback(taking.discard)
+
+        self.servers = []
+        for each in sockets or ():
+            each.setblocking(False)
+            each.listen(64)
+            self.servers.append(_Listening(loop.create_task(listen(each))))  # type: ignore[arg-type]
         self.started = True
+
+
+class _Listening:
+    """The part of an ``asyncio.Server`` that uvicorn needs at its end."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def close(self) -> None:
+        """Take no further connection."""
+        self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Return at once: uvicorn waits for the connections itself."""

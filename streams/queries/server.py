@@ -14,7 +14,7 @@ import uvicorn
 
 from streams.errors import ConfigError
 from streams.event_source import EventSource
-from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer
+from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer, closing_refusals
 from streams.queries.routing import LOOPBACK, checked_address
 from streams.queries.service import query_app
 from streams.queries.tickets import group_secret
@@ -106,7 +106,7 @@ class QueryServer:
             source.config, queries=msgspec.structs.replace(settings, address=self.address)
         )
         config = uvicorn.Config(
-            query_app(source, secret, lambda: self.address),
+            closing_refusals(query_app(source, secret, lambda: self.address)),
             http=_Connection,
             ws="none",
             loop="asyncio",

@@ -16,7 +16,7 @@ import uvicorn
 
 from streams.errors import ConfigError
 from streams.observability.http_server import parse_address
-from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer
+from streams.queries.bounded_protocol import REFUSALS, BoundedProtocol, BoundedServer, closing_refusals
 
 _SHUTDOWN_SECONDS: Final = 2
 _START_SECONDS: Final = 10.0
@@ -41,6 +41,7 @@ class ServerThread:
         self._socket = bound_socket(address)
         self.port: int = self._socket.getsockname()[1]
         tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key or None} if certificate else {}
+        application = closing_refusals(application, REFUSALS | {421})  # another host is meant
         config = uvicorn.Config(
             application, loop="asyncio", http=BoundedProtocol, ws="none", lifespan="off", log_config=None,
             log_level="critical", access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=5,

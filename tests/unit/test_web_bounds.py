@@ -4,6 +4,8 @@ of heads on the metrics port."""
 from __future__ import annotations
 
 import contextlib
+import re
+import time
 
 import pytest
 
@@ -143,6 +145,40 @@ def test_connections_at_work_are_not_cut_off_for_others(web_port: int, monkeypat
         stream.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             assert stream.recv(65_536) != b"", "it goes on"
+
+
+@pytest.mark.parametrize("attack", ["no token", "another host", "nothing"])
+def test_those_that_come_to_nothing_wait_for_their_turn(
+    web_port: int, attack: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refused request ends its connection, and the next one is taken at the pace of the bound. Who has a connection
+    that was served goes on meanwhile."""
+    monkeypatch.setattr(bounded_protocol, "WASTED_AT_ONCE", 20)
+    monkeypatch.setattr(bounded_protocol, "WASTED_PER_SECOND", 100)
+    monkeypatch.setattr(bounded_protocol, "_REPORT_SECONDS", 0.0)
+    host = "other" if attack == "another host" else f"127.0.0.1:{web_port}"
+    with raw(web_port) as guest:
+
+        def is_served() -> bool:
+            guest.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1:{web_port}\r\n\r\n".encode())
+            received = b""
+            while not received.endswith(b"live\n"):
+                data = guest.recv(4096)
+                assert data
+                received += data
+            return received.startswith(b"HTTP/1.1 200")
+
+        assert is_served()
+        began = time.monotonic()
+        for _ in range(30):
+            with raw(web_port) as connection:
+                if attack != "nothing":
+                    connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                    assert re.match(rb"HTTP/1.1 4(01|21)", until_closed(connection))
+        assert ask(web_port, "/live", None).status == 200
+        assert time.monotonic() - began > 0.05, "of 31 connections 20 are taken at once"
+        assert is_served()
+    assert "too many connections come to nothing" in caplog.text
 
 
 def test_streams_have_their_own_number(web_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
