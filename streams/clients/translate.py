@@ -53,8 +53,9 @@ BLOCKED: Final = {
     KafkaError._UNKNOWN_TOPIC: "create the topic",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the right to write to the topic",
     KafkaError.POLICY_VIOLATION: "change the cluster's policy, or the settings of the topic",
-    KafkaError.INVALID_TIMESTAMP: "compare the clocks of this machine and the broker's, and the topic's "
-    "message.timestamp.* settings",
+    KafkaError.INVALID_TIMESTAMP: "the clocks of this machine and the broker's are further apart than the topic takes: "
+    "set the wrong one (NTP), or raise message.timestamp.after.max.ms of the topic (an hour, by default), or "
+    "message.timestamp.before.max.ms",
 }
 """The topic, a right or a clock is at fault, and what an operator can do; then the same record will be taken.
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams import DEAD_LETTER, SKIP, EventContext, Record
+from streams.clients.producing.cluster import Cluster
 from streams.core.timers import Timer
-from streams.errors import TransactionFailed
+from streams.errors import ConfigError, TransactionFailed
 from streams.records import Headers, IncomingRecord, record_size
 from streams.runtime.partition.dead_letters import PARTS, DeadLetter, dead_letter
 from streams.testing import TestDriver
@@ -89,6 +90,25 @@ def test_the_wait_is_bounded_and_the_error_names_the_topic(topic: str, limit: in
         with pytest.raises(TransactionFailed, match=topic + rf"(\[0\])?: Broker: {said}"):
             driver.advance(60)
         assert (driver.dead_letters(), driver.committed_offsets().get(0, 0)) == ([], 0)
+
+
+@pytest.mark.parametrize("amount", [1, -1], ids=["output", "dead letter"])
+def test_a_wrong_clock_is_named_and_stops_this_machine(amount: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever, also with a dead letter: the next member may have the right time. And no restart: see
+    ``cli.worker.NOT_FOR_RESTART``."""
+    with driver_of(recovery_timeout_seconds=30.0, error_policy=SKIP) as driver:
+        broker = driver._world.broker
+        monkeypatch.setattr(Cluster, "now_ms", lambda self: broker.wall_ms() + 7_200_000)
+        driver.send(Added("x", amount), wait=False)
+        with pytest.raises(
+            ConfigError, match=r"clocks of this machine .* message.timestamp.after.max.ms .* 30 seconds"
+        ):
+            driver.advance(60)
+        monkeypatch.undo()
+        driver.restart()
+        driver.settle()
+        assert (letters(driver, "offset"), written(driver)) == (([], [1]) if amount > 0 else ([("0",)], []))
+        driver.check()
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------

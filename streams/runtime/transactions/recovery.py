@@ -20,7 +20,7 @@ from streams.config_groups import DELIVERY_SHARE
 from streams.core.origin import describe, is_interjection, place_of
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
-from streams.errors import MembershipLost, RecordRefused, RecordsRefused, TransactionFailed
+from streams.errors import ConfigError, MembershipLost, RecordRefused, RecordsRefused, StreamsError, TransactionFailed
 from streams.records import Output, RefusedRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
 from streams.runtime.partition.dead_letters import DeadLetter
@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 NEWS_SECONDS = 3.0
 """The wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a heartbeat on
 average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
+
+WRONG_CLOCK: Final = "INVALID_TIMESTAMP"
+"""Code of records that carry the time of sending, and are refused for it."""
 
 OWN_KEYS: Final = (OFFSET_KEY, RELEASE_KEY)
 
@@ -141,10 +144,10 @@ class Recovery:
 
     def _is_of_letters(self, head: Transaction, refused: Sequence[RefusedRecord]) -> bool:
         """Check for a failure by a dead letter that no member could write now: if one stops for it, the next member
-        meets it, and stops, too."""
+        meets it, and stops, too. (Not so if this machine's clock is wrong.)"""
         topics = {output.topic for output in head.outputs if isinstance(output, DeadLetter)}
         return any(
-            record.topic in topics
+            record.topic in topics and record.code != WRONG_CLOCK
             if not record.is_own
             else isinstance(record.output, DeadLetter) and record.output.by_reference is None
             for record in refused
@@ -165,9 +168,11 @@ class Recovery:
             self._refused(partition, origin, error)
             head.attempts = 0  # the rest is another transaction; each time it is smaller
 
-    def _final(self, head: Transaction, failure: TransactionFailed) -> TransactionFailed:
+    def _final(self, head: Transaction, failure: TransactionFailed) -> StreamsError:
         """Make the error that stops the source. An event that was alone in the end may be too large for its time: then
-        the error names it."""
+        the error names it. A restart on this machine does not help against its clock."""
+        if failure.code == WRONG_CLOCK and failure.kind == "blocked":
+            return ConfigError(f"{failure}; tried for {self._patience.seconds:g} seconds (recovery_timeout_seconds)")
         origins = {(output.origin_partition, output.origin) for output in head.outputs}
         origins |= {(number, change.origin) for number, cut in head.cuts.items() for change in cut.changes.values()}
         if failure.kind != "unknown" or head.commit_requested or len(origins) != 1:
