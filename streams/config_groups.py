@@ -167,7 +167,8 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``session_timeout_seconds``: the group gives up a member after so long without a heartbeat. It must be more than
     ``transaction_timeout_seconds``, and at least three times ``heartbeat_interval_seconds``.
     ``rebalance_timeout_seconds``: for members to take part in a rebalance; also how long the event loop may stand still
-    before the member leaves the group. ``drain_timeout_seconds``: for running events when a partition is given up or
+    until the event that stops it is noted for the next owners; after as long again the member leaves the group.
+    ``drain_timeout_seconds``: for running events when a partition is given up or
     the source stops. ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a
     failed transaction to an end before the source stops with an error.
     """

@@ -7,6 +7,7 @@
     ├── ``OffsetError``              the operator: log and state do not fit together any more; never reset silently
     │     └── ``TopicReplaced``      a topic was deleted and created again under the same name
     ├── ``EventFailure``             the caller: a handler failed, or a record cannot be read, and the policy is to stop
+    ├── ``HandlerBlocked``           the caller: a handler stopped the event loop of one member after another
     ├── ``BrokerUnavailable``        the operator: nothing answers at the address; the engine keeps trying
     ├── ``EmbeddedBrokerError``      the operator: the embedded Kafka cannot be fetched or started
     ├── ``RecordError``              the error policy: one record cannot be handled
@@ -77,6 +78,11 @@ class TopicReplaced(OffsetError):
 class EventFailure(StreamsError):
     """An event failed for good, and its error policy stops the event source. The message names topic, partition, offset
     and attempts; ``__cause__`` is the exception of the handler (or the decoder)."""
+
+
+class HandlerBlocked(StreamsError):
+    """A handler has stopped the event loop for longer than ``rebalance_timeout_seconds`` on several owners of its
+    partition, one after the other. The event is not tried again; its error policy decides."""
 
 
 class BrokerUnavailable(StreamsError):

@@ -297,6 +297,16 @@ class TakeOver(Protocol):
         """Return the group's committed offsets of a topic as they are, whatever is pending. ``None``: none."""
         ...
 
+    def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
+        """Return what was noted about these partitions by ``note``, and not taken back."""
+        ...
+
+    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+        """Note something about a partition for its owners, in place of the note before; empty: take it back. It is the
+        metadata of an offset of the changelog, for which the group commits nothing else. ``False``: the group does not
+        have this member in this generation, or is about to change it."""
+        ...
+
     def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         """Check that the group has this member in this generation, and has not begun another one: no other member owns
         its partitions now. ``settled``: and it does not prepare another one. ``False`` also if the group cannot answer.

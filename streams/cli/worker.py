@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
         supervised.source.run()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except SystemExit as error:  # of the user's code: whatever its code is, nobody has asked for it
+    except SystemExit as error:  # of the user's code: whatever its code is, it was not to stop
         log.critical("the worker ends without a drain: %r in the source's code", error, exc_info=exception_info(error))
         return EXIT_FAILED
     except Exception as error:

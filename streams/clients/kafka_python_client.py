@@ -306,8 +306,11 @@ def entries_of(topics: Iterable[Any]) -> Iterator[Any]:
             yield entry
 
 
-def commit_request(group_id: str, offsets: Mapping[Place, tuple[int, str]]) -> Any:
-    """Commit (offset, metadata) by topic and partition from outside of the group: it must have no members."""
+def commit_request(
+    group_id: str, offsets: Mapping[Place, tuple[int, str]], generation: int = -1, member_id: str = ""
+) -> Any:
+    """Commit (offset, metadata) by topic and partition, as this member; or from outside of the group, which must have
+    no members then."""
     topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), (offset, metadata) in offsets.items():
@@ -317,8 +320,8 @@ def commit_request(group_id: str, offsets: Mapping[Place, tuple[int, str]]) -> A
         by_topic.setdefault(topic, []).append(entry)
     return OffsetCommitRequest(
         group_id=group_id,
-        generation_id_or_member_epoch=-1,
-        member_id="",
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
         topics=[topic_of(name=topic, partitions=entries) for topic, entries in by_topic.items()],
         min_version=6,
         max_version=8,

@@ -31,6 +31,7 @@ from streams.clients.kafka_python_client import (
     GROUP,
     TRANSACTION,
     KafkaPythonClient,
+    commit_request,
     entries_of,
     offsets_request,
     raise_for,
@@ -38,7 +39,7 @@ from streams.clients.kafka_python_client import (
 from streams.clients.open_transactions import OpenTransactions, describe_transaction
 from streams.clients.questions import Questions
 from streams.errors import BrokerUnavailable, StreamsError
-from streams.group import OpenTransaction, instance_of, instance_of_unmarked
+from streams.group import OpenTransaction, Snapshot, instance_of, instance_of_unmarked
 from streams.topics import TopicIdentity
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,12 @@ _OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
 _EARLIEST, _LATEST = -2, -1
 _FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
 
+_NOT_A_MEMBER = (
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.FencedInstanceIdError,
+    kafka_errors.RebalanceInProgressError,
+)
 _CLOSE_SECONDS = 2.0
 FENCE_SECONDS = 3.0
 """Time for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
@@ -113,6 +120,33 @@ class KafkaPythonTakeOver(Questions):
         numbers, step = sorted(set(partitions)), f"reading the offsets of group {self._group_id}"
         needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", topic)
         return self._ask(step, deadline, lambda limit: self._offsets(topic, numbers, limit, stable=stable), needed)
+
+    def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
+        numbers, step = sorted(set(partitions)), f"reading the notes of group {self._group_id}"
+        needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", self._changelog)
+
+        async def attempt(limit: float) -> dict[int, str]:
+            entries = await self._committed(self._changelog, numbers, limit, stable=False)
+            return {entry.partition_index: entry.metadata for entry in entries if entry.metadata}
+
+        return self._ask(step, deadline, attempt, needed)
+
+    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+        if member.generation < 0:
+            return False
+        place = {(self._changelog, partition): (0, text)}
+        request = commit_request(self._group_id, place, member.generation, member.member_id)
+        needed = [*self._membership, permissions.on_topic("Read", self._changelog)]
+
+        async def attempt(limit: float) -> bool:
+            node = await self._client.coordinator(GROUP, self._group_id, limit)
+            try:
+                list(entries_of((await self._client.send(request, node, limit)).topics))
+            except _NOT_A_MEMBER:
+                return False
+            return True
+
+        return self._ask(f"writing a note of group {self._group_id}", deadline, attempt, needed)
 
     def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
         """Check whether the group has this member in this generation, and no newer one: by a heartbeat.
@@ -268,18 +302,21 @@ class KafkaPythonTakeOver(Questions):
     async def _offsets(
         self, topic: str, partitions: list[int], deadline: float, *, stable: bool
     ) -> dict[int, int | None]:
+        offsets: dict[int, int | None] = dict.fromkeys(partitions)
+        for entry in await self._committed(topic, partitions, deadline, stable=stable):
+            offsets[entry.partition_index] = entry.committed_offset if entry.committed_offset >= 0 else None
+        return offsets
+
+    async def _committed(self, topic: str, partitions: list[int], deadline: float, *, stable: bool) -> list[Any]:
         if not partitions:
-            return {}
+            return []
         node = await self._client.coordinator(GROUP, self._group_id, deadline)
         topic_of = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
         topics = [topic_of(name=topic, partition_indexes=partitions)]
         request = offsets_request(self._group_id, topics, stable=stable)
         group = (await self._client.send(request, node, deadline)).groups[0]
         raise_for(group.error_code)
-        offsets: dict[int, int | None] = dict.fromkeys(partitions)
-        for entry in entries_of(group.topics):
-            offsets[entry.partition_index] = entry.committed_offset if entry.committed_offset >= 0 else None
-        return offsets
+        return list(entries_of(group.topics))
 
     async def _range(self, topic: str, partitions: list[int], deadline: float) -> dict[int, tuple[int, int]]:
         if not partitions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-from streams.errors import DecodeError, RecordRefused, TimeJump
+from streams.errors import DecodeError, HandlerBlocked, RecordRefused, TimeJump
 from streams.outcomes import ErrorResponse, ExecutionState, Retry
 
 
@@ -62,8 +62,8 @@ class Failure(NamedTuple):
     elapsed_seconds: float = 0.0
 
 
-FINAL: Final = (DecodeError, RecordRefused, TimeJump)
-"""Errors that the same bytes will always give."""
+FINAL: Final = (DecodeError, RecordRefused, TimeJump, HandlerBlocked)
+"""Errors that the same bytes will always give, or that were given often enough."""
 
 _BY_RESPONSE: Final[dict[ErrorResponse, Decision]] = {response: Decision(response.value) for response in ErrorResponse}
 

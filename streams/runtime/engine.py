@@ -106,10 +106,8 @@ class Engine:
         """The partitions that are here; ``partitions`` changes it."""
         self._watchdog = environment.watchdog(config.rebalance_timeout_seconds)
         self._events: deque[GroupEvent] = deque()
-        self._news = Signal()
-        self._stop = anyio.Event()
+        self._news, self._stop, self._tasks = Signal(), anyio.Event(), anyio.create_task_group()
         self._drain, self._has_joined = True, False
-        self._tasks = anyio.create_task_group()
         self._threads: list[Blocking] = []
 
         self.hung_calls = HungCalls(self.measure, self.fail)
@@ -223,7 +221,8 @@ class Engine:
         )
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
-        for task in (self._receive_events, self._watchdog.run, self.handover.run, self.status.run):
+        watch = partial(self._watchdog.run, self.takeovers.blocked)
+        for task in (self._receive_events, watch, self.handover.run, self.status.run):
             self.spawn(task)
         self.spawn(self.topic_watch.run, drain=False)
         self.spawn(self.looks.run)

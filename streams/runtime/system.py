@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Final, NoReturn, Protocol
 
 import anyio
@@ -33,6 +34,7 @@ def elapsed_seconds() -> float:
 class Watchdog:
     """Watches one event loop from a thread: a plain handler that takes long stops all partitions, and is logged.
 
+    It is named by ``events``, which also learns of one that has stopped the loop for ``limit_seconds``.
     ``alive`` is false once the loop has stood still for ``limit_seconds``: then the membership leaves, so that others
     take over the partitions that this process cannot work on (``max.poll.interval.ms`` in other clients). ``run`` is
     for the loop, the rest for any thread.
@@ -40,6 +42,7 @@ class Watchdog:
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds
+        self._events: LoopEvents | None = None
         self._beat = time.monotonic()
         self._stopped = threading.Event()
         self._loop_thread = 0
@@ -47,12 +50,14 @@ class Watchdog:
     def alive(self) -> bool:
         return time.monotonic() - self._beat < self._limit
 
-    async def run(self) -> None:
-        self._loop_thread = threading.get_ident()
+    async def run(self, events: LoopEvents | None = None) -> None:
+        self._loop_thread, self._events = threading.get_ident(), events
         threading.Thread(target=self._watch, name="kes-watchdog", daemon=True).start()
         try:
             while True:
                 self._beat = time.monotonic()
+                if events is not None:
+                    events.look()
                 await anyio.sleep(PULSE_SECONDS)
         finally:
             self.stop()
@@ -61,39 +66,60 @@ class Watchdog:
         self._stopped.set()
 
     def _watch(self) -> None:
-        warned_for = 0.0
+        warned_for = given_up_for = 0.0
+        looked_at = time.monotonic()
         while not self._stopped.wait(PULSE_SECONDS):
-            beat = self._beat
-            still = time.monotonic() - beat
+            beat, before, looked_at = self._beat, looked_at, time.monotonic()
+            still = looked_at - beat
             if still > SLOW_SECONDS and warned_for != beat:
                 warned_for = beat
+                frame = self._frame()
                 _log.warning(
-                    "the event loop has stood still for %.1f s in %s; all partitions wait meanwhile: make that handler "
-                    "async, or register it with blocking=True",
+                    "the event loop has stood still for %.1f s in %s%s; all partitions wait meanwhile: make that "
+                    "handler async, or register it with blocking=True",
                     still,
-                    self._where(),
+                    _place(frame),
+                    "" if self._events is None else self._events.name(frame),
                 )
+                del frame  # or its locals would live as long as this one
+            if looked_at - before > SLOW_SECONDS:
+                continue  # the process as a whole stood still: no handler is to blame before the next look
+            if still > self._limit and given_up_for != beat and self._events is not None:
+                given_up_for = beat
+                self._events.give_up(self._frame(), still)
 
-    def _where(self) -> str:
+    def _frame(self) -> FrameType | None:
         # Python before 3.11.9 may collect garbage within this call, under a lock that threads need to begin and to end.
         # A finalizer that gives the GIL away then makes the whole process stand still for good (gh-106883).
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            frame = sys._current_frames().get(self._loop_thread)
+            return sys._current_frames().get(self._loop_thread)
         finally:
             if was_enabled:
                 gc.enable()
-        if frame is None:
-            return "an unknown place"
-        return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+
+
+def _place(frame: FrameType | None) -> str:
+    if frame is None:
+        return "an unknown place"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+
+
+class LoopEvents(Protocol):
+    """Knows the events on a loop (``ownership.blocked`` documents the methods). ``look`` is called on the loop, the
+    others on the watchdog's thread."""
+
+    def look(self) -> None: ...
+    def name(self, frame: FrameType | None) -> str: ...
+    def give_up(self, frame: FrameType | None, seconds: float) -> None: ...
 
 
 class LoopWatch(Protocol):
     """Watches whether the event loop goes on (``Watchdog`` documents the methods)."""
 
     def alive(self) -> bool: ...
-    async def run(self) -> None: ...
+    async def run(self, events: LoopEvents | None = None) -> None: ...
     def stop(self) -> None: ...
 
 

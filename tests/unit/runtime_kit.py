@@ -247,6 +247,12 @@ class Group:
     def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
         return {number: self._broker.offsets.get(number) for number in partitions}
 
+    def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
+        return {}
+
+    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+        return False
+
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         return {number: (0, len(self._broker.logs[topic, number])) for number in partitions}
 

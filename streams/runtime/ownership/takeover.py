@@ -23,6 +23,7 @@ from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member
+from streams.runtime.ownership.blocked import BlockedEvents
 from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions, Range, Receive, is_restoring
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replica import Replica
@@ -68,6 +69,7 @@ class TakeOvers:
         self._config = member.config
         self._source = member.thread("kes-source")
         self._stalls = Stalls(member)
+        self.blocked = BlockedEvents(member)
         self._missed = MissedDeletions(member, replicas, self._read)
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
@@ -179,7 +181,8 @@ class TakeOvers:
         client, named = self._member.takeover_client, (topic,) if topic else ()
         # A pending commit that does not end may be one whose fence was missed: no longer than a restore may stall.
         deadline = self._member.now() + STALLED_SECONDS
-        return await self._member.control.call(client.stable_offsets, numbers, deadline, *named)
+        ask = client.stable_offsets if named else self.blocked.behind(client.stable_offsets)
+        return await self._member.control.call(ask, numbers, deadline, *named)
 
     async def _changelog_range(self, numbers: list[int]) -> tuple[dict[int, Range], str]:
         member, changelog = self._member, self._config.changelog
@@ -227,6 +230,7 @@ class TakeOvers:
         worker.adopt(copy)
         position = self._start_position(worker, found, ids)
         worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
+        self.blocked.meet(worker)
         self._partitions.activate(worker, position)
         record, begun = worker.offset_record, worker.joined.begun() + self._missed.delete(worker, missed)
         if begun or (

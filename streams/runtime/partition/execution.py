@@ -17,7 +17,7 @@ from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.core.visits import VisitRequest
-from streams.errors import DecodeError, EventFailure, NotOwned
+from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
 from streams.events import parse_version
 from streams.metrics import EventFailed
 from streams.outcomes import ExecutionState, Retry
@@ -143,6 +143,8 @@ class Execution:
         origin = record.offset if timer is None else timer.origin
         began = 0.0 if route.policy.timeout_seconds is None else self._host.now()
         known = self._partition.failures.meet(origin)
+        if known is not None and isinstance(known.error, HandlerBlocked) and route.is_blocking:
+            known = None  # it blocks no loop any more
         if known is not None and error is None:
             attempts, error = known.attempts, known.error
         while True:

@@ -39,7 +39,7 @@ from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.interjections import Interjection, StoreLook, Timetable
 from streams.runtime.partition.issue import Issuer
 from streams.runtime.partition.merged_inputs import MergedInputs
-from streams.runtime.partition.reorder_buffer import ReorderBuffer
+from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timekeeping import Timekeeper, WindowFailed
@@ -162,6 +162,15 @@ class PartitionWorker(Partition):
     def events_ahead(self) -> int:
         """Events in the reorder buffer."""
         return len(self._buffer)
+
+    @property
+    def line(self) -> tuple[Entry | None, int]:
+        """Return the first event in the reorder buffer if it has begun and is not ready for its turn (``None``: it is),
+        and how many handlers behind it are, and wait."""
+        entries = self._buffer.entries
+        if not entries or entries[0].is_settled or not entries[0].begun:
+            return None, 0
+        return entries[0], sum(entry.waiting is not None and entry.waiting.is_asleep for entry in entries)
 
     @property
     def _fires_timers(self) -> bool:

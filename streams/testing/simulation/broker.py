@@ -139,6 +139,8 @@ class Broker:
         self.further: frozenset[str] = frozenset()
         """Further inputs of the source."""
         self.offsets: dict[Place, int] = {}
+        self.notes: dict[int, str] = {}
+        """By partition: see ``group.TakeOver.note``."""
         self.pending: dict[Txn, dict[Place, tuple[int, int]]] = {}
         self.offsets_from: dict[Place, int] = {}
         self.down_until = 0.0

@@ -17,10 +17,10 @@ from streams.core.admission import size_of_records
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, OffsetError, Stopped
-from streams.group import OpenTransaction, instance_of
+from streams.group import OpenTransaction, Snapshot, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
-from streams.testing.simulation.broker import Broker
+from streams.testing.simulation.broker import Broker, Refuses
 from streams.testing.simulation.followed import SimLogClients
 from streams.testing.simulation.group import Illegal, Unknown
 from streams.testing.simulation.membership import SimMembership
@@ -360,6 +360,18 @@ class SimTakeOver:
         return self._ask(
             "offsets", deadline, lambda: {n: broker.offsets.get(broker.place(topic, n)) for n in partitions}
         )
+
+    def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
+        notes = self._process.broker.notes
+        return {number: notes[number] for number in partitions if notes.get(number)}
+
+    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+        try:
+            self._process.group.check(member.generation, member.member_id)
+        except Refuses:
+            return False
+        self._process.broker.notes[partition] = text
+        return True
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         broker = self._process.broker

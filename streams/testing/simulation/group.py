@@ -124,6 +124,7 @@ class Group:
         if self._timer is not None:
             self._timer.cancel()
         self.broker.offsets.clear()
+        self.broker.notes.clear()
 
     @staticmethod
     def _common(others: Mapping[str, _Known], strategies: Mapping[str, Assignor]) -> set[str]:

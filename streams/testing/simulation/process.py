@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from streams.errors import Stopped
 from streams.metrics import Measurement
 from streams.runtime.bridge import for_future
+from streams.runtime.system import LoopEvents
 from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.faults import Faults, Strike
 from streams.testing.simulation.group import Group
@@ -69,7 +70,7 @@ class Watched:
         """Return ``True``, always."""
         return True
 
-    async def run(self) -> None:
+    async def run(self, events: LoopEvents | None = None) -> None:
         """Wait until cancelled."""
         await asyncio.Event().wait()
 
