@@ -10,7 +10,7 @@ membership when it is built. A member's claims follow from its last assignment a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -261,6 +261,19 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
         """Check whether no coordinator is going to end it."""
         return not self.transactional_id
 
+    @property
+    def place(self) -> tuple[str, int, int, int, int]:
+        """Its identity: topic, partition, producer id and epoch, first offset."""
+        return self.topic, self.partition, self.producer_id, self.producer_epoch, self.start_offset
+
+
+class HangingEnd(NamedTuple):
+    """The end that a hanging transaction is to have, and what proves it."""
+
+    txn: OpenTransaction
+    commit: bool
+    proof: str
+
 
 class ListedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that its coordinator is going to end. ``started_ms``: since 1970; ``timeout_ms`` after that it is
@@ -333,6 +346,14 @@ class TakeOver(Protocol):
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         """Return the open transactions in these partitions, each with its coordinator's state."""
+        ...
+
+    def judge_hanging(self, txn: OpenTransaction, deadline: float) -> HangingEnd:
+        """Find out how a hanging transaction is to be ended. ``OffsetError``: nothing proves it."""
+        ...
+
+    def end_hanging(self, end: HangingEnd, deadline: float) -> None:
+        """End it, if it still hangs. Raises ``ConfigError`` without the right to act as the cluster."""
         ...
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:

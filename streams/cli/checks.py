@@ -394,7 +394,7 @@ def transactions(target: Target) -> Iterator[Finding]:
                     hanging += 1
                     where = f"{name}[{txn.partition}]: a transaction from {txn.start_offset} on is never ended"
                     arguments = f"--topic {name} --partition {txn.partition} --start-offset {txn.start_offset}"
-                    yield Finding("transactions", PROBLEM, where, f"kes txn abort {target.name} {arguments}")
+                    yield Finding("transactions", PROBLEM, where, f"kes txn end {target.name} {arguments}")
     finally:
         client.close(_CLOSE_SECONDS)
     if not hanging:

@@ -16,13 +16,13 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, Timeout, admin_of, await_listener, brokers, named_source
 from streams.cli.console import duration, emit, notices, plain_table
 from streams.clients import kafka_python_settings
+from streams.clients.hanging_transactions import HangingTransactions
 from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.open_transactions import OpenTransactions
 from streams.config import EventSourceConfig
-from streams.errors import TopicError
-from streams.group import HANGING_SECONDS, ListedTransaction, OpenTransaction
+from streams.errors import OffsetError, TopicError
+from streams.group import HANGING_SECONDS, HangingEnd, ListedTransaction, OpenTransaction
 
-app = typer.Typer(no_args_is_help=True, help="Open transactions: list, hanging, abort.")
+app = typer.Typer(no_args_is_help=True, help="Open transactions: list, hanging, end.")
 
 _CLOSE_SECONDS: Final = 2.0
 
@@ -87,62 +87,124 @@ def hanging(
     _show(source, topic, bootstrap_servers, timeout, json=json, only_hanging=True)
 
 
+_Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
+_Partition = Annotated[int, typer.Option(min=0, help="The partition.")]
+_Start = Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` shows it.")]
+_MinAge = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="Without any trace of its end: seconds since its last record, no fewer than the brokers' "
+        "transaction.max.timeout.ms.",
+    ),
+]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
 @app.command()
-def abort(
-    topic: Annotated[str, typer.Option(help="The topic.")],
-    partition: Annotated[int, typer.Option(min=0, help="The partition.")],
-    start_offset: Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` shows it.")],
+def end(
+    topic: _Topic,
+    partition: _Partition,
+    start_offset: _Start,
     source: _Source = "",
-    min_age: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Seconds since its last record: no fewer than the brokers' transaction.max.timeout.ms."
-        ),
-    ] = HANGING_SECONDS,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    min_age: _MinAge = HANGING_SECONDS,
+    yes: _Yes = False,
     bootstrap_servers: Servers = "",
-    timeout: Timeout = 15.0,
+    timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """End a hanging transaction: its records in this partition are aborted, and readers go on behind them.
+    """End a hanging transaction as it ended elsewhere: by a commit, or an abort. Readers go on behind it.
 
-    Refused if a coordinator lists the transaction: that one ends it; and if its last record is younger than
-    --min-age. Needs the rights ClusterAction, and Describe of all transactional ids: what this principal must not see
-    looks as if no coordinator knew of it.
+    It is committed if the log of the coordinators has it so, or a marker in another partition does. It is aborted if
+    that log has it as aborted, or if neither has a commit, --min-age after its last record. Without such a proof
+    the command refuses, and says what to look at. A transaction that a coordinator lists is refused, too: it ends that.
+
+    Needs the rights ClusterAction, Read on __transaction_state and on the topics that the transaction may have written
+    to, and Describe of all transactional ids: what this principal must not see looks as if it were not there.
 
     Exit codes: 0 ended; 1 refused, not confirmed, or no answer; 2 wrong usage.
     """
+    _end(source, (topic, partition, start_offset), min_age, bootstrap_servers, timeout, yes, json)
+
+
+@app.command()
+def abort(
+    topic: _Topic,
+    partition: _Partition,
+    start_offset: _Start,
+    source: _Source = "",
+    min_age: _MinAge = HANGING_SECONDS,
+    yes: _Yes = False,
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> None:
+    """End a hanging transaction as `end` does, but only by an abort: one that is committed elsewhere is refused.
+
+    Exit codes: 0 ended; 1 refused, not confirmed, or no answer; 2 wrong usage.
+    """
+    place = topic, partition, start_offset
+    _end(source, place, min_age, bootstrap_servers, timeout, yes, json, may_commit=False)
+
+
+def _end(
+    source: str,
+    place: tuple[str, int, int],
+    min_age: float,
+    option: str,
+    timeout: float,
+    yes: bool,
+    json: bool,
+    *,
+    may_commit: bool = True,
+) -> None:
     if json and not yes:
         raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
     config = named_source(source).config if source else None
-    servers = brokers(bootstrap_servers, config)
+    servers, topic, partition = brokers(option, config), place[0], place[1]
     await_listener(servers, timeout)
     with _questions(servers, config) as questions:
-        found = questions.hanging(topic, partition, start_offset, time.monotonic() + timeout, min_age_seconds=min_age)
+        deadline = time.monotonic() + timeout
+        found = questions.judge(*place, deadline, min_age_seconds=min_age)
+        if found.commit and not may_commit:
+            raise OffsetError(
+                f"{topic}[{partition}]: the transaction at offset {place[2]} is committed ({found.proof}): to abort it "
+                "here would take back a part of it. `kes txn end` commits it here, too"
+            )
         if not json:
             with admin_of(servers, config, timeout) as admin:
-                end = admin.watermarks(topic, [partition], timeout)[partition].end
-            notices().print(Text(_lost(found, end)), soft_wrap=True)
+                high = admin.watermarks(topic, [partition], timeout)[partition].end
+            notices().print(Text(_meaning(found, high)), soft_wrap=True)
         if not yes:
-            typer.confirm("Abort it?", abort=True, err=True)
-        deadline = time.monotonic() + timeout
-        ended = questions.abort(topic, partition, start_offset, deadline, min_age_seconds=min_age)
+            typer.confirm("Commit it?" if found.commit else "Abort it?", abort=True, err=True)
+        questions.end(found, time.monotonic() + timeout)
+    how, txn = "committed" if found.commit else "aborted", found.txn
     emit(
-        {"bootstrap_servers": servers, "aborted": msgspec.structs.asdict(ended)},
+        {"bootstrap_servers": servers, how: msgspec.structs.asdict(txn), "proof": found.proof},
         json,
-        lambda: f"ended: {topic}\\[{partition}], the transaction of producer {ended.producer_id} at {start_offset}",
+        lambda: f"{how}: {topic}\\[{partition}], the transaction of producer {txn.producer_id} at {txn.start_offset}",
     )
 
 
-def _lost(txn: OpenTransaction, end: int) -> str:
-    """Say what an abort takes away for good."""
+def _meaning(found: HangingEnd, end: int) -> str:
+    """Say what the end does, and what proves it."""
+    txn = found.txn
+    what = (
+        "To commit it shows what this producer wrote from there to the end"
+        if found.commit
+        else "To abort it takes away for good what this producer wrote from there to the end"
+    )
     return (
         f"{txn.topic}[{txn.partition}]: producer {txn.producer_id} (epoch {txn.producer_epoch}) began a transaction at "
         f"offset {txn.start_offset}, and wrote its last record {duration(_age(txn.last_timestamp_ms))} ago. No "
-        f"coordinator has it. To abort it takes away for good what this producer wrote from there to the end (at most "
-        f"{end - txn.start_offset:,} offsets); records of others stay, and readers of committed records go on. What "
-        "it wrote to other partitions is not touched: `kes txn hanging` lists them."
+        f"coordinator is going to end it. It is to be {'committed' if found.commit else 'aborted'}: {found.proof}. "
+        f"{what} (at most {end - txn.start_offset:,} offsets); records of others stay, and readers of committed "
+        "records go on. What it wrote to other partitions is not touched: `kes txn hanging` lists them."
     )
+
+
+def _topics_of(config: EventSourceConfig | None) -> list[str]:
+    return [config.changelog, config.dead_letters, *config.own_inputs] if config else []
 
 
 def _show(
@@ -152,7 +214,7 @@ def _show(
     servers = brokers(option, config)
     deadline = time.monotonic() + timeout
     found: list[OpenTransaction] = []
-    wanted = topics or ([config.changelog, config.dead_letters, *config.own_inputs] if config else [])
+    wanted = topics or _topics_of(config)
     with admin_of(servers, config, timeout) as admin, _questions(servers, config) as questions:
         if not wanted:
             found = questions.find_all(deadline)
@@ -172,12 +234,12 @@ def _show(
 
 
 @contextmanager
-def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[OpenTransactions]:
+def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[HangingTransactions]:
     security = kafka_python_settings.security_of(config.client_settings if config else {})
     client = KafkaPythonClient(servers, "kes-cli", security)
     client.start()
     try:
-        yield OpenTransactions(client)
+        yield HangingTransactions(client)
     finally:
         client.close(_CLOSE_SECONDS)
 
@@ -191,7 +253,7 @@ def _show_commands(source: str, hanging: list[OpenTransaction], option: str) -> 
     servers = f" --bootstrap-servers {option}" if option else ""
     for txn in hanging:
         place = f"--topic {txn.topic} --partition {txn.partition} --start-offset {txn.start_offset}"
-        notices().print(f"to end it: kes txn abort{named} {place}{servers}", soft_wrap=True, markup=False)
+        notices().print(f"to end it: kes txn end{named} {place}{servers}", soft_wrap=True, markup=False)
 
 
 def _age(since_ms: int) -> float:

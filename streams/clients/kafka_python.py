@@ -53,6 +53,7 @@ with warnings.catch_warnings():
     DescribeTransactionsRequest: Any = _from("protocol.admin.transactions", "DescribeTransactionsRequest")
     DescribeGroupsRequest: Any = _from("protocol.admin.groups", "DescribeGroupsRequest")
     EndTxnRequest: Any = _from("protocol.producer", "EndTxnRequest")
+    FetchRequest: Any = _from("protocol.consumer", "FetchRequest")
     FetchResponse: Any = _from("protocol.consumer", "FetchResponse")
     FindCoordinatorRequest: Any = _from("protocol.metadata", "FindCoordinatorRequest")
     FindCoordinatorResponse: Any = _from("protocol.metadata", "FindCoordinatorResponse")

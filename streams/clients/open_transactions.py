@@ -1,16 +1,15 @@
 """Transactions that are open in a partition, and whether a coordinator is going to end them.
 
-A *hanging* transaction is open in the log, and no coordinator lists it: a produce request that came after the end of
-its transaction began another one, which no producer and no coordinator commits, aborts or times out. Readers of
-committed records stop there.
+A *hanging* transaction is open in the log, and no coordinator lists it: a produce request came after the end of its
+transaction and began another one, or a broker completed it without its marker here. No producer and no coordinator
+commits, aborts or times it out. Readers of committed records stop there.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,17 +19,15 @@ from streams.clients.kafka_python import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
     MetadataRequest,
-    WriteTxnMarkersRequest,
 )
 from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import TRANSACTION, KafkaPythonClient, entries_of, raise_for
 from streams.clients.questions import Questions
-from streams.errors import BrokerUnavailable, OffsetError
-from streams.group import HANGING_SECONDS, ListedTransaction, OpenTransaction
+from streams.errors import BrokerUnavailable
+from streams.group import ListedTransaction, OpenTransaction
 
-_LOG = "__transaction_state"
+STATE_LOG: Final = "__transaction_state"
 _OPEN_STATES = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
-_MARKERS = [permissions.on_cluster("ClusterAction")]
 
 
 class OpenTransactions(Questions):
@@ -74,53 +71,10 @@ class OpenTransactions(Questions):
 
         async def work() -> list[OpenTransaction]:
             await self._connected(deadline)
-            every = MetadataRequest(topics=None, allow_auto_topic_creation=False, min_version=10)
-            ask = functools.partial(self._client.send, every, None)
-            topics = (await self._until(deadline, "asking for all topics", ask)).topics
             found: list[OpenTransaction] = []
-            for topic in sorted(topics, key=lambda topic: str(topic.name)):
-                numbers = sorted(entry.partition_index for entry in topic.partitions)
-                found += await self._find(topic.name, numbers, deadline)
+            for topic, partitions in (await self._all_topics(deadline)).items():
+                found += await self._find(topic, partitions, deadline)
             return found
-
-        return self._client.call(work, deadline)
-
-    def hanging(
-        self,
-        topic: str,
-        partition: int,
-        start_offset: int,
-        deadline: float,
-        *,
-        min_age_seconds: float = HANGING_SECONDS,
-    ) -> OpenTransaction:
-        """Return the hanging transaction that ``abort`` would end. Raises as that one, and changes nothing."""
-        found = self.find(topic, [partition], deadline)
-        return _only(topic, partition, start_offset, found, min_age_seconds)
-
-    def abort(
-        self,
-        topic: str,
-        partition: int,
-        start_offset: int,
-        deadline: float,
-        *,
-        min_age_seconds: float = HANGING_SECONDS,
-    ) -> OpenTransaction:
-        """End the hanging transaction that began at this offset, by an abort marker in this partition; returns it.
-
-        ``OffsetError``: there is none, or a coordinator lists it, so that it ends by itself, or its last record is
-        younger than ``min_age_seconds``. Needs the right to act as the cluster (``ClusterAction``), and to describe all
-        transactional ids: what the principal must not see looks as if no coordinator knew of it.
-        """
-
-        async def work() -> OpenTransaction:
-            await self._connected(deadline)
-            found = await self._find(topic, [partition], deadline)
-            hanging = _only(topic, partition, start_offset, found, min_age_seconds)
-            step = f"ending a transaction in {topic}[{partition}]"
-            await self._until(deadline, step, lambda limit: self._write_marker(hanging, limit), _MARKERS)
-            return hanging
 
         return self._client.call(work, deadline)
 
@@ -133,17 +87,31 @@ class OpenTransactions(Questions):
         if not found:
             return []
         known = await self._known(frozenset(txn.producer_id for txn in found), deadline)
-        before = {_place(txn) for txn in found}
+        before = {txn.place for txn in found}
         # In this order: a transaction open before and after the coordinators answered was open when they did.
         still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit), needed)
         return [
             msgspec.structs.replace(txn, transactional_id=owner, state=state)
             for txn in still
-            if _place(txn) in before
+            if txn.place in before
             for owner, state in [known.get((txn.producer_id, topic, txn.partition), ("", ""))]
         ]
 
+    async def _all_topics(self, deadline: float) -> dict[str, list[int]]:
+        """Topic -> partitions, of all topics that this principal may see."""
+        every = MetadataRequest(topics=None, allow_auto_topic_creation=False, min_version=10)
+        ask = functools.partial(self._client.send, every, None)
+        topics = (await self._until(deadline, "asking for all topics", ask)).topics
+        return {
+            str(topic.name): sorted(entry.partition_index for entry in topic.partitions)
+            for topic in sorted(topics, key=lambda topic: str(topic.name))
+        }
+
     async def _open(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
+        return [txn for txn in await self._producers(topic, partitions, deadline) if txn.start_offset >= 0]
+
+    async def _producers(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
+        """The producers that the leaders remember, each with its open transaction: at -1, if there is none."""
         by_leader = await self._by_leader(topic, partitions, deadline)
         if -1 in by_leader:
             raise kafka_errors.LeaderNotAvailableError()
@@ -164,7 +132,6 @@ class OpenTransactions(Questions):
                         last_timestamp_ms=producer.last_timestamp,
                     )
                     for producer in entry.active_producers
-                    if producer.current_txn_start_offset >= 0
                 ]
         return sorted(found, key=lambda txn: (txn.partition, txn.start_offset))
 
@@ -173,11 +140,13 @@ class OpenTransactions(Questions):
 
         lists = await self._lists([], sorted(producers), deadline)
         # A coordinator whose log has no leader is on no list, and goes on with its transactions when it is back.
-        step, needed = "asking for coordinators", [permissions.on_topic("Describe", _LOG)]
+        step, needed = "asking for coordinators", [permissions.on_topic("Describe", STATE_LOG)]
         log = await self._until(deadline, step, self._log_partitions, needed)
         away = sorted(entry.partition_index for entry in log if entry.leader_id not in lists)
         if away:
-            raise BrokerUnavailable(f"the coordinators of {_LOG}{away} are away: their transactions cannot be listed")
+            raise BrokerUnavailable(
+                f"the coordinators of {STATE_LOG}{away} are away: their transactions cannot be listed"
+            )
         known: dict[tuple[int, str, int], tuple[str, str]] = {}
         for name in (name for names in lists.values() for name in names):
             step = f"describing the transaction of {name}"
@@ -186,7 +155,7 @@ class OpenTransactions(Questions):
 
     async def _log_partitions(self, deadline: float) -> list[Any]:
         try:
-            return list((await self._metadata(_LOG, deadline)).partitions)
+            return list((await self._metadata(STATE_LOG, deadline)).partitions)
         except kafka_errors.UnknownTopicOrPartitionError:  # no coordinator has ever had a transaction
             return []
 
@@ -213,23 +182,6 @@ class OpenTransactions(Questions):
             for entry in state.topics
             for number in entry.partitions
         }
-
-    async def _write_marker(self, txn: OpenTransaction, deadline: float) -> None:
-        marker_of = WriteTxnMarkersRequest.WritableTxnMarker
-        topic = marker_of.WritableTxnMarkerTopic(name=txn.topic, partition_indexes=[txn.partition])
-        marker = marker_of(
-            producer_id=txn.producer_id,
-            producer_epoch=txn.producer_epoch,
-            transaction_result=False,
-            topics=[topic],
-            coordinator_epoch=txn.coordinator_epoch,
-        )
-        [leader] = await self._by_leader(txn.topic, [txn.partition], deadline)
-        if leader < 0:
-            raise kafka_errors.LeaderNotAvailableError()
-        answer = await self._client.send(WriteTxnMarkersRequest(markers=[marker]), leader, deadline)
-        for each in answer.markers:
-            list(entries_of(each.topics))  # raises for one that was refused
 
 
 async def describe_transaction(client: KafkaPythonClient, transactional_id: str, deadline: float) -> Any:
@@ -258,30 +210,3 @@ def _listed(name: str, coordinator: int, state: Any) -> ListedTransaction:
         timeout_ms=state.transaction_timeout_ms,
         partitions=tuple((entry.topic, number) for entry in state.topics for number in entry.partitions),
     )
-
-
-def _place(txn: OpenTransaction) -> tuple[int, int, int, int]:
-    return txn.partition, txn.producer_id, txn.producer_epoch, txn.start_offset
-
-
-def _only(
-    topic: str, partition: int, start_offset: int, found: list[OpenTransaction], min_age_seconds: float
-) -> OpenTransaction:
-    """Return the transaction that began there. ``OffsetError`` if it must not be ended by hand."""
-    where = f"{topic}[{partition}]"
-    txn = next((txn for txn in found if txn.start_offset == start_offset), None)
-    if txn is None:
-        begun = ", ".join(str(txn.start_offset) for txn in found) or "none"
-        raise OffsetError(f"{where}: no open transaction began at offset {start_offset} (open ones: {begun})")
-    if not txn.is_hanging:
-        raise OffsetError(
-            f"{where}: the transaction at offset {start_offset} is not hanging: {txn.transactional_id} has it "
-            f"({txn.state}), and its coordinator ends it, by its time-out at the latest"
-        )
-    left = min_age_seconds - (time.time() - txn.last_timestamp_ms / 1000)
-    if left > 0:
-        raise OffsetError(
-            f"{where}: the last record of the transaction at offset {start_offset} is younger than "
-            f"{min_age_seconds:g} s, so it may be alive, unknown to this principal; try again in {left:.0f} s"
-        )
-    return txn

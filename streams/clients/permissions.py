@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
+
+from streams.group import instance_of
 
 TOPIC: Final = "topic"
 GROUP: Final = "group"
@@ -61,6 +63,14 @@ def on_transactional_id(operation: str, name: str) -> Right:
 def on_cluster(operation: str) -> Right:
     """Make a right on the cluster itself."""
     return Right(operation, CLUSTER)
+
+
+def of_transaction(transactional_id: str, group_id: str, topics: Iterable[str] = ()) -> list[Right]:
+    """Return the rights that a transaction takes, those to write aside. ``topics``: whose offsets it sends."""
+    own = on_transactional_id("Write", transactional_id)
+    if instance_of(group_id, transactional_id):  # one of many, of all instances
+        own = own._replace(name=f"{group_id}.", prefixed=True)
+    return [own, on_group("Read", group_id), *(on_topic("Read", topic) for topic in topics)]
 
 
 def denied(code: str, needed: Sequence[Right] = ()) -> str:

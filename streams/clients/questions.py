@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from streams.clients.kafka_python import MetadataRequest
-from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
+from streams.clients.kafka_python import ListOffsetsRequest, MetadataRequest
+from streams.clients.kafka_python_client import KafkaPythonClient, entries_of, raise_for
 from streams.clients.permissions import Right
 from streams.errors import BrokerUnavailable, TopicError
 
@@ -103,6 +103,22 @@ class Questions:
         for number in partitions:
             by_leader.setdefault(leaders[number], []).append(number)
         return by_leader
+
+    async def _list_offsets(
+        self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float, *, stable: bool = False
+    ) -> dict[int, int]:
+        """Read uncommitted, so the high watermark, unless it is to be ``stable``; without a leader epoch, so an old one
+        cannot be fenced."""
+        topic_of = ListOffsetsRequest.ListOffsetsTopic
+        queries = [
+            topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
+            for number in partitions
+        ]
+        request = ListOffsetsRequest(
+            replica_id=-1, isolation_level=int(stable), max_version=5, topics=[topic_of(name=topic, partitions=queries)]
+        )
+        answer = await self._client.send(request, leader, deadline)
+        return {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}
 
     async def _metadata(self, topic: str, deadline: float) -> Any:
         return (await self._described(topic, deadline))[0]

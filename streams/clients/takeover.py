@@ -17,12 +17,12 @@ from typing import Any
 
 from streams.clients import permissions
 from streams.clients.group_coordinator import leave_group
+from streams.clients.hanging_transactions import HangingTransactions
 from streams.clients.kafka_python import (
     DeleteRecordsRequest,
     DescribeLogDirsRequest,
     HeartbeatRequest,
     InitProducerIdRequest,
-    ListOffsetsRequest,
     ListTransactionsRequest,
     OffsetFetchRequest,
 )
@@ -39,7 +39,7 @@ from streams.clients.kafka_python_client import (
 from streams.clients.open_transactions import OpenTransactions, describe_transaction
 from streams.clients.questions import Questions
 from streams.errors import BrokerUnavailable, StreamsError
-from streams.group import OpenTransaction, Snapshot, instance_of, instance_of_unmarked
+from streams.group import HangingEnd, OpenTransaction, Snapshot, instance_of, instance_of_unmarked
 from streams.topics import TopicIdentity
 
 log = logging.getLogger(__name__)
@@ -216,6 +216,12 @@ class KafkaPythonTakeOver(Questions):
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         return OpenTransactions(self._client).find(topic, partitions, deadline)
 
+    def judge_hanging(self, txn: OpenTransaction, deadline: float) -> HangingEnd:
+        return HangingTransactions(self._client).judge(txn.topic, txn.partition, txn.start_offset, deadline)
+
+    def end_hanging(self, end: HangingEnd, deadline: float) -> None:
+        HangingTransactions(self._client).end(end, deadline)
+
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         # Brokers may refuse all of it: the request takes the right to describe the cluster.
 
@@ -362,22 +368,6 @@ class KafkaPythonTakeOver(Questions):
                 if not entry.is_future_key:  # a copy on its way to another folder
                     sizes[entry.partition_index] = entry.partition_size
         return sizes
-
-    async def _list_offsets(
-        self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float, *, stable: bool = False
-    ) -> dict[int, int]:
-        """Read uncommitted, so the high watermark, unless it is to be ``stable``; without a leader epoch, so an old one
-        cannot be fenced."""
-        topic_of = ListOffsetsRequest.ListOffsetsTopic
-        queries = [
-            topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
-            for number in partitions
-        ]
-        request = ListOffsetsRequest(
-            replica_id=-1, isolation_level=int(stable), max_version=5, topics=[topic_of(name=topic, partitions=queries)]
-        )
-        answer = await self._client.send(request, leader, deadline)
-        return {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}
 
 
 class SourceLog(KafkaPythonTakeOver):

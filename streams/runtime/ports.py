@@ -37,6 +37,9 @@ class TransactionSlot(Protocol):
     transactional_id: str
     is_open: bool
 
+    @property
+    def is_shaken(self) -> bool: ...
+    def settled(self, committed: bool) -> None: ...
     async def reopen(
         self, topics: Collection[str], *, may_open: Callable[[], Awaitable[None]] | None = None
     ) -> None: ...

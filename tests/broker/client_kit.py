@@ -114,8 +114,11 @@ class Received:
             self.poll(limit)
 
 
-def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
-    """A produce request that comes late: of a transaction that no coordinator has heard of. Returns its offset."""
+def leave_hanging(
+    client: KafkaPythonClient, topic: str, partition: int = 0, producer: tuple[int, int] | None = None
+) -> int:
+    """A produce request of which no coordinator hears, so that none writes a marker there: of a transaction that is
+    open under this producer id and epoch elsewhere, or of none. Returns its offset."""
     builder: Any = import_module("kafka.record").MemoryRecordsBuilder
     produce: Any = import_module("kafka.protocol.producer").ProduceRequest
     deadline = time.monotonic() + PATIENCE
@@ -125,14 +128,15 @@ def leave_hanging(client: KafkaPythonClient, topic: str) -> int:
         request = InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1, max_version=4
         )
-        producer = await client.send(request, None, deadline)
-        names = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch, "base_sequence": 0}
+        new = await client.send(request, None, deadline)
+        producer_id, epoch = producer or (new.producer_id, new.producer_epoch)
+        names = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": 0}
         records = builder(2, 0, 1 << 16, transactional=True, **names)
         records.append(timestamp=int(time.time() * 1000), key=b"late", value=b"1", headers=[])
         records.close()
         data = produce.TopicProduceData(
             name=topic,
-            partition_data=[produce.TopicProduceData.PartitionProduceData(index=0, records=records.buffer())],
+            partition_data=[produce.TopicProduceData.PartitionProduceData(index=partition, records=records.buffer())],
         )
         late = produce(transactional_id="zombie", acks=-1, timeout_ms=5000, topic_data=[data], max_version=11)
         [answer] = (await client.send(late, None, deadline)).responses[0].partition_responses

@@ -73,7 +73,7 @@ commands(
 )
 command(
     "txn",
-    "abort",
+    "end",
     "--topic",
     "CHANGELOG",
     "--partition",
@@ -83,7 +83,7 @@ command(
     "--min-age",
     "0",
     "--yes",
-    rights=[*HANGING, "ClusterAction cluster"],
+    rights=[*HANGING, "Read topic __transaction_state", "ClusterAction cluster"],
     also=["Describe transactional-id *"],
     prepare=hangs,
 )

@@ -114,7 +114,7 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     assert "-> kes offsets accept shop:source -p 0" in said["group"]
     arguments = f"--topic {lab.changelog} --partition 1 --start-offset 4711"
     assert f"{lab.changelog}[1]: a transaction from 4711 on is never ended" in said["transactions"]
-    assert f"-> kes txn abort shop:source {arguments}" in said["transactions"]
+    assert f"-> kes txn end shop:source {arguments}" in said["transactions"]
     assert f"1 of the newest 2 records of {lab.topic} are in other partitions" in said["keys"]
     assert "partitioner=murmur2_random" in said["keys"]
 

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from streams import EventSource, Outbox, Record, Relay, RelayConfig
 from streams.cli.main import main
 from streams.clients.admin import TopicAdmin
+from streams.clients.hanging_transactions import HangingTransactions
 from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.open_transactions import OpenTransactions
 from streams.clients.settings import ClientSettings
-from streams.errors import OffsetError
+from streams.errors import ConfigError, OffsetError
+from streams.group import HangingEnd
 from streams.outbox import relay as relay_module
 from streams.outbox.positions import positions_name
 from streams.outbox.shard import ShardLoop
+from streams.records import Output
 from streams.runtime.claim import Claim
 from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
 from streams.topics import TopicSpec
 from tests.broker.client_kit import leave_hanging, read_topic
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
+from tests.broker.gate import gate
 from tests.broker.membership_kit import Transactor
+from tests.broker.wire_kit import ANYBODY, encoding, send, set_transaction_version, slot_at, transact
 from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -50,13 +56,22 @@ def client(lab: Lab) -> Iterator[KafkaPythonClient]:
     client.close(2.0)
 
 
-async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
+async def end_by_hand(kes: Callable[..., tuple[int, Any, str]], source: Any, *words: str) -> dict[str, Any]:
+    code, found, messages = await asyncio.to_thread(kes, source, "txn", *words)
+    assert code == 0, messages
+    return dict(found)
+
+
+@pytest.mark.parametrize("how", gate([True, False, None], True))
+async def test_what_holds_up_a_restore_is_ended_as_it_ended_elsewhere(
+    how: bool | None,
     lab: Lab,
     client: KafkaPythonClient,
     kes: Callable[..., tuple[int, Any, str]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A transaction of the group is committed, aborted, or known to nobody, and has no marker in the changelog."""
     monkeypatch.setattr(takeover, "STALLED_SECONDS", 1.0)
     quick = {"transaction_timeout_seconds": 1.5, "session_timeout_seconds": 6.0}
     await lab.create()
@@ -65,28 +80,91 @@ async def test_a_restore_names_what_holds_it_up_and_the_command_ends_it(
     async with Running(first):
         await lab.add("a")
         await until(lambda: first.statistics().committed_events == 1, "the first event is committed")
-    offset = await asyncio.to_thread(leave_hanging, client, changelog)
-
-    async def answer(*words: str) -> dict[str, Any]:
-        code, found, messages = await asyncio.to_thread(kes, first, "txn", *words)
-        assert code == 0, messages
-        return dict(found)
-
+    if how is None:
+        offset = await asyncio.to_thread(leave_hanging, client, changelog)
+    else:
+        async with slot_at(lab.bootstrap, f"{lab.group}.gone.kes~0", topic=lab.output) as slot:
+            await send(slot, lab.output, 0)
+            offset = await asyncio.to_thread(leave_hanging, client, changelog, 0, slot._who[1:])
+            await (slot.commit(lambda: None) if how else slot.abort())
     place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
     second = source_of(lab, **quick)
     async with Running(second, active=0):
         await lab.add("a")
-        await until(lambda: "hanging transaction" in caplog.text, "it is named")
-        assert f"kes txn abort MODULE:SOURCE {' '.join(place)}" in caplog.text
-        with pytest.raises(OffsetError, match=r"is younger than 900 s, so it may be alive.* try again in 8\d\d s"):
-            await asyncio.to_thread(OpenTransactions(client).abort, changelog, 0, offset, time.monotonic() + PATIENCE)
-        assert second.statistics().committed_events == 0
-        [found] = (await answer("hanging"))["transactions"]
-        assert (found["topic"], found["partition"], found["start_offset"]) == (changelog, 0, offset)
-        ended = await answer("abort", *place, "--min-age", "0", "--yes")
-        assert ended["aborted"]["start_offset"] == offset
+        if how is None:
+            await until(lambda: f"Run kes txn end MODULE:SOURCE {' '.join(place)}" in caplog.text, "it is named")
+            assert "is younger than 900 s, so it may be alive" in caplog.text
+            assert second.statistics().committed_events == 0
+            [found] = (await end_by_hand(kes, second, "hanging"))["transactions"]
+            assert (found["topic"], found["partition"], found["start_offset"]) == (changelog, 0, offset)
+            ended = await end_by_hand(kes, second, "abort", *place, "--min-age", "0", "--yes")
+            assert ended["aborted"]["start_offset"] == offset
+            assert "it is committed nowhere" in ended["proof"]
         await until(lambda: second.statistics().committed_events == 1, "the restore goes on")
-        assert (await answer("list"))["transactions"] == []
+        assert (await end_by_hand(kes, second, "list"))["transactions"] == []
+    if how is not None:
+        said = f"is {'committed' if how else 'aborted'}: __transaction_state has it as"
+        assert said in caplog.text
+    assert (b"late" in await lab.state()) == bool(how)
+
+
+def judged(client: KafkaPythonClient, topic: str, offset: int, **settings: Any) -> HangingEnd:
+    return HangingTransactions(client).judge(topic, 1, offset, time.monotonic() + PATIENCE, **settings)
+
+
+ROWS = [
+    # transaction version, log of the coordinators can be read, committed, what proves the end, or why it is refused
+    (2, True, True, "__transaction_state has it as committed"),
+    (2, True, False, "__transaction_state has it as aborted"),
+    (2, False, True, r"a marker at offset \d+ of __consumer_offsets\[0\] commits it"),
+    (2, False, False, "refused: .*the log of the coordinators cannot be read .*; no marker of its commit in the 2"),
+    (1, True, True, "refused: .*has commits under its epoch, which transactions v1 share"),
+    (1, True, False, "it is committed nowhere: "),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("version", "reads_log", "commit", "said"), ROWS)
+async def test_the_proof_decides_how_it_is_ended(
+    lab: Lab,
+    client: KafkaPythonClient,
+    version: int,
+    reads_log: bool,
+    commit: bool,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of its two partitions gets its marker, the other one none; under v2 its id goes on."""
+    await set_transaction_version(lab.bootstrap, version)
+    await lab.create(partitions=2)
+    async with slot_at(lab.bootstrap, "id", topic=lab.output) as slot, slot_at(lab.bootstrap, "x") as other:
+        await transact(other, lab.output, 0)
+        begun = Output(lab.output, b"1", b"k", None, 0, 0, 0, 0)
+        await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 1}}, lambda: ANYBODY)
+        stray = Output(lab.output, b"0", b"k", None, 1, 0, 0, 0)
+        await other.flush(await encoding(other, [stray]), {lab.topic: {0: 1}}, lambda: ANYBODY)
+        await other.commit(lambda: None)
+        offset = await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._who[1:])
+        await (slot.commit(lambda: None) if commit else slot.abort())
+        if version == 2:  # a later transaction elsewhere
+            await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 2}}, lambda: ANYBODY)
+            await slot.abort()
+    if not reads_log:
+        denied = ConfigError("not authorised")
+        monkeypatch.setattr(HangingTransactions, "_log_partitions", Mock(side_effect=denied))
+        monkeypatch.setattr(HangingTransactions, "_known", AsyncMock(return_value={}))
+    if said.startswith("refused: "):
+        with pytest.raises(OffsetError, match=said.replace("refused", "neither committed nor aborted")):
+            await asyncio.to_thread(judged, client, lab.output, offset, min_age_seconds=0)
+        return
+    end = await asyncio.to_thread(judged, client, lab.output, offset, min_age_seconds=0)
+    assert (end.commit, bool(re.search(said, end.proof))) == (commit, True), end.proof
+    for _ in range(2):  # two at once, or again: nothing is left to be done the second time
+        await asyncio.to_thread(HangingTransactions(client).end, end, time.monotonic() + PATIENCE)
+    mark = (await lab.watermarks(lab.output))[1]
+    assert mark.stable == mark.end
+    found = await lab.records(lab.output, 1)
+    assert (b"late" in [record.key for record in found]) == commit
 
 
 async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: KafkaPythonClient) -> None:
@@ -95,20 +173,44 @@ async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: K
     open_.producer.begin_transaction()
     open_.producer.produce(lab.output, b"x", partition=0)
     assert open_.producer.flush(PATIENCE) == 0
-    questions, deadline = OpenTransactions(client), time.monotonic() + PATIENCE
+    questions, deadline = HangingTransactions(client), time.monotonic() + PATIENCE
 
     def look() -> None:
         [found] = questions.find(lab.output, [0], deadline)
         assert (found.transactional_id, found.state, found.is_hanging) == ("alive", "Ongoing", False)
         with pytest.raises(OffsetError, match="is not hanging: alive has it"):
-            questions.abort(lab.output, 0, found.start_offset, deadline)
+            questions.judge(lab.output, 0, found.start_offset, deadline)
         with pytest.raises(OffsetError, match=r"began at offset 77 \(open ones: 0\)"):
-            questions.abort(lab.output, 0, 77, deadline)
+            questions.judge(lab.output, 0, 77, deadline)
+        questions.end(HangingEnd(found, False, ""), deadline)
+        assert questions.find(lab.output, [0], deadline) == [found]
 
     await asyncio.to_thread(look)
     open_.producer.commit_transaction(PATIENCE)
     while await asyncio.to_thread(questions.find, lab.output, [0], deadline):  # its marker comes after the answer
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("commit", gate([True, False], True))
+async def test_a_slot_that_lost_its_broker_ends_its_last_transaction_again(
+    lab: Lab, client: KafkaPythonClient, commit: bool
+) -> None:
+    """Otherwise the next transaction of its id ends what lacks a marker as it ends itself."""
+    await lab.create(partitions=2)
+    async with slot_at(lab.bootstrap, "id", topic=lab.output) as slot:
+        outputs = [Output(lab.output, b"1", b"k", None, number, 0, 0, 0) for number in range(2)]
+        await slot.flush(await encoding(slot, outputs[:1]), {lab.topic: {0: 1}}, lambda: ANYBODY)
+        await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._who[1:])
+        slot._last.writes([(lab.output, 1)])
+        await (slot.commit(lambda: None) if commit else slot.abort())
+        assert (await lab.watermarks(lab.output))[1].stable == 0
+        next(iter(slot._connections.values())).close()
+        was_shaken = slot.is_shaken
+        await slot.flush(await encoding(slot, outputs[1:]), {lab.topic: {0: 2}}, lambda: ANYBODY)
+        await (slot.abort() if commit else slot.commit(lambda: None))
+        assert (was_shaken, slot.is_shaken) == (True, False)
+        await until(lambda: lab.admin.watermarks(lab.output)[1].stable > 2, "the markers are written")
+        assert [record.key for record in await lab.records(lab.output, 1)] == [b"late" if commit else b"k"]
 
 
 @pytest.mark.nightly

@@ -1,5 +1,5 @@
-"""Folders, inputs, a journal, lookups, an outbox and snapshots, searched state by state: with all its rules each holds,
-without any one it does not."""
+"""Folders, inputs, a journal, lookups, markers, an outbox and snapshots, searched state by state: with all its rules
+each holds, without any one it does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.model import folder_rules, inputs_rules, journal_rules, lookup_rules, outbox_rules, snapshot_rules
+from tests.model import (
+    folder_rules,
+    inputs_rules,
+    journal_rules,
+    lookup_rules,
+    marker_rules,
+    outbox_rules,
+    snapshot_rules,
+)
 from tests.model.search import search
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,6 +27,7 @@ MODELS: dict[type[Enum], tuple[type[Any], ModuleType, Any]] = {
     inputs_rules.InputsRule: (inputs_rules.InputsModel, inputs_rules, inputs_rules.STANDARD[:1]),
     journal_rules.JournalRule: (journal_rules.JournalModel, journal_rules, journal_rules.STANDARD),
     lookup_rules.LookupRule: (lookup_rules.LookupModel, lookup_rules, lookup_rules.STANDARD[:1]),
+    marker_rules.MarkerRule: (marker_rules.MarkerModel, marker_rules, marker_rules.STANDARD),
     outbox_rules.OutboxRule: (outbox_rules.OutboxModel, outbox_rules, outbox_rules.STANDARD),
     snapshot_rules.SnapshotRule: (snapshot_rules.SnapshotModel, snapshot_rules, snapshot_rules.STANDARD),
 }

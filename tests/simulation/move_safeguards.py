@@ -62,7 +62,7 @@ def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, 
     return _misread(self, original, partition, when, for_my_name)
 
 
-@instead(Replicas, "take", "marker: generation", "pendulum", seed=210)
+@instead(Replicas, "take", "marker: generation", "pendulum", seed=399)
 def old_markers_count_too(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
@@ -163,7 +163,7 @@ def lost_stores_are_kept_as_copies(original: Any, self: Partitions, worker: Part
         engine.replicas.adopt(worker.partition, store, record, timers, end, engine.wall_ms())
 
 
-@instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=17)
+@instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=120)
 def cancelled_events_leave_their_traces_in_copies(
     original: Any, self: Handover, worker: Any, order: Order, *rest: Any
 ) -> None:
@@ -184,7 +184,7 @@ def spare_copies_begin_where_the_receiver_is(
     original(self, partition, store, offset, timers, log.stable, *rest)
 
 
-@missed("take-over", "evictions", "struck_moves", "forgets", seed=66)
+@missed("take-over", "evictions", "struck_moves", "forgets", seed=91)
 def copies_that_others_write_to_are_judged(patch: Patch) -> None:
     patch.setattr(takeover, "_fits", lambda copy, changelog: copy.position >= takeover._goal(changelog))
     patch.setattr(Engine, "is_current", property(lambda self: True))

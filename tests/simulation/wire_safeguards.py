@@ -15,18 +15,18 @@ from .safeguards import Patch, instead, left_out, missed, nothing
 LOST = ("lost_replies", "late", "storm")
 
 
-@instead(WireSlot, "commit", "R3", "late", seed=1)
+@instead(WireSlot, "commit", "R3", "late", seed=0)
 async def a_commit_counts_when_it_is_answered(original: Any, self: WireSlot, requested: Any) -> None:
     await original(self, nothing)
     requested()
 
 
-@missed("answers", *LOST, seed=5)
+@missed("answers", *LOST, seed=17)
 def what_is_in_the_log_is_taken_for_refused(patch: Patch) -> None:
     patch.setitem(answers.PRODUCE, 46, Meaning.REFUSED)  # type: ignore[arg-type]
 
 
-@instead(WireSlot, "_round", "sequences", *LOST, seed=1)
+@instead(WireSlot, "_round", "sequences", *LOST, seed=5)
 async def what_may_be_in_the_log_gets_other_sequences(
     original: Any, self: WireSlot, parts: Any, pieces: Any, offsets: Any, bases: Any
 ) -> Any:

@@ -92,6 +92,8 @@ class Slot:
     """``ports.TransactionSlot``."""
 
     is_open = True
+    is_shaken = False
+    settled = nothing
 
     def __init__(self, transactional_id: str, broker: Broker) -> None:
         self.transactional_id, self._broker = transactional_id, broker

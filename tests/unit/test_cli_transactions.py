@@ -10,7 +10,7 @@ import pytest
 
 from streams.cli import transactions
 from streams.errors import OffsetError
-from streams.group import ListedTransaction, OpenTransaction
+from streams.group import HangingEnd, ListedTransaction, OpenTransaction
 from tests.unit.cli_kit import FakeCluster, Kes, admin, spec
 
 __all__ = ["admin"]  # the fixture
@@ -50,7 +50,8 @@ PLACE = ("--topic", HANGING.topic, "--partition", "1", "--start-offset", "40")
 
 class Questions:
     def __init__(self) -> None:
-        self.aborted: list[tuple[str, int, int]] = []
+        self.ended: list[tuple[str, bool]] = []
+        self.commit = False
         self.refusal: Exception | None = None
 
     def find(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
@@ -62,18 +63,15 @@ class Questions:
     def listed(self, deadline: float) -> list[ListedTransaction]:
         return [LISTED]
 
-    def hanging(
+    def judge(
         self, topic: str, partition: int, start_offset: int, deadline: float, *, min_age_seconds: float
-    ) -> OpenTransaction:
+    ) -> HangingEnd:
         if self.refusal is not None:
             raise self.refusal
-        return HANGING
+        return HangingEnd(HANGING, self.commit, "so says the log")
 
-    def abort(
-        self, topic: str, partition: int, start_offset: int, deadline: float, *, min_age_seconds: float
-    ) -> OpenTransaction:
-        self.aborted.append((topic, partition, start_offset))
-        return HANGING
+    def end(self, end: HangingEnd, deadline: float) -> None:
+        self.ended.append((end.txn.topic, end.commit))
 
 
 @pytest.fixture
@@ -92,24 +90,35 @@ def test_what_is_open_and_what_hangs(kes: Kes, asked: Questions) -> None:
     told = kes("txn", "hanging", "fleet:source")
     assert "none" in told.out
     assert "kes~0" not in told.out
-    assert f"kes txn abort fleet:source {' '.join(PLACE)}" in told.err
+    assert f"kes txn end fleet:source {' '.join(PLACE)}" in told.err
     assert "no hanging transactions" in kes("txn", "hanging", "fleet:source", "--topic", "other").out
 
 
-def test_nothing_is_ended_unasked(kes: Kes, asked: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("commit", [False, True])
+def test_nothing_is_ended_unasked(kes: Kes, asked: Questions, monkeypatch: pytest.MonkeyPatch, commit: bool) -> None:
+    asked.commit, how = commit, "committed" if commit else "aborted"
     for answer in ("", "n\n"):  # nobody is there to answer, or says no
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-        kes("txn", "abort", "fleet:source", *PLACE, code=1)
-    assert asked.aborted == []
+        kes("txn", "end", "fleet:source", *PLACE, code=1)
+    assert asked.ended == []
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    told = kes("txn", "abort", "fleet:source", *PLACE).err
+    told = kes("txn", "end", "fleet:source", *PLACE).err
     assert "producer 7 (epoch 3) began a transaction at offset 40" in told
+    assert f"It is to be {how}: so says the log." in told
     assert "at most 60 offsets" in told
-    kes("txn", "abort", "fleet:source", *PLACE, "--json", code=2)  # which cannot ask
-    asked.aborted.clear()
-    assert "ended: demo.flights.changelog[1]" in kes("txn", "abort", "fleet:source", *PLACE, "--yes").out
-    assert asked.aborted == [(HANGING.topic, 1, 40)]
-    assert kes("txn", "abort", "fleet:source", *PLACE, "--yes", "--json").data["aborted"]["producer_id"] == 7
+    kes("txn", "end", "fleet:source", *PLACE, "--json", code=2)  # which cannot ask
+    assert f"{how}: demo.flights.changelog[1]" in kes("txn", "end", "fleet:source", *PLACE, "--yes").out
+    assert asked.ended == [(HANGING.topic, commit)] * 2
+    data = kes("txn", "end", "fleet:source", *PLACE, "--yes", "--json").data
+    assert (data[how]["producer_id"], data["proof"]) == (7, "so says the log")
+
+
+def test_what_is_committed_elsewhere_is_not_aborted(kes: Kes, asked: Questions) -> None:
+    kes("txn", "abort", "fleet:source", *PLACE, "--yes")
+    asked.commit = True
+    said = kes("txn", "abort", "fleet:source", *PLACE, "--yes", code=1).err
+    assert "is committed (so says the log): to abort it here would take back a part of it" in said
+    assert asked.ended == [(HANGING.topic, False)]
 
 
 def test_the_whole_cluster_without_a_source(kes: Kes, asked: Questions) -> None:
@@ -118,7 +127,7 @@ def test_the_whole_cluster_without_a_source(kes: Kes, asked: Questions) -> None:
     assert [entry["start_offset"] for entry in found["hanging"]] == [40]
     told = kes("transactions", "list", "--bootstrap-servers", "there:1")  # by its former name
     assert "demo.flights.changelog[0], __consumer_offsets[3]" in told.out
-    assert f"kes txn abort {' '.join(PLACE)} --bootstrap-servers there:1" in told.err
+    assert f"kes txn end {' '.join(PLACE)} --bootstrap-servers there:1" in told.err
     assert "demo.a" not in kes("txn", "hanging").out
 
 

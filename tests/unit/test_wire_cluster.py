@@ -88,7 +88,43 @@ async def test_an_abort_does_not_overtake_what_a_cancelled_call_has_sent() -> No
         await slot.reopen(["t"])
         await asyncio.wait([flushing])
         await transact(slot)
-        assert broker.asked("EndTxn", "InitProducerId") == ["InitProducerId", "InitProducerId", "EndTxn"]
+        assert broker.asked("EndTxn", "InitProducerId") == [*["InitProducerId"] * 2, *["EndTxn"] * 2]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("version", [1, 2])
+async def test_the_last_transaction_is_ended_again_where_its_markers_may_be_missing(
+    version: int, committed: bool
+) -> None:
+    """A connection is lost after its end; a slot is opened again in the middle of it; its commit has no answer."""
+    async with ScriptedBroker(transaction_version=version) as broker, opened(broker, timeout=2.0) as slot:
+
+        def ends() -> list[bool]:
+            found = [request.committed for _, name, request in broker.requests if name == "EndTxn"]
+            broker.requests.clear()
+            return found
+
+        await transact(slot)
+        before = slot.is_shaken
+        next(iter(slot._connections.values())).close()
+        assert (before, slot.is_shaken) == (False, True)
+        await transact(slot)
+        assert ends() == [True, True, True]
+        await flush(slot, output(1))
+        await slot.reopen(["t"])
+        assert ends() == [False]
+        await flush(slot, output(1))
+        broker.answer("EndTxn", MUTE)
+        with pytest.raises(TransactionFailed):
+            await slot.commit(lambda: None)
+        await slot.reopen(["t"])
+        assert ends() == [True], "it is not known yet which way"
+        slot.settled(committed)
+        assert slot.is_shaken
+        await transact(slot)
+        enlisted = next(request for _, name, request in broker.requests if name == "AddPartitions")
+        assert [topic.name for topic in enlisted.v3_and_below_topics] == ["t"]
+        assert ends() == [committed, True]
 
 
 async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

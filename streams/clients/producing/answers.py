@@ -88,6 +88,15 @@ def described(code: int, where: str = "") -> str:
     return f"{where}: {text}" if where else text
 
 
+def no_answer(error: Exception, seconds: float, last: str, needed: Sequence[Right]) -> tuple[str, str]:
+    """Return code and words of a call that failed, or took longer than so many seconds; ``last``: its last refusal."""
+    code = "_TIMED_OUT" if isinstance(error, TimeoutError) else getattr(error, "code", "_BAD_MSG")
+    if is_denial(code):
+        return code, denied(code, needed)
+    refused = f"no success within {seconds:g} seconds: {last}" if last else ""
+    return code, str(error) or refused or f"no answer within {seconds:g} seconds"
+
+
 def failure(
     transactional_id: str, call: str, code: int, meaning: Meaning, where: str = "", needed: Sequence[Right] = ()
 ) -> TransactionFailed:

@@ -67,6 +67,11 @@ class Cluster:
             raise LostConnection(f"no broker {node} is known")
         return await self._connect(*self._brokers[node])
 
+    def leader_of(self, topic: str, partition: int) -> int:
+        """Return the broker that leads a partition; -1: none does, or the partition is not known."""
+        leaders = self.leaders.get(topic, [])  # recreated, or a broker that lags
+        return leaders[partition] if partition < len(leaders) else -1
+
     async def refresh(self, topics: Collection[str]) -> None:
         """Fetch the metadata of topics. Raises ``LostConnection``."""
         request = kafka_python.MetadataRequest
@@ -237,6 +242,11 @@ class SlotConnections:
             connection.close()
         connection = self._by_broker[node] = await self._cluster.connect(node)
         return connection
+
+    @property
+    def are_lost(self) -> bool:
+        """Check whether one of them is lost, or there is none."""
+        return not self._by_broker or any(connection.lost is not None for connection in self._by_broker.values())
 
     def values(self) -> list[BrokerConnection]:
         """Return all of them."""

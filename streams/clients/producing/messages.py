@@ -211,12 +211,11 @@ _INT16: Final = struct.Struct(">h")
 _ENDED: Final = struct.Struct(">hqh")
 
 
-class _Answer:
-    """A frame, read from its head on: correlation id and tags were checked by the connection."""
+class Fields:
+    """Bytes in Kafka's flexible encoding, read field by field. ``MalformedAnswer``: they end too early."""
 
-    def __init__(self, frame: bytes) -> None:
-        self._frame, self._at = frame, 4
-        self.tags()
+    def __init__(self, frame: bytes, at: int = 0) -> None:
+        self._frame, self._at = frame, at
 
     def take(self, shape: struct.Struct) -> tuple[int, ...]:
         try:
@@ -256,3 +255,11 @@ class _Answer:
         for _ in range(self.unsigned()):
             self.unsigned()
             self.skip(self.unsigned())
+
+
+class _Answer(Fields):
+    """A frame, read from its head on: correlation id and tags were checked by the connection."""
+
+    def __init__(self, frame: bytes) -> None:
+        super().__init__(frame, 4)
+        self.tags()

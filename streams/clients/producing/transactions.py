@@ -5,9 +5,9 @@ beside them; ``commit`` ends the transaction. Which protocol is spoken is decide
 (KIP-890) where the cluster has finalized it, else v1. With v2 each transaction has an epoch of its own, so a request
 that comes late is refused, and an end without an answer is requested again.
 
-With several brokers, and with v1, the slot enlists partitions and group with the coordinator before it sends. Under v2
-the leaders would do it, one at a time, each after the markers of the id's last transaction, and that takes 20 to 100 ms
-(KIP-890; measured, three brokers: 29 ms instead of 73). An id that works alone enlists, too, where markers are late.
+With several brokers, and with v1, the slot enlists partitions and group before it sends. Under v2 the leaders would do
+it, one at a time, each after the markers of the id's last transaction: 20 to 100 ms (KIP-890; measured, three brokers:
+29 ms instead of 73). An id that works alone enlists, too, where markers are late.
 """
 
 from __future__ import annotations
@@ -16,49 +16,32 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 from confluent_kafka import KafkaError
 
 from streams.clients import kafka_python, permissions
-from streams.clients.group_wire import parse_metadata
-from streams.clients.permissions import Right, denied
+from streams.clients.permissions import Right
 from streams.clients.producing import answers, messages
 from streams.clients.producing.answers import Meaning
 from streams.clients.producing.broker_connection import BrokerConnection, LostConnection
 from streams.clients.producing.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.clients.producing.encoded_transaction import EncodedTransaction
+from streams.clients.producing.last_transaction import LastTransaction, by_topic, until_led
 from streams.clients.producing.messages import Identity, MalformedAnswer
+from streams.clients.producing.offsets import Offsets
 from streams.clients.producing.protocol import V1, Markers, Pauses, TransactionProtocol, protocol_of
 from streams.clients.producing.record_batch import Part
 from streams.clients.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.config_groups import DELIVERY_SHARE
 from streams.errors import RecordsRefused, TransactionFailed
-from streams.group import Snapshot, instance_of
+from streams.group import Snapshot
 from streams.records import RefusedRecord
 
 _log = logging.getLogger(__name__)
 
 _INIT_VERSION: Final = 5
 _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
-
-
-class Offsets(NamedTuple):
-    """The offsets of a transaction: the next one to read, by topic and partition. ``fence`` returns the member's newest
-    snapshot; it raises if the transaction is not the member's any more."""
-
-    offsets: Mapping[str, Mapping[int, int]]
-    fence: Callable[[], Snapshot]
-
-    def request(self, who: Identity, group_id: str) -> list[bytes]:
-        """Encode their request, under the newest metadata. Raises ``TransactionFailed``."""
-        metadata = self.fence().metadata
-        if metadata is None:
-            raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now")
-        member = parse_metadata(metadata)
-        return messages.commit_offsets(
-            who, group_id, member.generation, member.member_id, member.instance_id, self.offsets
-        )
 
 
 class WireSlot:
@@ -87,6 +70,7 @@ class WireSlot:
         self._delivery_seconds = min(call_timeout_seconds, transaction_timeout_seconds * DELIVERY_SHARE)
         self._connections = SlotConnections(cluster)
         self._has_begun = False  # a transaction that is not ended yet
+        self._last = LastTransaction()
         self._markers = Markers(alone)
         self._under_way: object | None = None  # the call that is running
         self._last_answer = ""  # of that call
@@ -105,9 +89,9 @@ class WireSlot:
         """
         if self._under_way:  # cancelled, and not over yet
             self.abandon()
-        self.is_open = False
+        is_shaken, self.is_open = self.is_shaken, False
         async with self._bounded("list_topics", self._timeout):
-            # Of all topics that are known, too: a leader that died is replaced by new metadata only.
+            # A leader that died is replaced by new metadata only.
             await self._cluster.refresh({*topics, *self._cluster.placements})
             self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
             await self._connections.get(self._coordinator)
@@ -119,7 +103,32 @@ class WireSlot:
         async with self._bounded("init_transactions", self._timeout):
             await self._initialize()
         self._sequences.clear()
-        self._has_begun, self.is_open = False, True
+        self._has_begun = False
+        if self._last.reopened() or is_shaken:
+            async with self._bounded("init_transactions", self._timeout):
+                await self._end_again()
+        self.is_open = True
+
+    @property
+    def is_shaken(self) -> bool:
+        """Check whether a broker was lost since the last transaction ended, so that markers of it may be missing."""
+        return self._last.is_shaken or self._connections.are_lost
+
+    def settled(self, committed: bool) -> None:
+        """Note what became of the transaction that was under way when the slot was opened again."""
+        self._last.settled(committed)
+
+    async def _end_again(self) -> None:
+        """End the last transaction a second time (``LastTransaction``), without records, so no fence is needed."""
+        topics, committed = self._last.again()
+        try:
+            if topics:
+                await until_led(topics, self._cluster)
+                await self._enlist(topics, bool(self._group_id))
+                await self._end(commit=committed)
+        except RecordsRefused as refused:
+            _log.warning("%s: markers that may be missing are not written: %s", self.transactional_id, refused)
+            self._last.forget()
 
     def abandon(self) -> None:
         """Close at once. A transaction that is open is left to the next owner of the id."""
@@ -163,17 +172,20 @@ class WireSlot:
         self._check_open("flush")
         self._cluster.refresh_if_old()
         async with self._bounded("flush", self._delivery_seconds):
+            if not self._has_begun and self.is_shaken:
+                await self._end_again()
             if self._protocol.bumps_epoch and not self._has_begun:
                 self._sequences.clear()  # they begin at 0 in each epoch
             rounds = records.encoded.rounds(self._sequences) or [[]]
             if not rounds[0] and not offsets:
                 return
             self._has_begun = True
-            nodes = {self._leader(part) for part in rounds[0]}  # each partition is in the first round
+            self._last.writes((part.topic, part.partition) for part in rounds[0])
+            nodes = {self._cluster.leader_of(part.topic, part.partition) for part in rounds[0]}  # all of its partitions
             if offsets:
                 nodes.add(self._group_coordinator)
             if self._markers.may_be_late() or not self._protocol.bumps_epoch or len(nodes) > 1:
-                await self._enlist(rounds[0], with_offsets=bool(offsets))
+                await self._enlist(by_topic((part.topic, part.partition) for part in rounds[0]), bool(offsets))
             pending = Offsets(offsets, fence) if offsets else None
             for parts in rounds:
                 await self._send(records, parts, pending)
@@ -212,15 +224,8 @@ class WireSlot:
     def _call(self, connection: BrokerConnection, key: int, parts: Sequence[bytes]) -> asyncio.Future[bytes]:
         return connection.call(key, self._protocol.version(connection, key), parts)
 
-    def _leader(self, part: Part) -> int:
-        leaders = self._cluster.leaders[part.topic]
-        return leaders[part.partition] if part.partition < len(leaders) else -1  # recreated, or a broker that lags
-
-    async def _enlist(self, parts: Iterable[Part], *, with_offsets: bool) -> None:
+    async def _enlist(self, topics: Mapping[str, Sequence[int]], with_offsets: bool) -> None:
         """Tell the coordinator which partitions take part, and that offsets do. Both requests go in a row."""
-        topics: dict[str, list[int]] = {}
-        for part in parts:
-            topics.setdefault(part.topic, []).append(part.partition)
         pauses = Pauses()
         while True:
             connection = await self._connections.get(self._coordinator)
@@ -307,7 +312,7 @@ class WireSlot:
         failed: dict[tuple[str, int], messages.PartitionError] = {}
         by_broker: dict[int, list[Part]] = {}
         for part in parts:
-            leader = self._leader(part)
+            leader = self._cluster.leader_of(part.topic, part.partition)
             if leader < 0:
                 failed[part.topic, part.partition] = messages.PartitionError(KafkaError.LEADER_NOT_AVAILABLE, "", ())
             else:
@@ -350,7 +355,14 @@ class WireSlot:
             where = f"group {self._group_id}, {place}"
             if meaning not in _AGAIN:
                 call = "send_offsets_to_transaction"
-                raise answers.failure(self.transactional_id, call, code, meaning, where, self._needed(offsets))
+                raise answers.failure(
+                    self.transactional_id,
+                    call,
+                    code,
+                    meaning,
+                    where,
+                    self._needed(() if offsets is None else offsets.offsets),
+                )
             self._last_answer = answers.described(code, where)
             if meaning is Meaning.AGAIN_COORDINATOR:
                 self._group_coordinator = await self._cluster.coordinator(GROUP, self._group_id)
@@ -368,16 +380,13 @@ class WireSlot:
                         self._coordinator = await self._cluster.coordinator(TRANSACTION, self.transactional_id)
                     connection = await self._connections.get(self._coordinator)
                     requested()
+                    self._last.requested(commit=commit)
                     frame = await self._call(connection, messages.END, messages.end(self._who, commit=commit))
                 except LostConnection as lost:
                     if not self._protocol.bumps_epoch:
                         raise
-                    _log.log(
-                        logging.DEBUG if is_lost else logging.INFO,
-                        "%s: the end is requested again: %s",
-                        self.transactional_id,
-                        lost,
-                    )
+                    level = logging.DEBUG if is_lost else logging.INFO
+                    _log.log(level, "%s: the end is requested again: %s", self.transactional_id, lost)
                     is_lost = True
                     await pauses.next()
                     continue
@@ -391,18 +400,13 @@ class WireSlot:
                     break
                 await self._again_or_raise(call, code, answers.END, pauses, "unknown")
         self._has_begun = False
+        self._last.ended(commit, is_lost)
         self._markers.ended()
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _needed(self, offsets: Offsets | None = None) -> list[Right]:
-        """Return the rights that a transaction takes, those to write aside."""
-        group = permissions.on_group("Read", self._group_id)
-        read = [] if offsets is None else [permissions.on_topic("Read", topic) for topic in offsets.offsets]
-        own = permissions.on_transactional_id("Write", self.transactional_id)
-        if instance_of(self._group_id, self.transactional_id):  # one of many, of all instances
-            own = own._replace(name=f"{self._group_id}.", prefixed=True)
-        return [own, group, *read]
+    def _needed(self, topics: Iterable[str] = ()) -> list[Right]:
+        return permissions.of_transaction(self.transactional_id, self._group_id, topics)
 
     async def _again_or_raise(
         self, call: str, code: int, table: Mapping[int, Meaning], pauses: Pauses, default: str, where: str = ""
@@ -428,12 +432,8 @@ class WireSlot:
             raise
         except (LostConnection, MalformedAnswer, TimeoutError) as error:
             self._abandon_after(mark)
-            code = "_TIMED_OUT" if isinstance(error, TimeoutError) else getattr(error, "code", "_BAD_MSG")
-            last = f"no success within {seconds:g} seconds: {self._last_answer}" if self._last_answer else ""
-            reason = str(error) or last or f"no answer within {seconds:g} seconds"
-            if permissions.is_denial(code):
-                reason = denied(code, self._needed())
-            raise TransactionFailed(call, code, "unknown", f"{self.transactional_id}: {reason}") from None
+            code, why = answers.no_answer(error, seconds, self._last_answer, self._needed())
+            raise TransactionFailed(call, code, "unknown", f"{self.transactional_id}: {why}") from None
         except BaseException:  # cancelled
             self._abandon_after(mark)
             raise

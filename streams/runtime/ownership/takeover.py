@@ -370,6 +370,7 @@ class TakeOvers:
                 if member.now() > deadline:
                     raise
                 _log.warning("the look-up of transaction %d waits for the broker: %s", txn.serial, error)
+                await self._stalls.look({partition: -1}, member.now())
                 await anyio.sleep(0.2)
 
     async def _look_up_once(self, partition: int, cut: Cut, serial: int) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -32,6 +33,10 @@ HOPELESS = frozenset(
 """Answers to ``init_transactions`` that will not change by another call."""
 
 
+SHAKEN_SECONDS: Final = 1.0
+"""Between two looks for slots that lost a broker while they were free."""
+
+
 class Slots:
     """The slots of one pool. All methods are called on the loop."""
 
@@ -51,11 +56,19 @@ class Slots:
             async with anyio.create_task_group() as self._tasks:
                 for slot in self._all:
                     self.replace(slot)
-                await anyio.sleep_forever()
+                while True:
+                    await anyio.sleep(SHAKEN_SECONDS)
+                    self._replace_shaken()
         finally:
             self._tasks = None
             for slot in self._all:
                 slot.abandon()
+
+    def _replace_shaken(self) -> None:
+        """Open free slots again that lost a broker: their last markers may be missing, and readers wait for them."""
+        for slot in [slot for slot in self._free if slot.is_shaken]:
+            self._free.remove(slot)
+            self.replace(slot)
 
     def name_is_ours(self, ours: bool) -> None:
         """Allow or forbid new producers: whether the group has let this instance in. Until then, and after a loss,

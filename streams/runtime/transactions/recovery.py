@@ -124,6 +124,8 @@ class Recovery:
         if slot is not None:
             await self._pool.slots.wait_replaced(slot, self._patience.seconds)
         committed = await self._look_up(head)
+        if slot is not None:
+            slot.settled(committed)
         _log.warning("transaction %d is %s", head.serial, "committed" if committed else "not committed: sent again")
         if not committed:
             self._pool.taken_back(head)

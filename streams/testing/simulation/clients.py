@@ -17,7 +17,7 @@ from streams.core.admission import size_of_records
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, OffsetError, Stopped
-from streams.group import OpenTransaction, Snapshot, instance_of
+from streams.group import HangingEnd, OpenTransaction, Snapshot, instance_of
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
 from streams.testing.simulation.broker import Broker, Refuses
@@ -402,6 +402,12 @@ class SimTakeOver:
 
     def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         return []
+
+    def judge_hanging(self, txn: OpenTransaction, deadline: float) -> HangingEnd:
+        raise NotImplementedError
+
+    def end_hanging(self, end: HangingEnd, deadline: float) -> None:
+        raise NotImplementedError
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         broker = self._process.broker
