@@ -5,7 +5,8 @@ Rules that hold for all of them:
 * ``encode`` raises ``EncodeError``, ``decode`` raises ``DecodeError``, and nothing else (``MemoryError`` excepted: it
   is no fault of the data). Texts of errors are cut at 300 characters, because foreign data is in them.
 * Byte order is big-endian, always. Nothing is imported, looked up or executed by what is in the data.
-* What a codec cannot give back it refuses to write, as far as that can be known from the value alone.
+* What a codec cannot give back it refuses: types that lose fields when they are declared (``ConfigError``), other
+  values when they are written (``round_trips``).
 
 JSON refuses NaN and infinities on both sides; integers of up to 4,300 digits (Python's limit) pass exactly, msgpack
 stops at 64 bits. ``docs/reference/events.md`` has the table of all that the formats leave to choice.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin
 
@@ -24,6 +25,7 @@ import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.protocols import Codec
+from streams.round_trips import Kinds, PydanticSchema, Risk, losses_of, read_back, refuse, risk_of
 from streams.sak import plain_json
 from streams.sak.type_nodes import type_nodes
 
@@ -221,12 +223,12 @@ NULL: Final = b"null"
 class Shortcut(NamedTuple):
     """Fast way to encode, for hot paths: ``encode`` is the function beneath ``codec.encode``, which wraps no errors,
     for values of exactly the class ``of`` (``None``: for none, there is no shortcut). When it raises, whatever that is,
-    ask ``codec.encode``: it finds the right words, or knows better. When ``NULL`` is in what it made, ask
-    ``check_nulls``, if there is one: it raises ``EncodeError`` for a value with NaN or infinities."""
+    ask ``codec.encode``: it finds the right words, or knows better. The same when a field's value is of none of its
+    ``kinds`` (``round_trips.Risk``), or a float that is not finite."""
 
     encode: Callable[[Any], bytes]
     of: type | None = None
-    check_nulls: Callable[[Any], None] | None = None
+    kinds: Kinds = ()
 
 
 class _TypedCodec(Generic[T]):
@@ -234,22 +236,25 @@ class _TypedCodec(Generic[T]):
 
     order_preserving: Final = False
     _null_is_suspect = False  # a null that was written may be a NaN
+    _holds_anything = False  # in a field of any type
     _encode: Callable[[T], bytes]
     _decode: Callable[[bytes], T]
     _to_plain: Callable[[T], object] = staticmethod(msgspec.to_builtins)
     _encode_plain: Callable[[object], bytes]
     _decode_plain: Callable[[bytes], dict[str, Any]]
+    _risk: Risk
 
-    def __init__(self, type_: type[T]) -> None:
+    def __init__(self, type_: type[T], *, allow_lossy: Collection[str] = ()) -> None:
         self._type = type_
         self._name = getattr(type_, "__name__", str(type_))
+        self._allowed = frozenset(allow_lossy)
         given: object = type_  # or list[int], which is none
         is_record = isinstance(given, type) and (issubclass(given, msgspec.Struct) or dataclasses.is_dataclass(given))
         self._class = type_ if is_record else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the type only: msgspec's and pydantic's parts do not travel, so each process builds its own."""
-        return type(self), (self._type,)
+        return partial(type(self), allow_lossy=self._allowed) if self._allowed else type(self), (self._type,)
 
     def encode(self, value: T, /) -> bytes:
         expected = self._class
@@ -262,11 +267,12 @@ class _TypedCodec(Generic[T]):
         except Exception as error:
             raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from _cause(error)
         if self._null_is_suspect and data.partition(NULL)[1]:  # 0.6 of the price of `find`
-            self._check_nulls(value)
+            found = plain_json.non_finite(self._to_plain(value))
+            if found is not None:
+                raise EncodeError(f"{self._name} holds {found!r}, which JSON cannot carry; use None, or MsgpackCodec")
+        if self._risk.is_seen(value, data):
+            read_back(self._name, value, data, self._decode, reason, self._allowed)
         return data
-
-    def _check_nulls(self, value: T) -> None:
-        _refuse_non_finite(self._to_plain(value), self._name)
 
     def decode(self, data: bytes, /) -> T:
         return _decoded(self._decode, data, "not a", self._name)
@@ -274,7 +280,26 @@ class _TypedCodec(Generic[T]):
     @property
     def shortcut(self) -> Shortcut:
         """Return the ``Shortcut`` of this codec."""
-        return Shortcut(self._encode, self._class, self._check_nulls if self._null_is_suspect else None)
+        kinds, needles, classes, always = self._risk
+        needles += (NULL,) if self._null_is_suspect and self._holds_anything else ()
+        encode, decode, careful = self._encode, self._decode, self.encode
+
+        def read_back(value: T) -> bytes:
+            data = encode(value)
+            return data if decode(data) == value else careful(value)
+
+        def looked_at(value: T) -> bytes:
+            data = encode(value)
+            for needle in needles:
+                if data.partition(needle)[1]:
+                    return careful(value)
+            for cls in classes:
+                if cls.__subclasses__():
+                    return careful(value)
+            return data
+
+        quick = read_back if always else looked_at if needles or classes else encode
+        return Shortcut(quick, self._class, kinds)
 
     @property
     def bare_decode(self) -> Callable[[bytes], T]:
@@ -303,12 +328,16 @@ class JsonCodec(_TypedCodec[T]):
     """JSON of one type: ``msgspec.Struct``, dataclass, or whatever else msgspec can decode (``list[int]``).
 
     ``encode`` takes exactly that class. Fields are not checked against their annotations when an object is built; a
-    type checker does that. Raises ``ConfigError`` for types that cannot be decoded.
+    type checker does that. What type checkers let through and readers do not (a ``bool`` in an ``int`` field, a broken
+    rule) is refused here. ``allow_lossy`` names fields that need not come back. Raises ``ConfigError`` for types that
+    cannot be decoded.
     """
 
-    def __init__(self, type_: type[T]) -> None:
-        super().__init__(type_)
-        self._null_is_suspect = _examine(type_)
+    def __init__(self, type_: type[T], *, allow_lossy: Collection[str] = ()) -> None:
+        super().__init__(type_, allow_lossy=allow_lossy)
+        self._risk, self._null_is_suspect, self._holds_anything = _examine(
+            type_, self._name, self._allowed, (b"true", b"false")
+        )
         self._encode = plain_json.encode if plain_json.is_plain_dict(type_) else msgspec.json.Encoder().encode
         self._encode_plain = plain_json.encode
         self._decode = msgspec.json.Decoder(type_).decode
@@ -318,31 +347,35 @@ class JsonCodec(_TypedCodec[T]):
 class MsgpackCodec(_TypedCodec[T]):
     """MessagePack of one type, as ``JsonCodec``. NaN and infinities pass; integers need 64 bits at most."""
 
-    def __init__(self, type_: type[T]) -> None:
-        super().__init__(type_)
-        _examine(type_)
+    def __init__(self, type_: type[T], *, allow_lossy: Collection[str] = ()) -> None:
+        super().__init__(type_, allow_lossy=allow_lossy)
+        self._risk, _, _ = _examine(type_, self._name, self._allowed, (b"\xc2", b"\xc3"))
         self._encode = self._encode_plain = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(type_).decode
         self._decode_plain = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class PydanticCodec(_TypedCodec[T]):
-    """JSON of a pydantic model or pydantic dataclass, by field aliases where there are some.
+    """JSON of a pydantic model or pydantic dataclass, by field aliases where there are some. ``allow_lossy`` names
+    fields that need not come back.
 
     Texts of errors name fields and rules, never the input.
     """
 
     _null_is_suspect = True
 
-    def __init__(self, type_: type[T]) -> None:
+    def __init__(self, type_: type[T], *, allow_lossy: Collection[str] = ()) -> None:
         from pydantic import TypeAdapter  # optional; a program that has a model has it installed
 
-        super().__init__(type_)
+        super().__init__(type_, allow_lossy=allow_lossy)
         self._class = type_
         try:
             adapter: TypeAdapter[T] = TypeAdapter(type_)
+            schema = PydanticSchema(adapter.core_schema)
         except Exception as error:
             raise ConfigError(f"{type_!r} cannot be encoded and decoded: {reason(error)}") from error
+        refuse(self._name, schema.losses, self._allowed)
+        self._risk = Risk((), (NULL,), tuple(schema.classes), schema.has_rules)  # a null may be of no optional field
         self._encode = partial(adapter.dump_json, by_alias=True, warnings="error")
         self._decode = adapter.validate_json
         self._to_plain = adapter.dump_python
@@ -373,10 +406,11 @@ def is_pydantic(type_: object) -> bool:
     return isinstance(type_, type) and "__pydantic_validator__" in vars(type_)
 
 
-def codec_for(type_: type[T]) -> Codec[T]:
+def codec_for(type_: type[T], *, allow_lossy: Collection[str] = ()) -> Codec[T]:
     """The codec that fits a type: ``bytes``, ``str`` and ``int`` plain, tuples of them too, JSON for the rest.
 
-    Raises ``ConfigError`` for a type that cannot be decoded again.
+    ``allow_lossy`` names fields that may be written without coming back: ``("password", "owner.note")``. Raises
+    ``ConfigError`` for a type that cannot be decoded again, or whose fields cannot.
     """
     plain: dict[Any, Codec[Any]] = {bytes: bytes_codec, str: str_codec, int: int_codec}
     if type_ in plain:
@@ -384,54 +418,13 @@ def codec_for(type_: type[T]) -> Codec[T]:
     if get_origin(type_) is tuple and all(element in plain for element in get_args(type_)):
         return cast("Codec[T]", TupleCodec(*get_args(type_)))
     if is_pydantic(type_):
-        return PydanticCodec(type_)
-    return JsonCodec(type_)
+        return PydanticCodec(type_, allow_lossy=allow_lossy)
+    return JsonCodec(type_, allow_lossy=allow_lossy)
 
 
-def bare_decoder(codec: Codec[T]) -> Callable[[bytes], T]:
-    """Return the function beneath ``codec.decode``, for hot paths: it does not wrap errors. When it raises, whatever
-    that is, ask ``codec.decode``: it finds the right words, or knows better."""
-    bare: Callable[[bytes], T] = _bare(codec, "bare_decode", "decode")
-    return bare
-
-
-def encoder_of(codec: Codec[T]) -> Callable[[T], bytes]:
-    """Return ``codec.encode``; a user's raises ``EncodeError`` when it returns a buffer, which may change, or text."""
-    if type(codec).__module__ == __name__:
-        return codec.encode
-
-    def checked(value: T) -> bytes:
-        data = codec.encode(value)
-        if not isinstance(data, bytes):
-            raise EncodeError(f"{type(codec).__name__}.encode returned {type(data).__name__}, not bytes")
-        return data
-
-    return checked
-
-
-def bare_encoder(codec: Codec[T]) -> Callable[[T], bytes]:
-    """Return the function beneath ``codec.encode``, as ``bare_decoder`` does."""
-    bare: Callable[[T], bytes] = _bare(codec, "bare_encode", "encode")
-    return encoder_of(codec) if bare == codec.encode else bare
-
-
-def shortcut_of(codec: Codec[Any]) -> Shortcut:
-    """The ``Shortcut`` of a codec, if it has one; not that of a base class whose ``encode`` it does not share."""
-    found = _bare(codec, "shortcut", "encode")
-    return found if isinstance(found, Shortcut) else Shortcut(encoder_of(codec))
-
-
-def _bare(codec: object, bare: str, careful: str) -> Any:
-    for cls in () if careful in getattr(codec, "__dict__", ()) else type(codec).__mro__:
-        if bare in vars(cls):
-            return getattr(codec, bare)
-        if careful in vars(cls):
-            break  # of the user's, and does more than what it inherits
-    return getattr(codec, careful)
-
-
-def _examine(type_: Any) -> bool:
-    """Check whether a float can be somewhere inside; refuses types that msgspec could write but not read."""
+def _examine(type_: Any, name: str, allowed: Collection[str], booleans: tuple[bytes, ...]) -> tuple[Risk, bool, bool]:
+    """Return the risk of a type, and whether a float, and anything at all, can be somewhere inside; refuses types that
+    msgspec could write but not read."""
     try:
         root = msgspec.inspect.type_info(type_)
     except Exception as error:
@@ -440,10 +433,7 @@ def _examine(type_: Any) -> bool:
     for node in nodes:
         if isinstance(node, msgspec.inspect.CustomType):
             raise ConfigError(f"{type_!r} holds a {node.cls!r}, which cannot be decoded; give a codec of your own")
-    return any(isinstance(node, msgspec.inspect.FloatType | msgspec.inspect.AnyType) for node in nodes)
-
-
-def _refuse_non_finite(plain: Any, name: str) -> None:
-    found = plain_json.non_finite(plain)
-    if found is not None:
-        raise EncodeError(f"{name} holds {found!r}, which JSON cannot carry; use None, or MsgpackCodec")
+    refuse(name, losses_of(root), allowed)
+    anything = any(isinstance(node, msgspec.inspect.AnyType) for node in nodes)
+    has_floats = anything or any(isinstance(node, msgspec.inspect.FloatType) for node in nodes)
+    return risk_of(root, booleans), has_floats, anything

@@ -12,6 +12,7 @@
     ├── ``EmbeddedBrokerError``      the operator: the embedded Kafka cannot be fetched or started
     ├── ``RecordError``              the error policy: one record cannot be handled
     │     ├── ``DecodeError``        its bytes, its type header or its version
+    │     │     └── ``StateUnreadable``  the operator: a value of the state; `kes state repair` mends it
     │     ├── ``EncodeError``        an output or a change cannot be turned into bytes
     │     ├── ``PlanError``          a planner's answer is not what a job or a batch takes
     │     ├── ``TimeJump``           its time is too far in the future to move that of its partition
@@ -101,8 +102,16 @@ class DecodeError(RecordError):
     """The bytes of a record do not fit its type header, or the type is unknown."""
 
 
+class StateUnreadable(DecodeError):
+    """A value of the state cannot be read: its class has changed, or an earlier release wrote it. That is no fault of
+    the event that met it, so `kes skip` does not help. ``key``: as `kes state get` and `kes state repair` take it."""
+
+    partition: int = -1
+    key: str = ""
+
+
 class EncodeError(RecordError):
-    """A value cannot be turned into bytes by its codec."""
+    """A value cannot be turned into bytes by its codec, or would not come back; the message names the field."""
 
 
 class PlanError(RecordError):

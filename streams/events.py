@@ -16,25 +16,18 @@ only looked up and decoded, never imported or executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
 
-from streams.codecs import (
-    NULL,
-    Shortcut,
-    bare_decoder,
-    codec_for,
-    encoder_of,
-    is_pydantic,
-    reason,
-    shortcut_of,
-)
+from streams.codecs import Shortcut, codec_for, is_pydantic, reason
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
+from streams.round_trips import Kinds
 from streams.sak.users_code import calling_place, place_of
+from streams.shortcuts import bare_decoder, encoder_of, shortcut_of
 
 T = TypeVar("T")
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
@@ -56,10 +49,10 @@ class EventType(Generic[T]):
         "_upcasters",
         "bare_decode",
         "bare_encode",
-        "check_nulls",
         "cls",
         "encode",
         "headers",
+        "kinds",
         "name",
         "version",
     )
@@ -75,15 +68,15 @@ class EventType(Generic[T]):
         self._upcasters = upcasters
         self._decode = codec.decode
         self.bare_decode = bare_decoder(codec)
-        """``decode`` of a value of the present version, for hot paths: see ``codecs.bare_decoder``."""
+        """``decode`` of a value of the present version, for hot paths: see ``shortcuts.bare_decoder``."""
         careful = encoder_of(codec)
         found = shortcut_of(codec)
         has_shortcut = found.of is cls
         self.encode: Callable[[T], bytes] = _by_shortcut(found, careful) if has_shortcut else careful
         """The event as bytes of the present version. Raises ``EncodeError``."""
         self.bare_encode: Callable[[T], bytes] = found.encode if has_shortcut else careful
-        """``encode`` for hot paths, as ``check_nulls``: see ``codecs.Shortcut``; ``encode`` itself if there is none."""
-        self.check_nulls = found.check_nulls if has_shortcut else None
+        """``encode`` for hot paths, with ``kinds``: see ``codecs.Shortcut``; or just ``encode``."""
+        self.kinds: Kinds = found.kinds if has_shortcut else ()
 
     def __repr__(self) -> str:
         return f"EventType({self.name!r}, version={self.version})"
@@ -141,6 +134,7 @@ class _Declaration(msgspec.Struct):
     version: int
     codec: Any
     upcasters: dict[int, Upcaster]
+    allow_lossy: Collection[str] = ()
 
 
 _declared: Final[dict[type, _Declaration]] = {}
@@ -153,30 +147,35 @@ def event_type(cls: type[T], /) -> type[T]: ...
 
 @overload
 def event_type(
-    name: str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None
+    name: str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None, allow_lossy: Collection[str] = ()
 ) -> Callable[[type[T]], type[T]]: ...
 
 
 def event_type(
-    name: type[T] | str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None
+    name: type[T] | str | None = None,
+    /,
+    *,
+    version: int = 1,
+    codec: Codec[Any] | None = None,
+    allow_lossy: Collection[str] = (),
 ) -> type[T] | Callable[[type[T]], type[T]]:
     """Declare an event class: its name on the wire (default: the class's), version (default 1) and codec. May stand
     without brackets.
 
     The codec is JSON unless given; a class that is no dataclass, ``msgspec.Struct`` or pydantic model needs one. Put
-    it above ``@dataclass``. Raises ``RegistrationError``. Two classes may have one name: one event source takes only
-    one of them.
+    it above ``@dataclass``. ``allow_lossy`` is handed to ``codec_for``, which makes the codec. Raises
+    ``RegistrationError``. Two classes may have one name: one event source takes only one of them.
     """
     if isinstance(name, type):
-        return _declare(name, name.__name__, version, codec)
+        return _declare(name, name.__name__, version, codec, allow_lossy)
 
     def decorate(cls: type[T]) -> type[T]:
-        return _declare(cls, cls.__name__ if name is None else name, version, codec)
+        return _declare(cls, cls.__name__ if name is None else name, version, codec, allow_lossy)
 
     return decorate
 
 
-def _declare(cls: type[T], name: str, version: int, codec: Codec[Any] | None) -> type[T]:
+def _declare(cls: type[T], name: str, version: int, codec: Codec[Any] | None, allow_lossy: Collection[str]) -> type[T]:
     if cls in _declared:
         raise RegistrationError(f"{cls.__qualname__} is an event type already: {_declared[cls].name!r}")
     if cls in _ready:
@@ -186,7 +185,7 @@ def _declare(cls: type[T], name: str, version: int, codec: Codec[Any] | None) ->
         raise RegistrationError(f"{cls.__qualname__}: version={version!r}; versions are integers from 1")
     if codec is None:
         _check_class(cls)
-    _declared[cls] = _Declaration(name, version, codec, {})
+    _declared[cls] = _Declaration(name, version, codec, {}, allow_lossy)
     return cls
 
 
@@ -238,16 +237,25 @@ def upcaster(cls: type, *, from_version: int) -> Callable[[U], U]:
 
 def _by_shortcut(shortcut: Shortcut, careful: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """Return a function that encodes as ``careful`` does, at half its price where the shortcut serves."""
-    bare, cls, check_nulls = shortcut
+    bare, cls, kinds = shortcut
 
     def encode(event: Any) -> bytes:
-        try:
-            value = (bare if event.__class__ is cls else careful)(event)
-        except Exception:
-            return careful(event)  # which finds the right words
-        if check_nulls is not None and value.partition(NULL)[1]:
-            check_nulls(event)
-        return value
+        if event.__class__ is cls:
+            try:
+                value = bare(event)
+                for name, kind, others in kinds:
+                    part = getattr(event, name)
+                    found = type(part)
+                    if found is not kind:
+                        if found in others:
+                            continue
+                    elif kind is not float or part - part == 0.0:  # finite
+                        continue
+                    return careful(event)  # which reads it back
+                return value
+            except Exception:  # the careful one finds the right words
+                pass
+        return careful(event)
 
     return encode
 
@@ -308,7 +316,7 @@ def _prepare(cls: type[T]) -> EventType[T]:
         _check_name(cls, cls.__name__)
         declaration = _Declaration(cls.__name__, 1, None, {})
     try:
-        codec: Codec[T] = declaration.codec or codec_for(cls)
+        codec: Codec[T] = declaration.codec or codec_for(cls, allow_lossy=declaration.allow_lossy)
     except ConfigError as error:
         raise RegistrationError(f"event type {declaration.name}: {error}") from error
     return _ready.setdefault(cls, EventType(cls, declaration.name, declaration.version, codec, declaration.upcasters))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
@@ -26,6 +27,7 @@ from streams.cli.state_queries import (
     get_of_owner,
     scan_of_owners,
 )
+from streams.cli.state_repair import repair
 from streams.cli.state_sources import opened
 from streams.cli.state_writing import forget, import_, migrate, set_time
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
@@ -64,6 +66,7 @@ class _Entry(NamedTuple):
     type: str
     problem: str
     changed_at_ms: int
+    data: bytes
 
     @property
     def name(self) -> str:
@@ -110,6 +113,9 @@ def get(
     key: Annotated[str, typer.Argument(help="The key, as `scan` shows it: o1, 17, or JSON.")],
     partition: _Partition = None,
     folder: _Folder = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the bytes of the value, as they are stored, and nothing else.")
+    ] = False,
     ask_owner: AskOwner = False,
     at_least: AtLeast = None,
     max_staleness: MaxStaleness = None,
@@ -123,6 +129,8 @@ def get(
     Exit codes: 0 shown; 1 no such key, no changelog, no such folder, no broker or owner answers; 2 wrong usage.
     """
     if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder):
+        if raw:
+            raise typer.BadParameter("--raw and --ask-owner exclude each other: an owner answers with values")
         rows, absence = get_of_owner(named_source(source), bootstrap_servers, key, partition, options, timeout)
         facts = {"key": key, "entries": rows, "absence": absence}
         emit(facts, json, lambda: _answered(rows) if rows else _no_such(key, absence))
@@ -130,6 +138,9 @@ def get(
             raise typer.Exit(1)
         return
     found = _entries(named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key)
+    if raw and len(found) == 1:
+        sys.stdout.buffer.write(found[0].data)
+        return
     emit(
         {"key": key, "entries": [_facts(entry) for entry in found]},
         json,
@@ -206,7 +217,7 @@ def _answered(rows: list[dict[str, Any]]) -> Text:
 
 app.command("import")(import_)
 app.command("set-time")(set_time)
-for command in (export, diff, verify, snapshot, restore, convert, migrate, forget, drop):
+for command in (export, diff, verify, snapshot, restore, convert, migrate, forget, drop, repair):
     app.command()(command)
 
 
@@ -286,10 +297,13 @@ def _entries(
 
 def _entry(record: IncomingRecord, store: Any) -> _Entry:
     key, wrong_key = decoded(store, "decode_key", record.key or b"")
-    value, wrong_value = decoded_entry(store, record.key or b"", record.value or b"")
+    data = record.value or b""
+    value, wrong_value = decoded_entry(store, record.key or b"", data)
     wrong = wrong_key or wrong_value
     kind = harmless(record.header(TYPE_HEADER) or b"")
-    return _Entry(record.partition, key, value, kind, f"{record.where}: {wrong}" if wrong else "", record.timestamp_ms)
+    return _Entry(
+        record.partition, key, value, kind, f"{record.where}: {wrong}" if wrong else "", record.timestamp_ms, data
+    )
 
 
 def decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
@@ -315,7 +329,7 @@ def decoded_entry(store: Any, key: bytes, data: bytes) -> tuple[Any, str]:
 
 
 def _facts(entry: _Entry) -> dict[str, Any]:
-    return entry._asdict()
+    return {name: value for name, value in entry._asdict().items() if name != "data"}
 
 
 def _line(entry: _Entry) -> str:

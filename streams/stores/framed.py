@@ -17,13 +17,11 @@ from streams.codecs import (
     PydanticCodec,
     Shortcut,
     StrCodec,
-    bare_decoder,
-    bare_encoder,
     reason,
-    shortcut_of,
 )
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.protocols import Codec
+from streams.shortcuts import bare_decoder, bare_encoder, shortcut_of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -160,12 +158,12 @@ class FramedCodec(Generic[V]):
 
     @property
     def bare_decode(self) -> Callable[[bytes], V]:
-        """Return the decoder of ``codecs.bare_decoder``. A frame makes it raise, so that ``decode`` sees it."""
+        """Return the decoder of ``shortcuts.bare_decoder``. A frame makes it raise, so that ``decode`` sees it."""
         return bare_decoder(self._codec) if self._is_bare and self._is_safe else self.decode
 
     @property
     def shortcut(self) -> Shortcut:
-        """Return the shortcut of ``codecs.shortcut_of``."""
+        """Return the shortcut of ``shortcuts.shortcut_of``."""
         return shortcut_of(self._codec) if self._is_bare and self._is_text else Shortcut(self.encode)
 
 
@@ -212,7 +210,7 @@ class PrefixedCodec(Generic[K]):
 
     @property
     def bare_encode(self) -> Callable[[K], bytes]:
-        """Return the encoder of ``codecs.bare_encoder``."""
+        """Return the encoder of ``shortcuts.bare_encoder``."""
         bare, prefix = bare_encoder(self._codec), self._prefix
         if prefix:
             return lambda key: prefix + bare(key)

@@ -94,7 +94,7 @@ class TableIndex(Generic[V]):
             key, error = next(iter(self._unreadable.items()))
             raise StoreError(
                 f"{self._name} cannot be built: {len(self._unreadable)} value(s), that of {self._shown(key)!r} first: "
-                f"{reason(error)}"
+                f"{reason(error)} (`kes state get` shows what is stored, `kes state repair` mends it)"
             ) from error
 
     def keys(self, value: Any, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import msgspec
+
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.errors import StoreError
+from streams.errors import DecodeError, StateUnreadable, StoreError
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
 from streams.stores.memory import HashEngine
@@ -102,6 +104,17 @@ class JournalledBytes:
         engine = self._engine
         if type(engine) is _Closed:
             engine.get()
+
+    def _unreadable(self, key: Any, error: DecodeError) -> StateUnreadable:
+        """Make the error of a value that cannot be read. ``key``: as ``decode_key`` of the whole store has it."""
+        plain = msgspec.to_builtins(key, str_keys=True, enc_hook=str)
+        name = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()  # as it is typed
+        found = StateUnreadable(
+            f"state of {self.partition}, key {name[:80]!r}: {error} (`kes state get` shows what is stored, `kes state "
+            "repair` mends it)"
+        )
+        found.partition, found.key = self.partition.partition, name
+        return found
 
     def _refuse_write(self) -> NoReturn:
         self._check_open()

@@ -172,6 +172,9 @@ class NamedTable(Table[K, V], Generic[K, V]):
         """Return a value as if it was put then, if it was put later: it would live too long."""
         return put_back(value, time_ms)
 
+    def _key_in_store(self, key: Any) -> Any:
+        return self._name, key
+
     def _expire(self, key: bytes) -> None:
         self._delete(key)
 

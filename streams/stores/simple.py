@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
-from streams.codecs import codec_for, encoder_of, str_codec
-from streams.errors import StoreError
+from streams.codecs import codec_for, str_codec
+from streams.errors import DecodeError, StoreError
 from streams.protocols import Codec, DiskEngine
 from streams.records import Change, TopicPartition
+from streams.shortcuts import encoder_of
 from streams.stores.engines import OrderedKeyValueEngine, after_prefix
 from streams.stores.journalled import JournalledBytes
 from streams.stores.ordered import OrderedEngine
@@ -56,7 +57,7 @@ class SimpleStore(JournalledBytes, Generic[T]):
     def get(self, key: str) -> T | None:
         """The item under ``key``, decoded anew, or ``None``."""
         data = self._get(self._encode_key(key))
-        return None if data is None else self._codec.decode(data)
+        return None if data is None else self._decoded(key.encode(), data)
 
     def decode_key(self, key: bytes) -> str:
         """Decode a key in the changelog, for tools. Raises ``DecodeError``."""
@@ -93,15 +94,21 @@ class SimpleStore(JournalledBytes, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """All items in the order of their keys; the store may be written to meanwhile, as ``Table`` describes."""
-        for _, data in self._scan(self._engine.items()):
-            yield self._codec.decode(data)
+        for key, data in self._scan(self._engine.items()):
+            yield self._decoded(key, data)
 
     def prefix(self, prefix: str, *, reverse: bool = False) -> Iterator[T]:
         """The items whose keys start with ``prefix``, in order."""
         low = self._encode_key(prefix)
         engine = cast(OrderedKeyValueEngine, self._engine)
-        for _, data in self._scan(engine.range(low, after_prefix(low), reverse=reverse)):
-            yield self._codec.decode(data)
+        for key, data in self._scan(engine.range(low, after_prefix(low), reverse=reverse)):
+            yield self._decoded(key, data)
+
+    def _decoded(self, key: bytes, data: bytes) -> T:
+        try:
+            return self._codec.decode(data)
+        except DecodeError as error:
+            raise self._unreadable(key.decode(errors="replace"), error) from error
 
     def _encode_key(self, key: str) -> bytes:
         if key is None:

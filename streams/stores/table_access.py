@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from streams.codecs import NULL, RESERVED_KEY_PREFIX
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import StoreError
 from streams.records import Change
 from streams.sak import leaves
@@ -53,13 +53,21 @@ def put(self: TableFields, key: Any, value: Any) -> None:
     except Exception:
         key_bytes = self._encode_key(key)
     if type(value) is self._value_class:
-        encode_value = self._bare_encode_value
+        encode_value, fields = self._bare_encode_value, self._kinds
         try:
             value_bytes = encode_value(value)
+            for name, kind, others in fields:
+                part = getattr(value, name)
+                found = type(part)
+                if found is not kind:
+                    if found in others:
+                        continue
+                elif kind is not float or part - part == 0.0:  # finite
+                    continue
+                value_bytes = self._encode_value(value)  # which reads it back
+                break
         except Exception:
             value_bytes = self._encode_value(value)
-        if self._check_nulls is not None and value_bytes.partition(NULL)[1]:
-            self._check_nulls(value)
     else:
         value_bytes = self._encode_value(value)
     if key_bytes >= RESERVED_KEY_PREFIX:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from streams.codecs import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.errors import DecodeError, StoreError
 from streams.protocols import Codec
 from streams.records import TopicPartition
+from streams.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.stores.engines import KeyValueEngine
 from streams.stores.journalled import JournalledBytes
 
@@ -19,12 +19,12 @@ class TableFields(JournalledBytes):
         "_bare_decode_value",
         "_bare_encode_key",
         "_bare_encode_value",
-        "_check_nulls",
         "_decode_key",
         "_decode_value",
         "_encode_key",
         "_encode_value",
         "_key_codec",
+        "_kinds",
         "_value_class",
     )
 
@@ -39,7 +39,7 @@ class TableFields(JournalledBytes):
         self._decode_value = value_codec.decode
         self._bare_encode_key = bare_encoder(key_codec)
         self._bare_decode_value = bare_decoder(value_codec)
-        self._bare_encode_value, self._value_class, self._check_nulls = shortcut_of(value_codec)
+        self._bare_encode_value, self._value_class, self._kinds = shortcut_of(value_codec)
 
     @property
     def layout(self) -> str:
@@ -51,7 +51,11 @@ class TableFields(JournalledBytes):
         try:
             return self._decode_value(data)
         except DecodeError as error:
-            raise DecodeError(f"state of {self.partition}, key {str(key)[:80]!r}: {error}") from error
+            raise self._unreadable(self._key_in_store(key), error) from error
+
+    def _key_in_store(self, key: Any) -> Any:
+        """Return a key as ``decode_key`` of the whole store has it."""
+        return key
 
     def _refuse_null_key(self) -> NoReturn:
         raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")

@@ -90,6 +90,10 @@ class Windows(Generic[K, V, E]):
         self._order = Ranking(self._rank)
         engine = DerivingEngine(home.engine_of(prefix, ordered=True), [self._order])
         self._table: Table[tuple[bytes, int, int], V] = Table(home.partition, engine, self._codec, plan.values)
+        self._table._key_in_store = self._key_in_store  # type: ignore[method-assign]
+
+    def _key_in_store(self, key: Any) -> Any:
+        return self._name, (self._keys.decode(key[0]), *key[1:])
 
     @property
     def table(self) -> Table[tuple[bytes, int, int], V]:

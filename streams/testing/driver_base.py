@@ -13,6 +13,7 @@ from streams.errors import ConfigError, DecodeError, Stopped
 from streams.event_source import EventSource
 from streams.events import event_type_of, parse_version
 from streams.records import VERSION_HEADER, IncomingRecord
+from streams.round_trips import everything_read_back
 from streams.testing import quiescence
 from streams.testing.simulation.faults import POSSIBLE, Conditions, Strike
 from streams.testing.world import DrivenMember, DrivenWorld, until
@@ -74,7 +75,7 @@ class Driving:
             raise
         self._stepping = True
         try:
-            with self._own_chance(), other_loop_set_aside():
+            with self._own_chance(), other_loop_set_aside(), everything_read_back():
                 result = self._world.loop.run_main(main)
         except BaseException:
             self._raise_failures()

@@ -200,6 +200,7 @@ command(
     "--yes",
     rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-state"],
     prepare=is_exported,
+    name="`kes state import`, `kes state repair`",
 )
 
 

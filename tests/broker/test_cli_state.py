@@ -162,11 +162,21 @@ class After(Stores):
     count = NamedTable.of(str, int)
 
 
+class Required(msgspec.Struct):
+    text: str
+
+
+class Wanting(Stores):
+    people = NamedTable.of(str, Required)
+    count = NamedTable.of(str, int)
+
+
 async def test_state_is_imported_and_migrated(
     lab: Lab, kes: Kes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release with a newer version of values migrates them, an export brings the state before it back; the folder of
-    the source reads both from the changelog. No member may be there."""
+    the source reads both from the changelog. A value that another release cannot read is repaired. No member may be
+    there."""
     monkeypatch.setattr(state_writing, "_MOST_CHANGES", 2)  # several transactions
     state = StateConfig(folder=str(tmp_path / "state"), checkpoint_seconds=0.1)
 
@@ -226,6 +236,19 @@ async def test_state_is_imported_and_migrated(
         await running.until_committed(1)
         store = running.source._engine.workers[0].store  # type: ignore[union-attr]
         assert sorted(store.count.items()) == [("ada", 2), ("bob", 2), ("eve", 1)]
+    monkeypatch.chdir(tmp_path)  # where a repair keeps what it replaces
+    bob = '["people","bob"]'
+    code, answer, err = await run(Wanting, "get", bob)
+    assert (code, "missing required field" in answer["entries"][0]["problem"]) == (0, True), err
+    assert "no earlier value" in (await run(Wanting, "repair", bob, "--previous", "--yes"))[2]
+    (mended := tmp_path / "mended").write_bytes(b'{"text":"bob"}')
+    code, answer, err = await run(Wanting, "repair", bob, "--with", str(mended), "--yes")
+    assert (code, [row["put"] for row in answer["partitions"]]) == (0, [1]), err
+    assert (await run(Wanting, "get", bob))[1]["entries"][0]["value"] == {"text": "bob"}
+    assert len(list(tmp_path.glob(f"{lab.changelog}-0-*.value"))) == 1
+    code, answer, err = await run(Wanting, "repair", bob, "--delete", "--yes")
+    assert (code, [row["deleted"] for row in answer["partitions"]]) == (0, [1]), err
+    assert (await run(Wanting, "get", bob))[0] == 1
     assert (await run(Before, "diff", "changelog", "folder"))[1]["differences"] == 0
     await lab.check_settled(lab.changelog)
 

@@ -28,13 +28,19 @@ class Account(msgspec.Struct):
 
 
 class Textual:
-    """A codec of the user's, which decodes what it did not write as an error."""
+    """A codec of the user's, which decodes what it did not write as an error, and the number 8."""
+
+    def __init__(self) -> None:
+        self._written: dict[bytes, Any] = {}
 
     def encode(self, value: Any) -> bytes:
-        return repr(value).encode()
+        data = repr(value).encode()
+        if data != b"8":
+            self._written[data] = value
+        return data
 
     def decode(self, data: bytes) -> Any:
-        return {"7": 7}[data.decode()]
+        return self._written[data]
 
 
 KINDS: dict[str, dict[str, Any]] = {

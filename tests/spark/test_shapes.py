@@ -139,9 +139,19 @@ class PydanticBytes(pydantic.BaseModel):
     value: bytes
 
 
+class OneSided(pydantic.BaseModel):
+    value: int = pydantic.Field(default=0, serialization_alias="number")
+
+
+class FurtherNames(pydantic.BaseModel):
+    value: int = pydantic.Field(default=0, validation_alias=pydantic.AliasChoices("number", "value"))
+
+
 @pytest.mark.parametrize(
     ("cls", "problem"),
     [
+        (OneSided, r"OneSided\.value: it is written as 'number' and read as 'value'"),
+        (FurtherNames, r"FurtherNames\.value: is read by other names, too"),
         (Tree, "contains itself"),
         (msgspec.defstruct("AsArray", [("value", int)], array_like=True), "array_like"),
         (PydanticBytes, r"PydanticBytes\.value: pydantic writes bytes as text"),

@@ -1,11 +1,12 @@
-"""``kes state import|migrate``: the changes that they make of a state, without a broker."""
+"""``kes state import|migrate|repair``: the changes that they make of a state, without a broker."""
 
 from __future__ import annotations
 
 import base64
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,9 +15,10 @@ import msgspec
 import pytest
 
 from streams import EventSource, EventSourceConfig
-from streams.cli import state_writing
+from streams.cli import state_repair, state_writing
 from streams.cli.skip import Position
-from streams.errors import OffsetError
+from streams.errors import OffsetError, StoreError
+from streams.records import IncomingRecord
 from streams.runtime.changelog import OffsetRecord
 from streams.stores import NamedTable, Stores
 from tests.unit.cli_kit import Kes
@@ -84,3 +86,78 @@ def test_of_two_runs_at_a_time_the_second_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(OffsetError, match="run it again"):
         run().write(seen, {b"a": b"3"})
     assert len(log) == 3
+
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+GOOD, BAD, OTHER = b'{"cents":1,"currency":"EUR"}', b'{"cents":true}', b'{"cents":2,"currency":"EUR"}'
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch, changes: list[Changes], tmp_path: Path) -> list[IncomingRecord]:
+    """Records of the changelog that ``repair`` finds."""
+    records: list[IncomingRecord] = []
+
+    @contextmanager
+    def opened(_: object, __: str, ___: float, wanted: list[int] | None, ____: str) -> Iterator[Any]:
+        yield [0], lambda receive: receive(0, [one for one in records if wanted is None or one.partition in wanted])
+
+    monkeypatch.setattr(state_repair, "opened", opened)
+    monkeypatch.setattr(state_repair, "write_changes", state_writing._write)
+    monkeypatch.chdir(tmp_path)
+    return records
+
+
+def entry(offset: int, value: bytes | None, key: bytes = b"o1") -> IncomingRecord:
+    return IncomingRecord("g.in.changelog", 0, offset, key, value, None)
+
+
+@pytest.mark.parametrize(
+    ("how", "history", "put"),
+    [
+        (["--delete"], [GOOD, BAD], None),
+        (["--previous"], [OTHER, GOOD, BAD, BAD], GOOD),
+        (["--previous"], [GOOD, None, BAD], GOOD),
+        (["--with", "mended"], [BAD], OTHER),
+    ],
+)
+def test_a_value_is_mended_and_what_it_was_is_kept(
+    kes: Kes,
+    changes: list[Changes],
+    logged: list[IncomingRecord],
+    how: list[str],
+    history: list[bytes | None],
+    put: bytes | None,
+) -> None:
+    Path("mended").write_bytes(OTHER)
+    logged += [entry(at, value) for at, value in enumerate(history)]
+    logged.append(entry(9, GOOD, b"o2"))
+    answer = kes("state", "repair", "shop:source", '["orders","o1"]', *how, "--yes")
+    there = {b"o1": BAD, b"o2": GOOD}
+    assert changes[0](0, there) == {b"o1": put}
+    assert Path(f"g.in.changelog-0-{len(history) - 1}.value").read_bytes() == BAD
+    assert f"will be: {'removed' if put is None else put.decode()}" in answer.words
+    with pytest.raises(StoreError, match="was changed meanwhile"):
+        changes[0](0, {b"o1": GOOD})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (["--delete"], 1, "no such key: o3"),
+        ([], 2, "say one of --previous, --with FILE and --delete"),
+        (["--delete", "--previous"], 2, "say one of --previous, --with FILE and --delete"),
+        (["--with", "nothing"], 1, "nothing: No such file or directory"),
+        (["--with", "wrong"], 1, "wrong: partition 0, key"),
+        (["--previous"], 1, "has no earlier value of"),
+    ],
+)
+def test_a_repair_that_would_help_nobody_is_refused(
+    kes: Kes, changes: list[Changes], logged: list[IncomingRecord], words: list[str], code: int, complaint: str
+) -> None:
+    Path("wrong").write_bytes(BAD)
+    logged += [entry(3, BAD), entry(4, BAD)]
+    key = "o3" if "no such" in complaint else '["orders","o1"]'
+    assert complaint in kes("state", "repair", "shop:source", key, *words, "--yes", code=code).words
+    assert not changes
+    assert not list(Path().glob("*.value"))

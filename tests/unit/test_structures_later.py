@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.errors import DecodeError, StoreError
-from streams.stores import Index, LateItem, NamedTable, Stores, Window, Windows
+from streams.errors import DecodeError, StateUnreadable, StoreError
+from streams.records import Change
+from streams.stores import Index, LateItem, NamedTable, Stores, Table, Window, Windows
 from streams.stores.framed import FRAME
 from streams.stores.several import MOST_AT_ONCE, TIME_KEY, mark_of
 from tests.unit.structures_kit import HERE, Order, at, entries, loaded
@@ -168,10 +169,12 @@ def test_state_of_an_older_version_is_read() -> None:
 def test_state_of_a_newer_version_is_refused_by_name() -> None:
     state = at(store := Third(HERE), 0, lambda: store.accounts.put("a", Account(1.0, "ada")))
     older = loaded(First.factory(), state)
+    name = r"""key '\["accounts","a"\]'"""  # as `kes state get` takes it
     with pytest.raises(
-        DecodeError, match=r"state of t\[0\], key 'a': the value has version 3, .* up to 1: .*roll this"
-    ):
+        StateUnreadable, match=rf"state of t\[0\], {name}: the value has version 3, .* up to 1: .*roll this"
+    ) as refused:
         older.accounts.get("a")
+    assert (refused.value.partition, refused.value.key) == (0, '["accounts","a"]')
     assert entries(older) == state, "and stays as it is"
 
     class Indexed(Stores):
@@ -180,6 +183,24 @@ def test_state_of_a_newer_version_is_refused_by_name() -> None:
     copy = loaded(Indexed.factory(), state)  # a standby goes on
     with pytest.raises(StoreError, match=r"cannot be built: .*roll this member forward"):
         copy.begin([])
+
+
+def test_a_new_field_is_refused_by_a_class_that_forbids_what_it_does_not_know() -> None:
+    """So that an old release does not drop it, in a store without versions."""
+
+    class Old(msgspec.Struct, forbid_unknown_fields=True):
+        cents: int = 0
+
+    class New(Old):
+        limit: int = 100
+
+    tables = [Table.factory(key=str, value=value)(HERE) for value in (New, Old)]
+    journal: list[Change] = []
+    tables[0].begin(journal)
+    tables[0].put("a", New(5, limit=999))
+    tables[1].receive_change(journal[0])
+    with pytest.raises(StateUnreadable, match=r"key 'a': not a Old: .*unknown field `limit`.*kes state repair"):
+        tables[1].get("a")
 
 
 def test_upcasters_are_taken_out_when_no_value_needs_them() -> None:
@@ -194,7 +215,7 @@ def test_upcasters_are_taken_out_when_no_value_needs_them() -> None:
 
     newer = loaded(Without.factory(), state | migrated)
     assert dict(newer.accounts.items()) == {"a": Account(1.5, "ada"), "b": Account(2.0, "bob")}
-    with pytest.raises(DecodeError, match=r"key 'a': the value has version 1, .*no upcaster for it.*kes state migrate"):
+    with pytest.raises(DecodeError, match=r"the value has version 1, .*no upcaster for it.*kes state migrate"):
         loaded(Without.factory(), state).accounts.get("a")
 
 
@@ -206,7 +227,7 @@ def test_upcasters_that_fail() -> None:
         accounts = NamedTable.of(str, Account, version=2, upcast={1: lambda old: 1})  # type: ignore[dict-item, return-value]
 
     state = at(store := First(HERE), 0, lambda: store.accounts.put("a", Order("ada")))
-    with pytest.raises(DecodeError, match="key 'a': the upcaster from version 1 failed: KeyError"):
+    with pytest.raises(DecodeError, match="the upcaster from version 1 failed: KeyError"):
         loaded(Failing.factory(), state).accounts.get("a")
     with pytest.raises(DecodeError, match="the upcaster from version 1 returned int"):
         loaded(Wrong.factory(), state).accounts.get("a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,14 @@ from streams.outcomes import ExecutionState, Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import RestartNeeded, describe, describe_type, of_policy, trace_of
+from streams.runtime.partition.failures import (
+    RestartNeeded,
+    describe,
+    describe_type,
+    of_policy,
+    trace_of,
+    unreadable_state,
+)
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
@@ -348,6 +356,13 @@ class Execution:
         if decision is Decision.STOP:
             text += "; the source stops, and the next start meets it again. To go on, "
             is_row = partition.reading.topic in partition.joined.tables
+            if (unreadable := unreadable_state(error)) is not None:  # passing the event would leave it there
+                text += (
+                    "repair the class of that value and deploy it; or stop all members and mend the value: kes state "
+                    f"repair MODULE:SOURCE {shlex.quote(unreadable.key)} --partition {unreadable.partition} --previous "
+                    "(or --with FILE, or --delete)"
+                )
+                raise EventFailure(text) from error
             text += _REPAIR if route is not None else _REPAIR_ROW if is_row else _REPAIR_CLASS
             text += _REPAIR_WINDOW if isinstance(timer, ClosedWindow) else ""
             if timer is None:

@@ -7,7 +7,7 @@ import logging
 
 from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
-from streams.errors import RecordError, RecordRefused
+from streams.errors import RecordError, RecordRefused, StateUnreadable
 from streams.logs import Trace, exception_info
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 
@@ -65,6 +65,16 @@ def describe(error: BaseException) -> str:
     """Describe the error in one line."""
     error = reason_of(error)
     return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {text_of(error)}"
+
+
+def unreadable_state(error: BaseException) -> StateUnreadable | None:
+    """Return the error of a value of the state that could not be read, if the failure comes from one."""
+    found: BaseException | None = error
+    for _ in range(10):  # a chain may be a circle
+        if found is None or isinstance(found, StateUnreadable):
+            return found
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def trace_of(error: BaseException) -> Trace | None:

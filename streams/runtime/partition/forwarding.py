@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from streams.codecs import NULL
 from streams.errors import EncodeError
 from streams.events import EventType, event_type_of, known_type
 from streams.records import IncomingRecord, Output
@@ -42,15 +41,24 @@ def forward(
         self._collect(topic)
         return
     event_type: EventType[Any] = known_type(type(event)) or event_type_of(type(event))
-    encode, check_nulls = event_type.bare_encode, event_type.check_nulls
+    encode = event_type.bare_encode
     try:
         value = encode(event)
+        fields: tuple[Any, ...] = event_type.kinds
+        for name, kind, others in fields:
+            part = getattr(event, name)
+            found = type(part)
+            if found is not kind:
+                if found in others:
+                    continue
+            elif kind is not float or part - part == 0.0:  # finite
+                continue
+            value = event_type.encode(event)  # which reads it back
+            break
     except Exception:
         if encode is event_type.encode:
             raise
         value = event_type.encode(event)
-    if check_nulls is not None and value.partition(NULL)[1]:
-        check_nulls(event)
     if type(key) is str:
         text: str = key
         try:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import inspect
 from pyspark.sql import types as t
 
-from streams.codecs import is_pydantic
+from streams.codecs import codec_for, is_pydantic
 from streams.errors import ConfigError
 
 ScalarKind = Literal["str", "int", "float", "bool", "bytes", "datetime", "local_datetime", "date", "decimal", "uuid"]
@@ -168,10 +168,11 @@ def _pydantic(cls: type, path: str, above: tuple[type, ...]) -> Structure:
     described: dict[str, Any] | None = getattr(cls, "model_fields", None)
     if described is None:
         raise ConfigError(f"{path}: {cls.__name__} is a pydantic dataclass; make it a model or a plain dataclass")
+    codec_for(cls)  # which refuses fields that do not come back, also where an event's own codec allows them
     fields = []
     for name, info in described.items():
         if info.serialization_alias != info.validation_alias:
-            raise ConfigError(f"{path}.{name}: reads and writes under different aliases; Spark needs one")
+            raise ConfigError(f"{path}.{name}: is read by other names, too; Spark knows one")
         required = bool(info.is_required())
         shape = _shape(inspect.type_info(info.annotation), f"{path}.{name}", (*above, cls))
         default = None
