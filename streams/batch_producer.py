@@ -29,8 +29,8 @@ class BatchProducer(Generic[StoreT]):
 
     Here records arrive **at least once**: after a crash, a lost partition or an aborted attempt an event is done again,
     and its records are sent again, also to readers that are ``read_committed``. The producer is idempotent: retries of
-    its own make no copies, and the records of an input partition reach each target partition in their order (except
-    those that a broker refused together with others in one batch: they are sent again, one by one).
+    its own make no copies, and the records of an input partition reach each target partition in their order, also where
+    a broker refuses a batch as too large: it is sent again in smaller ones, and what is behind it waits.
 
     ``finalizer(ctx, deliveries)`` is a handler like any other: it runs in the order of the partition, has the store,
     forwards, and takes effect exactly once. A ``Delivery`` has its record, and the partition and offset that it got. An

@@ -53,8 +53,10 @@ class EventProducer:
     """The settings of a producer of typed events; ``async with`` and ``with`` start one.
 
     Records are idempotent (a retry makes no copy), acknowledged by all in-sync replicas, and in the order of the calls
-    within each partition. Keys go to the partitions where event sources, Spark and Kafka's Java clients look for them
-    (murmur2). A ready ``Record`` (a tombstone, for example) may stand in place of topic and event.
+    within each partition, also where a broker refuses a batch that is larger than the topic's ``max.message.bytes``: it
+    is sent again in smaller ones, and what is behind it waits. Keys go to the partitions where event sources, Spark and
+    Kafka's Java clients look for them (murmur2). A ready ``Record`` (a tombstone, for example) may stand in place of
+    topic and event.
 
     ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``) and ``client_settings`` are as those of
     ``EventSourceConfig``. ``max_queued_records``: records sent and not acknowledged; beyond that calls wait.
@@ -136,7 +138,8 @@ class EventProducer:
 
 
 class BlockingEventProducer:
-    """A running producer, made by ``with EventProducer(...)``. Any thread may use it."""
+    """A running producer, made by ``with EventProducer(...)``. Any thread may use it, of this process: after a fork its
+    calls raise ``ConfigError`` in the child."""
 
     def __init__(self, queue: SendQueue, transactions: Transactions, limit: int, tracer: Tracer | None) -> None:
         self._queue = queue
@@ -234,7 +237,8 @@ class BlockingEventProducer:
 
 
 class AsyncEventProducer:
-    """A running producer, made by ``async with EventProducer(...)``. Use it on its event loop."""
+    """A running producer, made by ``async with EventProducer(...)``. Use it on its event loop: in another one, and
+    after a fork, its calls raise ``ConfigError`` and send nothing."""
 
     def __init__(self, queue: SendQueue, transactions: Transactions, limit: int, tracer: Tracer | None) -> None:
         self._queue = queue
@@ -251,6 +255,7 @@ class AsyncEventProducer:
 
         A cancelled call may have sent its record. Raises as ``BlockingEventProducer.send``.
         """
+        self._check_loop()
         future: asyncio.Future[Delivery] = self._loop.create_future()
 
         def settle(delivery: Delivery) -> None:
@@ -278,6 +283,8 @@ class AsyncEventProducer:
     ) -> None:
         """Send an event without waiting for it, unless ``max_queued_records`` are on their way. ``flush``, or the end
         of the block, raises what became of it. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
+        if asyncio._get_running_loop() is not self._loop:
+            self._check_loop()
         record = _record(topic, event, key, headers, partition, timestamp_ms, self._tracer)
         queue = self._queue
         if not queue.take(record):  # a coroutine less where there is room
@@ -289,6 +296,7 @@ class AsyncEventProducer:
 
     async def flush(self) -> None:
         """Wait for all records on their way. Raises ``NotDelivered`` with those of ``send_soon`` that failed."""
+        self._check_loop()
         await self._wait_reported()
         self._queue.raise_failures()
 
@@ -300,6 +308,7 @@ class AsyncEventProducer:
         """
         records = TransactionRecords(self._transactions.transactional_id, self._limit, self._tracer)
         yield records
+        self._check_loop()
         self._queue.check_open()
         if self._worker is None:
             self._worker = Worker("kes-producer")
@@ -326,6 +335,13 @@ class AsyncEventProducer:
             self._queue.close(is_loud=is_loud)
         finally:
             self._progress.notify()
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigError(
+                "this AsyncEventProducer belongs to the event loop on which it was entered, which is another one: use "
+                "it there, or enter one on each loop (async with EventProducer(...))"
+            )
 
     async def _wait_reported(self) -> None:
         while self._queue.unreported:  # counts events of the client, too, which come without a record

@@ -11,6 +11,7 @@ from streams.errors import ConfigError, DecodeError, RegistrationError, StoreErr
 from streams.events import EventType, event_type_of, parse_version
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, TopicPartition
+from streams.sak.forks import MadeHere
 from streams.stores.engines import KeyValueEngine
 from streams.stores.table import Table
 from streams.views.shared import AllPartitions, AllPartitionsInOrder, SharedHashEngine, SharedOrderedEngine
@@ -49,6 +50,7 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         self._views: dict[int, tuple[Table[K, V], KeyValueEngine]] = {}
         self._views_lock = threading.Lock()
         self._closed = ""
+        self._made_here = MadeHere(f"the table of {topic}", StoreError, self._leave_to_parent)
 
     def of_partition(self, number: int) -> Table[K, V]:
         """Return the table of one partition alone; empty if there is nothing in it (or no such partition). Read-only;
@@ -90,6 +92,10 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         for view, _ in views.values():
             view._close(why)
         self._all = type(self._all)(self._topic)
+
+    def _leave_to_parent(self) -> None:
+        self._views_lock = threading.Lock()  # a thread that is not in this process may have it
+        GlobalTable.close(self, self._made_here.why)  # in memory only: what is on disk is the parent's
 
     def _keep(self, record: IncomingRecord, key: bytes, value: bytes | None) -> None:
         """Take the checked value of a record."""

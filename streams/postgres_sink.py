@@ -33,7 +33,7 @@ from streams.event_source import EventSource
 from streams.job_settings import BatcherConfig
 from streams.outcomes import ErrorPolicy
 from streams.records import IncomingRecord
-from streams.runtime.async_work.batch_stage import BatchItem
+from streams.runtime.async_work.batch_stage import AGAIN, BatchItem
 from streams.sak.backoff import backoff_seconds
 from streams.topics import missing
 
@@ -87,9 +87,10 @@ class PostgresSink:
 
     What the server may do better in a moment (``psycopg.OperationalError``: no connection, deadlock, serialization
     failure; a session that was ended while its worker was frozen; a read-only server) is done again for
-    ``retry_seconds``. Any other exception is the error of the events of that partition in the batch, and goes to their
-    error policy. So do events of timers: they have no offset, and so no fence. Make it before the source starts; its
-    effects are there a moment before the events are committed. Raises ``ConfigError``.
+    ``retry_seconds``. After any other exception the events of that partition in the batch are handed in once more, one
+    by one, each in a transaction of its own: what fails alone goes to its error policy, and the others are written.
+    So do events of timers: they have no offset, and so no fence. Make it before the source starts; its effects are
+    there a moment before the events are committed. Raises ``ConfigError``.
     """
 
     def __init__(
@@ -139,13 +140,23 @@ class PostgresSink:
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
-    async def _write(self, items: list[BatchItem[SinkItem[Any]]]) -> list[Exception | None]:
-        """Write each partition's items in a transaction; returns the error of each item."""
-        errors: dict[Any, Exception | None] = {}
-        for item in items:
-            if item.key not in errors:
-                errors[item.key] = await self._tried([other for other in items if other.key == item.key])
-        return [errors[item.key] for item in items]
+    async def _write(self, items: list[BatchItem[SinkItem[Any]]]) -> list[Any]:
+        """Write each partition's items in a transaction; returns the outcome of each item."""
+        outcomes: dict[int, Any] = {}  # by the place of the item
+        for partition in dict.fromkeys(item.key for item in items):
+            places = [place for place, item in enumerate(items) if item.key == partition]
+            error = await self._tried([items[place] for place in places])
+            if error is None or len(places) == 1 or isinstance(error, (*_PASSING, TopicReplaced)):
+                outcomes |= dict.fromkeys(places, error)
+                continue
+            # An event is at fault. The fence must not pass it before its policy has decided: the rest comes again.
+            left = iter(places)
+            for place in left:
+                outcomes[place] = await self._tried([items[place]])
+                if outcomes[place] is not None:
+                    break
+            outcomes |= dict.fromkeys(left, AGAIN)
+        return [outcomes[place] for place in range(len(items))]
 
     async def _tried(self, items: list[BatchItem[SinkItem[Any]]]) -> Exception | None:
         until, failures = time.monotonic() + self._retry_seconds, 0

@@ -141,14 +141,12 @@ class Delivery(msgspec.Struct):
 
 
 class Acknowledgement(NamedTuple):
-    """A producer's report of one record; ``token`` came with the record. ``send_alone``: the broker refused the batch
-    that the record was in, which need not be the fault of the record."""
+    """A producer's report of one record; ``token`` came with the record."""
 
     token: Any
     partition: int
     offset: int
     error: Exception | None
-    send_alone: bool = False
 
 
 UNREAD: Final = b"".join((b"not", b" read"))

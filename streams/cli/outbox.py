@@ -65,7 +65,7 @@ def apply_command(
     replication_factor: Annotated[int, typer.Option(min=1, help="Of the positions topic.")] = 1,
 ) -> None:
     """Make the tables, the functions and the positions topic, as far as they are missing; bring tables of an older
-    version to this one, with the relays stopped."""
+    version to this one, with the relays stopped. Functions are replaced while writers and relays run."""
     config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     for made in apply(config, shards, replication_factor) or ["nothing: all of it is there"]:
         notices().print(f"made {made}", highlight=False, markup=False)
@@ -90,7 +90,7 @@ def relay_command(
     ] = "",
 ) -> None:
     """Move committed rows to Kafka, once each, until Ctrl-C or SIGTERM. Any number of relays may run, and share the
-    shards."""
+    shards. Without an answer of the database at the start it ends with an error; once it runs it waits for it."""
     config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     if workers > 1:
         raise typer.Exit(_supervise(config, workers, metrics))

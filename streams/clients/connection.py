@@ -8,6 +8,7 @@ lost, and one when it is back.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -23,6 +24,8 @@ _CHATTER: Final = frozenset(
 kinds of clients use (one set of overrides serves producers, consumers and admin clients), or report that a coordinator
 is still loading (``GETPID``: the call that waits for it has its own error)."""
 
+_STOPPED: Final = "gap-less guarantee"
+"""In a producer's line that it has stopped at a refused batch, which is its order (``clients.plain_producer``)."""
 _LEADERS_SECONDS: Final = 1.0
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL})
 
@@ -37,6 +40,8 @@ class ConnectionLog:
         self.answered = False
         self.reason = ""
         """The last complaint, for error messages. Never contains credentials (librdkafka does not log them)."""
+        self.failed_at = float("-inf")
+        """When that was (``time.monotonic``)."""
         self._about_topics: list[KafkaError] = []
 
     def on_error(self, error: KafkaError) -> None:
@@ -45,6 +50,7 @@ class ConnectionLog:
         if code in NO_SUCH_TOPIC or code in NOT_AUTHORIZED:
             self._about_topics.append(error)
             return
+        self.failed_at = time.monotonic()
         if code != KafkaError._ALL_BROKERS_DOWN or not self.reason:
             self.reason = f"{error.name()}: {error.str()}"
         if code in _DOWN and not self.down:
@@ -67,7 +73,7 @@ class ConnectionLog:
     def log(self, level: int, _format: str, facility: str, _name: str, text: str) -> None:
         """Log a line of librdkafka's own log: confluent-kafka calls this as ``logger.log``."""
         logger.log(
-            logging.DEBUG if facility in _CHATTER else min(level, logging.WARNING),
+            logging.DEBUG if facility in _CHATTER or _STOPPED in text else min(level, logging.WARNING),
             "%s: %s %s",
             self.client,
             facility,

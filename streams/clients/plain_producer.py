@@ -1,12 +1,24 @@
-"""A producer without transactions: idempotent, each record acknowledged by itself, on any cluster."""
+"""A producer without transactions: idempotent, each record acknowledged by itself, on any cluster.
+
+The records of a partition never change places. A batch that is larger than its topic takes (``max.message.bytes``) is
+refused as a whole, and librdkafka by itself would go on with the records behind it. So it has to stop there
+(``enable.gapless.guarantee``): what it had queued comes back unsent, in no order that could be relied upon, since a
+request that was ready comes later. Another client sends all of it again, by the numbers that the records have, in
+smaller batches. A record that is refused in a batch of its own is at fault itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import threading
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from operator import attrgetter
+from typing import Final, NamedTuple, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -18,7 +30,34 @@ from streams.clients.translate import BLOCKED, NOT_AUTHORIZED, REFUSED, error_of
 from streams.errors import BrokerUnavailable, RecordRefused, Stopped, StreamsError
 from streams.records import Acknowledgement, Record
 
+_log = logging.getLogger(__name__)
+
 DeliveryReport = Callable[[KafkaError | None, Message], None]
+
+_SETTLE_SECONDS: Final = 10.0
+"""For the answers to what a stopped client has under way; a request has as long."""
+
+
+class _Returned(NamedTuple):
+    """A record that a stopped client gave back; ``number``: of the call that took it."""
+
+    number: int
+    record: Record
+    report: DeliveryReport
+    error: KafkaError
+    message: Message
+
+    @property
+    def is_refused(self) -> bool:
+        return self.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+    @property
+    def place(self) -> tuple[str, int | None]:
+        return self.record.topic, self.message.partition()
+
+    @property
+    def size(self) -> int:
+        return len(self.record.key or b"") + len(self.record.value or b"")  # and not less, so that half is less
 
 
 class PlainProducer:
@@ -28,23 +67,35 @@ class PlainProducer:
     ``close`` may be called by any thread.
     """
 
-    def __init__(self, settings: ClientSettings, *, delivery_timeout_ms: int, one_by_one: bool = False) -> None:
+    def __init__(self, settings: ClientSettings, *, delivery_timeout_ms: int) -> None:
         """Building takes some 1 to 60 ms and holds the GIL (longer with slow TLS): not for an event loop's thread.
+        ``poll`` does it once more after a refusal.
 
-        ``delivery_timeout_ms``: how long a record is tried. ``one_by_one``: each travels in a batch of its own.
+        ``delivery_timeout_ms``: how long a record is tried.
         """
         self.is_broken = False
         """Whether the producer takes no records any more (a fatal error of librdkafka): another one is needed."""
-        self._alone = one_by_one
+        self._is_dead = False  # the same, as ``poll`` learns it
+        self._is_ending = False
         self._may_write_nowhere = False
+        self._settings = settings
         self._timeout_ms = delivery_timeout_ms
         self._connection = ConnectionLog(settings.bootstrap_servers, f"{settings.client_id}.plain")
         self._reports: list[Acknowledgement] = []
-        self._producer: Producer | None = build(
-            Producer, settings.plain_producer(delivery_timeout_ms, one_by_one=one_by_one), self._connection
-        )
+        self._batch_bytes: int | None = None  # that of the settings
+        self._stopped_at: float | None = None  # of the client, by a refusal
+        self.numbers = itertools.count()
+        """Of the records: a thread takes one before each call."""
+        self._returned: list[_Returned] = []
+        self._again: deque[_Returned] = deque()
+        self._swapping = threading.Lock()
+        self._producer: Producer | None = self._build()
         self._produce: Callable[..., None] = self._producer.produce
         self._poll: Callable[..., int] = self._producer.poll
+
+    def _build(self) -> Producer:
+        settings = self._settings.plain_producer(self._timeout_ms, batch_bytes=self._batch_bytes)
+        return build(Producer, settings, self._connection)
 
     def produce(self, record: Record, token: object) -> bool:
         """Queue a record for sending; never blocks. The partition is the key's (murmur2) if the record names none.
@@ -53,55 +104,150 @@ class PlainProducer:
         something. Raises ``RecordRefused`` if the client itself will not take it (too large, no such partition), and
         ``BrokerUnavailable`` if it takes none any more (``is_broken``).
         """
-        return self.produce_reported(record, partial(self._reported, token, record.topic))
+        return self.produce_reported(record, partial(self._reported, token, record, next(self.numbers)))
 
     def produce_reported(self, record: Record, report: DeliveryReport) -> bool:
-        """Queue a record as ``produce`` does; ``report`` is called by ``poll``, with the error or ``None``."""
-        partition = -1 if record.partition is None else record.partition
-        timestamp = 0 if record.timestamp_ms is None else record.timestamp_ms
-        headers = record.headers
-        if headers is not None and type(headers) is not list:
-            headers = [*headers]  # the client takes nothing but lists
+        """Queue a record as ``produce`` does; ``report`` is called by ``poll``, with the error or ``None``. With an
+        error it asks ``takes_back`` first."""
         try:
-            self._produce(record.topic, record.value, record.key, partition, report, None, timestamp, headers)
+            _hand_over(self._produce, record, report)
         except BufferError:
             return False
         except KafkaException as exception:
-            raise self.failure(record.topic, partition, error_of(exception)) from None
+            error = error_of(exception)
+            if error.code() == KafkaError._FATAL and not self._is_dead:
+                return False  # why it has stopped is what ``poll`` learns next
+            partition = -1 if record.partition is None else record.partition
+            raise self.failure(record.topic, partition, error) from None
+        return True
+
+    def takes_back(
+        self, number: int, record: Record, report: DeliveryReport, error: KafkaError, message: Message
+    ) -> bool:
+        """Check whether a record with an error is sent again, in the order of the numbers: then ``report`` is called
+        once more. To be called by the report."""
+        if self._stopped_at is None or error.code() not in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._PURGE_QUEUE):
+            return False
+        self._returned.append(_Returned(number, record, report, error, message))
         return True
 
     @property
     def unreported(self) -> int:
-        """The number of records that are not reported yet."""
-        return 0 if self._producer is None else len(self._producer)
+        """The number of records that are not reported yet; one more while ``poll`` changes the client."""
+        if self._producer is None:
+            return 0
+        return len(self._producer) + len(self._returned) + len(self._again) + (self._stopped_at is not None)
 
     def purge(self) -> None:
         """Give up all records: those that are not reported yet have failed, and are reported by ``poll``."""
+        self._is_ending, self._stopped_at = True, None
         if self._producer is not None:
             self._producer.purge()
+        left, self._returned, self._again = [*self._returned, *self._again], [], deque()
+        for one in left:
+            one.report(KafkaError(KafkaError._PURGE_QUEUE), one.message)
 
     def poll(self, timeout_seconds: float) -> list[Acknowledgement]:
         """Wait for reports, for up to this long, and return those that there are. Blocks."""
         try:
             self._poll(timeout_seconds)
         except KafkaException as exception:  # a fatal error; the records that are purged by it are reported next
-            self._may_write_nowhere |= error_of(exception).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+            self._on_fatal(error_of(exception))
+        if self._stopped_at is not None:
+            self._start_again(self._stopped_at)
+        elif self._again:
+            self._send_again()
         reports, self._reports = self._reports, []
         return reports
 
     def close(self) -> None:
         """Drop the producer: never raises, never flushes, never blocks. What is not reported yet will not be."""
-        producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        self._produce = self._poll = _closed
-        thread = threading.Thread(
-            target=_discard, args=([producer],), name=f"close {self._connection.client}", daemon=True
-        )
-        del producer
-        thread.start()
+        with self._swapping:
+            producer, self._producer = self._producer, None
+            self._produce = self._poll = _closed
+        if producer is not None:
+            _drop([producer], self._connection.client)
 
-    def _reported(self, token: object, topic: str, error: KafkaError | None, message: Message) -> None:
+    # -- after a refusal -----------------------------------------------------------------------------------------------
+
+    def _on_fatal(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._GAPLESS_GUARANTEE:
+            self._may_write_nowhere |= error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+            self._is_dead = True
+            self.is_broken |= bool(self._again)  # no call of ``produce`` would find out
+        elif not self._is_ending:
+            self._stopped_at = time.monotonic()
+            with self._swapping:
+                if self._producer is not None:
+                    self._produce = _no_room
+
+    def _start_again(self, stopped_at: float) -> None:
+        """Go on with another client, once all that the stopped one had under way is answered."""
+        old = self._producer
+        if old is None:
+            return
+        if len(old):  # a request that was ready is answered, and its records are queued again
+            old.purge(in_flight=time.monotonic() > stopped_at + _SETTLE_SECONDS)
+            return
+        batches: dict[tuple[str, int | None], list[_Returned]] = defaultdict(list)
+        for one in self._returned:
+            if one.is_refused:  # of a partition that is one batch: nothing was sent behind it
+                batches[one.place].append(one)
+        for (topic, partition), batch in batches.items():
+            if len(batch) > 1:
+                self._shrink(f"{topic}[{partition}]", len(batch), sum(one.size for one in batch))
+        new = self._build()
+        with self._swapping:
+            if self._producer is None:
+                return
+            self._producer, self._poll = new, new.poll
+        _drop([old], self._connection.client)
+        del old
+        returned, self._returned, self._stopped_at = sorted(self._returned, key=attrgetter("number")), [], None
+        # With a connection lost before, what waits for another partition may be there: only the old client could tell.
+        has_doubts = self._connection.failed_at > stopped_at - self._timeout_ms / 1000 - _SETTLE_SECONDS
+        waiting, self._again = self._again, deque()
+        for one in returned:
+            if one.is_refused and len(batches[one.place]) == 1:
+                one.report(one.error, one.message)
+            elif has_doubts and one.place not in batches and one.place[1] not in (None, -1):
+                one.report(KafkaError(KafkaError._PURGE_INFLIGHT, "while another batch was refused"), one.message)
+            else:
+                self._again.append(one)
+        self._again += waiting  # the old client did not get to these
+        self._send_again()
+
+    def _shrink(self, where: str, count: int, size: int) -> None:
+        self._batch_bytes = min(self._batch_bytes or size, max(size // 2, 1))
+        _log.warning(
+            "%s: Kafka refuses a batch of %d records with %d bytes: max.message.bytes of the topic is smaller. They "
+            "are sent again, in order, in batches of at most %d bytes; batch.size in client_settings sets it from the "
+            "start",
+            *(where, count, size, self._batch_bytes),
+        )
+
+    def _send_again(self) -> None:
+        """Hand over what came back. Until all of it is taken, ``produce`` has no room for other records."""
+        producer = self._producer
+        while producer is not None and self._again:
+            one = self._again[0]
+            try:
+                _hand_over(producer.produce, one.record, one.report)
+            except BufferError:
+                return
+            except KafkaException as exception:
+                error = error_of(exception)
+                if error.code() == KafkaError._FATAL:
+                    self.is_broken |= self._is_dead
+                    return
+                self._again.popleft().report(error, one.message)
+            else:
+                self._again.popleft()
+        with self._swapping:
+            if producer is not None and self._producer is producer:
+                self._produce = producer.produce
+
+    def _reported(self, token: object, record: Record, number: int, error: KafkaError | None, message: Message) -> None:
         """Collect a delivery report: called by ``poll``, on its thread."""
         partition, offset = message.partition(), message.offset()
         partition = -1 if partition is None else partition
@@ -109,9 +255,9 @@ class PlainProducer:
             self._connection.on_answer()
             self._reports.append(Acknowledgement(token, partition, -1 if offset is None else offset, None))
             return
-        in_company = error.code() == KafkaError.MSG_SIZE_TOO_LARGE and not self._alone
-        failure = self.failure(topic, partition, error)
-        self._reports.append(Acknowledgement(token, partition, -1, failure, in_company))
+        if self.takes_back(number, record, partial(self._reported, token, record, number), error, message):
+            return
+        self._reports.append(Acknowledgement(token, partition, -1, self.failure(record.topic, partition, error)))
 
     def failure(self, topic: str, partition: int, error: KafkaError) -> StreamsError:
         """Translate the error of a record: ``RecordRefused``, or ``BrokerUnavailable`` where it may be there or not."""
@@ -126,14 +272,34 @@ class PlainProducer:
         if error.fatal() or error.code() == KafkaError._FATAL:
             self.is_broken = True
         reason = f"; {self._connection.reason}" if self._connection.down else ""
+        # A record gets its partition from a broker that has answered.
+        outcome = "it was not sent" if partition < 0 else "it may be there or not"
         return BrokerUnavailable(
             f"{where}: not acknowledged by Kafka at {self._connection.addresses} within "
-            f"{self._timeout_ms / 1000:g} s ({error.name()}: {error.str()}{reason}); it may be there or not"
+            f"{self._timeout_ms / 1000:g} s ({error.name()}: {error.str()}{reason}); {outcome}"
         )
+
+
+def _hand_over(produce: Callable[..., None], record: Record, report: DeliveryReport) -> None:
+    partition = -1 if record.partition is None else record.partition
+    timestamp = 0 if record.timestamp_ms is None else record.timestamp_ms
+    headers = record.headers
+    if headers is not None and type(headers) is not list:
+        headers = [*headers]  # the client takes nothing but lists
+    produce(record.topic, record.value, record.key, partition, report, None, timestamp, headers)
+
+
+def _no_room(*_arguments: object) -> NoReturn:
+    raise BufferError
 
 
 def _closed(*_arguments: object) -> NoReturn:
     raise Stopped("the producer is closed")
+
+
+def _drop(last_reference: list[Producer], client: str) -> None:
+    """Let go of a client on a thread: its end may block."""
+    threading.Thread(target=_discard, args=(last_reference,), name=f"close {client}", daemon=True).start()
 
 
 def _discard(last_reference: list[Producer]) -> None:

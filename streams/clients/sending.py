@@ -11,8 +11,9 @@ from confluent_kafka import KafkaError, Message
 
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, Stopped, StreamsError
+from streams.errors import BrokerUnavailable, ConfigError, NotDelivered, RecordRefused, Stopped
 from streams.records import Delivery, Record
+from streams.sak.forks import MadeHere, never_freed
 
 _log = logging.getLogger(__name__)
 
@@ -37,14 +38,14 @@ class SendQueue:
         self.sends = 0
         """The records since the last ``serve``."""
         self._producer: PlainProducer | None = self._connect()
-        self._alone: PlainProducer | None = None
         self._is_closed = False
-        self._shared: Sent | None = None
+        self._shared: Record | None = None
+        self._made_here = MadeHere("this EventProducer", ConfigError, self._leave_to_parent)
 
     @property
     def unreported(self) -> int:
         """The number of records that are not acknowledged, and have not failed."""
-        return sum(producer.unreported for producer in (self._producer, self._alone) if producer is not None)
+        return 0 if self._producer is None else self._producer.unreported
 
     def take(self, record: Record, settle: Callable[[Delivery], None] | None = None) -> bool:
         """Queue a record; ``False``: there is no room, call ``serve``. Raises ``RecordRefused``.
@@ -55,13 +56,14 @@ class SendQueue:
         if producer is None:
             self.check_open()
             return False  # another thread is making it anew
+        number = next(producer.numbers)
         if settle is not None or record.partition is not None or record.timestamp_ms is not None:
-            sent = Sent(self, producer, record, settle)
-        else:  # nothing of it is kept, so its memory is free at once, and still in the processor's cache
+            sent = Sent(self, producer, number, record, settle)
+        else:  # nothing more of it is kept, so its memory is free at once, and still in the processor's cache
             shared = self._shared
-            if shared is None or shared.record.headers is not record.headers or shared.producer is not producer:
-                shared = self._shared = Sent(self, producer, record, None, is_shared=True)
-            sent = shared
+            if shared is None or shared.headers is not record.headers:
+                shared = self._shared = record
+            sent = Sent(self, producer, number, shared, None, True)
         try:
             taken = producer.produce_reported(record, sent)
         except Stopped:
@@ -82,10 +84,8 @@ class SendQueue:
         self.check_open()
         if (producer := self._producer) is None:  # it could not be made before
             producer = self._producer = self._connect()
-        if self._alone is not None:
-            self._alone.poll(0)
         producer.poll(seconds)
-        if producer.is_broken or (self._alone is not None and self._alone.is_broken):
+        if producer.is_broken:
             self._drop()
             self._producer = self._connect()
 
@@ -98,6 +98,7 @@ class SendQueue:
 
     def raise_failures(self) -> None:
         """Raise ``NotDelivered`` with the failures since the last call, if there are any."""
+        self.check_fork()
         failures, more = self._failures, self._more_failures
         self._failures, self._more_failures = [], 0
         if failures:
@@ -106,6 +107,8 @@ class SendQueue:
     def close(self, *, is_loud: bool) -> None:
         """Close the client. Records on their way are in doubt. Raises ``NotDelivered``, or logs it if not loud."""
         self._is_closed = True
+        if self._made_here.is_foreign:
+            return
         self._drop()
         try:
             self.raise_failures()
@@ -120,44 +123,44 @@ class SendQueue:
             if sent.settle is not None:
                 sent.settle(Delivery(sent.record, partition, offset))
             return
-        failure: Exception = sent.producer.failure(sent.record.topic, partition, error)
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and sent.producer is not self._alone:
-            try:  # refused with its batch, which need not be its own fault
-                alone = self._alone = self._alone or self._connect(one_by_one=True)
-                if alone.produce_reported(sent.record, Sent(self, alone, sent.record, sent.settle)):
-                    return
-            except StreamsError as refusal:
-                failure = refusal
+        failure = sent.producer.failure(sent.record.topic, partition, error)
         (sent.settle or self.note)(Delivery(sent.record, partition, -1, failure))
 
-    def _connect(self, *, one_by_one: bool = False) -> PlainProducer:
-        return PlainProducer(self._settings, delivery_timeout_ms=self._timeout_ms, one_by_one=one_by_one)
+    def _connect(self) -> PlainProducer:
+        return PlainProducer(self._settings, delivery_timeout_ms=self._timeout_ms)
 
     def check_open(self) -> None:
-        """Raise ``Stopped`` once this is closed."""
+        """Raise ``Stopped`` once this is closed, and ``ConfigError`` after a fork."""
+        self.check_fork()
         if self._is_closed:
             raise Stopped("the producer is closed: its block has ended")
 
+    def check_fork(self) -> None:
+        """Raise ``ConfigError`` in a process that did not make this."""
+        self._made_here.check()
+
+    def _leave_to_parent(self) -> None:
+        producer, self._producer = self._producer, None  # so that no call gets to it
+        never_freed(producer)
+
     def _drop(self) -> None:
-        """Drop the clients. Their records on the way are in doubt."""
-        while (producer := self._producer or self._alone) is not None:  # what the first reports may go to the second
+        """Drop the client. Its records on the way are in doubt."""
+        if (producer := self._producer) is not None:
             producer.purge()
             while producer.unreported:
                 producer.poll(_PURGE_SECONDS)
             producer.close()
-            if producer is self._producer:
-                self._producer = None
-            else:
-                self._alone = None
+            self._producer = None
 
 
 class Sent(msgspec.Struct, gc=False):
     """A record on its way: the function that the client calls with the outcome. Not a closure, and out of the garbage
-    collector's sight: a hundred thousand of them are on their way, and it would look at each. ``is_shared``: by all
-    records with the headers of ``record``, of which only failures matter; the client knows the rest of them."""
+    collector's sight: a hundred thousand of them are on their way, and it would look at each. ``is_shared``: ``record``
+    is one with the same headers, since only failures matter; the client knows the rest of it."""
 
     queue: SendQueue
     producer: PlainProducer
+    number: int
     record: Record
     settle: Callable[[Delivery], None] | None
     is_shared: bool = False
@@ -168,6 +171,8 @@ class Sent(msgspec.Struct, gc=False):
         sent = self
         if self.is_shared:
             record = Record(message.topic() or "", message.value(), message.key(), self.record.headers)
-            sent = Sent(self.queue, self.producer, record, None)
+            sent = Sent(self.queue, self.producer, self.number, record, None)
+        if error is not None and self.producer.takes_back(self.number, sent.record, self, error, message):
+            return
         partition, offset = message.partition(), message.offset()
         self.queue.reported(sent, error, -1 if partition is None else partition, -1 if offset is None else offset)

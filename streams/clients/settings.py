@@ -137,20 +137,23 @@ class ClientSettings:
         shown = {key: "***" if is_secret(key) else value for key, value in self.overrides.items()}
         return f"ClientSettings({self.bootstrap_servers!r}, {shown!r}, client_id={self.client_id!r})"
 
-    def plain_producer(self, delivery_timeout_ms: int, *, one_by_one: bool = False) -> dict[str, object]:
-        """Configuration of a producer without transactions: idempotent, acknowledged by all in-sync replicas."""
+    def plain_producer(self, delivery_timeout_ms: int, *, batch_bytes: int | None = None) -> dict[str, object]:
+        """Configuration of a producer without transactions: idempotent, acknowledged by all in-sync replicas. It stops
+        at a batch that is refused. ``batch_bytes``: of a batch, the most, in place of the user's."""
         return {
             **self._base(f"{self.client_id}.plain"),
             **_PRODUCER,
-            # With several, a request behind one that failed is refused, and librdkafka numbers all of them anew: what
-            # had arrived may then be written twice (librdkafka issue 4953).
-            "max.in.flight.requests.per.connection": 1,
             **self.overrides,
+            **({} if batch_bytes is None else {"batch.size": batch_bytes}),
             "message.timeout.ms": delivery_timeout_ms,
             "enable.idempotence": True,
             "partitioner": "murmur2_random",
             "delivery.report.only.error": False,
-            **({"batch.num.messages": 1} if one_by_one else {}),
+            # What is behind a batch that is refused must not overtake it (``clients.plain_producer``).
+            "enable.gapless.guarantee": True,
+            # The same: with several, a request behind it may be under way. And librdkafka would number those behind one
+            # that failed anew: what had arrived may then be written twice (librdkafka issue 4953).
+            "max.in.flight.requests.per.connection": 1,
         }
 
     def consumer(self, *, partition_eof: bool, fetch_wait_ms: int = 20, role: str = "consumer") -> dict[str, object]:

@@ -232,6 +232,15 @@ class KeyedQueue(Generic[ItemT]):
             item._key.partition.items -= 1
             self._let_go(item._key)
 
+    def put_back(self, item: ItemT) -> None:
+        """Have an item of a running batch wait once more, before those of its key. Of several the last one first."""
+        key, partition = item._key, item._key.partition
+        self._numbers += 1
+        item._number = self._numbers
+        key.waiting.appendleft(item)
+        partition.items += 1  # ``end`` counts it as done
+        partition.waiting += 1
+
     def hold(self, item: ItemT, now: float = 0.0) -> None:
         """Keep the key of an item of a running batch beyond the batch, until ``release`` (one for each ``hold``).
         Waiting items of earlier events get another key, ``Overtaken``."""

@@ -110,7 +110,8 @@ class OutboxSession(Protocol):
         ...
 
     def fetch(self, shard: int, rows: int, size: int) -> list[StashedRow]:
-        """Return the next rows by id: so many, and not much more than ``size`` bytes, but one at least."""
+        """Return the next rows by id: so many, and not much more than ``size`` bytes, but one at least. A crash of the
+        server does not undo their transactions any more."""
         ...
 
     def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> int:

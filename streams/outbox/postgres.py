@@ -27,8 +27,11 @@ from streams.outbox.database import (
 from streams.outbox.schema import (
     AWAKE_LOCKS,
     COLUMNS,
+    FLUSH,
+    FOUND_FUNCTION,
     OWNER_LOCKS,
     PARKED_COLUMNS,
+    SCHEMA,
     checked_table,
     functions_sql,
     parked_index,
@@ -106,8 +109,6 @@ INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM du
 """
 _NOTE: Final = "UPDATE {shards} SET serial = greatest(serial, %s) WHERE shard = %s"
 _ABOUT: Final = "SELECT identity::text, version, shards, topic_id, '{table}'::regclass::oid::integer FROM {table}_about"
-
-
 _COLUMNS_OF: Final = """
 SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
 WHERE attrelid = %s::text::regclass AND attnum > 0 AND NOT attisdropped
@@ -260,11 +261,14 @@ class PostgresSession:
         return int(self._one(f"SELECT serial FROM {self._table}_shards WHERE shard = %s", shard)[0])
 
     def fetch(self, shard: int, rows: int, size: int) -> list[StashedRow]:
-        """Return the next rows by id: so many, and not much more than ``size`` bytes, but one at least."""
+        """Return rows as ``OutboxSession.fetch``; a crash of the server does not undo their transactions any more."""
         arguments = {"shard": shard, "rows": rows, "bytes": size}
         with database_errors():
             cursor = self._connection.execute(self._sql(_FETCH), arguments, binary=True)
-            return [_stashed_row(shard, index, *row) for index, row in enumerate(cursor)]
+            found = [_stashed_row(shard, index, *row) for index, row in enumerate(cursor)]
+            if found:
+                self._connection.execute(FLUSH)
+            return found
 
     def delete(self, shard: int, rows: Sequence[RowId], serial: int) -> int:
         """Delete rows that are in Kafka, those that are still there, and note the serial in the same transaction;
@@ -407,8 +411,8 @@ class PostgresSession:
                 self._connection.execute(parked_index_sql(self._table).encode())
                 made = made or f"index {index}"
             functions, name = functions_sql(self._table), stash_function(self._table)
-            text = "SELECT coalesce((SELECT prosrc FROM pg_proc WHERE oid = to_regproc(%s)), 'missing')"
-            if self._one(text, name)[0] not in functions:
+            schema, found = self._one(FOUND_FUNCTION, name, self._table)
+            if found not in functions.replace(SCHEMA, schema):
                 self._connection.execute(functions.encode())
                 made = made or f"functions {name} and {name}_rows"
         if (about := self.about()).shards != shards:

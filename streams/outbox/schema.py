@@ -16,7 +16,10 @@ TOPIC_PATTERN: Final = rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}"
 """Names that Kafka takes for topics, but for ``.`` and ``..``."""
 
 KEY_BUCKETS: Final = 1024
-"""Advisory locks of keys: a transaction never takes more, however many rows it stashes."""
+"""Advisory locks that are shared by keys."""
+MAX_KEY_LOCKS: Final = 1000
+"""Keys that a transaction locks by themselves; those behind them are locked with their whole buckets, because the
+locks of a server are limited (``max_locks_per_transaction``)."""
 AWAKE_LOCKS: Final = 2048
 """The first advisory lock of those that a sleeping relay holds, one of each shard."""
 OWNER_LOCKS: Final = 4096
@@ -52,11 +55,27 @@ COLUMNS: Final = {
 PARKED_COLUMNS: Final = {**COLUMNS, "error": "text", "next_try_at": "timestamp with time zone"}
 
 
+FOUND_FUNCTION: Final = """
+SELECT quote_ident(nspname),
+       coalesce((SELECT prosrc FROM pg_proc WHERE oid = to_regproc(quote_ident(nspname) || '.' || %s)), 'missing')
+FROM pg_class JOIN pg_namespace AS spaces ON spaces.oid = relnamespace WHERE pg_class.oid = %s::text::regclass
+"""
+# What was seen may be the commit of a writer with synchronous_commit = off, which a crash of the server undoes. A
+# commit of this session flushes all that was written to the log before it, if it has written something itself.
+FLUSH: Final = """
+SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
+  THEN pg_logical_emit_message(true, 'kes_outbox', '') END
+"""
+
+
 def checked_shards(shards: int) -> None:
     """Raise ``ConfigError`` for a number of shards that cannot be."""
     if type(shards) is not int or not 1 <= shards <= 256:
         raise ConfigError(f"shards is {shards!r}; it must be 1 to 256")
 
+
+SCHEMA: Final = "@schema@"
+"""In the text of the functions, of their table's schema: they work under any ``search_path``."""
 
 UPGRADES: Final[dict[int, str]] = {}
 """Statements that make the next version of each version; ``{table}`` is the outbox. No other version is known yet."""
@@ -70,8 +89,9 @@ def upgrade_sql(version: int, table: str = DEFAULT_TABLE) -> str:
 
 
 def functions_sql(table: str) -> str:
-    """Return the statements that make the functions, or replace them. Those of all releases do the same."""
-    return _filled(_FUNCTIONS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"), table)
+    """Return the statement that makes the functions in the schema of the table, or replaces them. Those of all releases
+    may be at work together. In their text ``SCHEMA`` stands for the schema."""
+    return _filled(_FUNCTIONS, table)
 
 
 def parked_index(table: str) -> str:
@@ -106,6 +126,8 @@ def _filled(text: str, table: str, more: Mapping[str, str] | None = None) -> str
         "{version}": str(VERSION),
         "{type}": TYPE_HEADER,
         "{buckets}": str(KEY_BUCKETS),
+        "{most}": str(MAX_KEY_LOCKS),
+        "{schema}": SCHEMA,
         "{awake}": str(AWAKE_LOCKS),
         **(more or {}),
     }
@@ -115,8 +137,11 @@ def _filled(text: str, table: str, more: Mapping[str, str] | None = None) -> str
 
 
 # A transaction takes the lock of a key before it gets an id, and keeps it to its end: so ids of a key are in the order
-# of the commits. The lock of a shard is only tried: a relay that sleeps has it, and is to be woken; one that is awake
-# cannot fall asleep before this transaction has ended, because it does not get the lock until then.
+# of the commits. That lock is a hash of 64 bits, of key and table. With it the key's bucket is locked, shared: only a
+# transaction with very many keys, which takes buckets only, and the functions of earlier releases, which know no other
+# locks, wait for that: a key's rows keep their order while functions are replaced under load, or put back.
+# The lock of a shard is only tried: a relay that sleeps has it, and is to be woken; one that is awake cannot fall
+# asleep before this transaction has ended, because it does not get the lock until then.
 _TABLES: Final = """\
 CREATE TABLE {table} (
   id bigint GENERATED ALWAYS AS IDENTITY,
@@ -158,41 +183,60 @@ INSERT INTO {table}_about (version, shards) VALUES ({version}, {shards});
 """
 
 _FUNCTIONS: Final = """
-CREATE FUNCTION {stash}_rows(
+DO $apply$ BEGIN EXECUTE replace($functions$
+CREATE OR REPLACE FUNCTION {schema}.{stash}_rows(
   topics text[], keys bytea[], contents bytea[], partitions integer[],
   header_counts integer[], names text[], contents_of_headers bytea[], ordered boolean
 ) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
-  place CONSTANT integer := '{table}'::regclass::oid::integer;
-  bucket integer;
+  place CONSTANT integer := '{schema}.{table}'::regclass::oid::integer;
+  locked integer := coalesce(nullif(current_setting('{table}.keys', true), ''), '0')::integer;  -- of the transaction
   own_shard smallint;
   seen smallint[] := '{}';
   first integer := 1;
-  hash bytea;
+  bucket integer;
 BEGIN
   IF cardinality(topics) = 1 AND cardinality(names) = header_counts[1] THEN  -- in half the time of what follows
-    IF ordered THEN
-      hash := sha256(keys[1]);
-      PERFORM pg_advisory_xact_lock(place, (get_byte(hash, 1) * 256 + get_byte(hash, 2)) % {buckets});  -- NULL: none
+    IF ordered AND keys[1] IS NOT NULL THEN
+      bucket := (get_byte(sha256(keys[1]), 1) * 256 + get_byte(sha256(keys[1]), 2)) % {buckets};
+      IF locked < {most} THEN
+        PERFORM pg_advisory_xact_lock_shared(place, bucket);
+        PERFORM pg_advisory_xact_lock(hashtextextended(encode(keys[1], 'hex'), place)),
+                set_config('{table}.keys', (locked + 1)::text, true);
+      ELSE
+        PERFORM pg_advisory_xact_lock(place, bucket);
+      END IF;
     END IF;
-    INSERT INTO {table} (topic, key, value, partition, header_names, header_values)
+    INSERT INTO {schema}.{table} (topic, key, value, partition, header_names, header_values)
     VALUES (topics[1], keys[1], contents[1], partitions[1], names, contents_of_headers) RETURNING shard INTO own_shard;
-    IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard) THEN
+    IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard)
+       AND coalesce(current_setting('{table}.wake', true), '') <> 'off' THEN
       PERFORM pg_notify('{table}', own_shard::text);
     END IF;
     RETURN;
   END IF;
   IF ordered THEN
+    locked := locked + (SELECT count(DISTINCT key) FROM unnest(keys) AS key);
     FOR bucket IN
       SELECT DISTINCT (get_byte(of_key, 1) * 256 + get_byte(of_key, 2)) % {buckets} AS number
       FROM (SELECT sha256(key) AS of_key FROM unnest(keys) AS key WHERE key IS NOT NULL) AS hashed
       ORDER BY number
     LOOP
-      PERFORM pg_advisory_xact_lock(place, bucket);
+      IF locked <= {most} THEN
+        PERFORM pg_advisory_xact_lock_shared(place, bucket);
+      ELSE
+        PERFORM pg_advisory_xact_lock(place, bucket);
+      END IF;
     END LOOP;
+    IF locked <= {most} THEN
+      PERFORM set_config('{table}.keys', locked::text, true);
+      PERFORM pg_advisory_xact_lock(number) FROM (
+        SELECT DISTINCT hashtextextended(encode(key, 'hex'), place) AS number
+        FROM unnest(keys) AS key WHERE key IS NOT NULL ORDER BY number) AS hashed;
+    END IF;
   END IF;
   FOR number IN 1 .. cardinality(topics) LOOP
-    INSERT INTO {table} (topic, key, value, partition, header_names, header_values)
+    INSERT INTO {schema}.{table} (topic, key, value, partition, header_names, header_values)
     VALUES (
       topics[number], keys[number], contents[number], partitions[number],
       names[first : first + header_counts[number] - 1], contents_of_headers[first : first + header_counts[number] - 1])
@@ -200,7 +244,8 @@ BEGIN
     first := first + header_counts[number];
     IF NOT own_shard = ANY (seen) THEN
       seen := seen || own_shard;
-      IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard) THEN
+      IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard)
+         AND coalesce(current_setting('{table}.wake', true), '') <> 'off' THEN
         PERFORM pg_notify('{table}', own_shard::text);
       END IF;
     END IF;
@@ -208,19 +253,33 @@ BEGIN
 END $body$;
 
 -- The same without arrays, which cost more than all the rest.
-CREATE FUNCTION {stash}(topic text, type text, key text, value jsonb) RETURNS void LANGUAGE plpgsql AS $body$
+CREATE OR REPLACE FUNCTION {schema}.{stash}(topic text, type text, key text, value jsonb)
+RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
-  place CONSTANT integer := '{table}'::regclass::oid::integer;
+  place CONSTANT integer := '{schema}.{table}'::regclass::oid::integer;
+  locked CONSTANT integer := coalesce(nullif(current_setting('{table}.keys', true), ''), '0')::integer;
   own_key CONSTANT bytea := convert_to(key, 'UTF8');
   hash CONSTANT bytea := sha256(own_key);
+  bucket CONSTANT integer := (get_byte(hash, 1) * 256 + get_byte(hash, 2)) % {buckets};  -- NULL: no lock
   own_shard smallint;
 BEGIN
-  PERFORM pg_advisory_xact_lock(place, (get_byte(hash, 1) * 256 + get_byte(hash, 2)) % {buckets});  -- NULL: none
-  INSERT INTO {table} (topic, key, value, header_names, header_values)
+  IF locked < {most} THEN
+    PERFORM pg_advisory_xact_lock_shared(place, bucket);
+    PERFORM pg_advisory_xact_lock(hashtextextended(encode(own_key, 'hex'), place)),
+            set_config('{table}.keys', (locked + 1)::text, true);
+  ELSE
+    PERFORM pg_advisory_xact_lock(place, bucket);
+  END IF;
+  INSERT INTO {schema}.{table} (topic, key, value, header_names, header_values)
   VALUES (topic, own_key, convert_to(value::text, 'UTF8'), ARRAY['{type}'], ARRAY[convert_to(type, 'UTF8')])
   RETURNING shard INTO own_shard;
-  IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard) THEN
+  IF NOT pg_try_advisory_xact_lock_shared(place, {awake} + own_shard)
+     AND coalesce(current_setting('{table}.wake', true), '') <> 'off' THEN
     PERFORM pg_notify('{table}', own_shard::text);
   END IF;
 END $body$;
+$functions$, '{schema}', (
+  SELECT quote_ident(nspname) FROM pg_class JOIN pg_namespace AS spaces ON spaces.oid = relnamespace
+  WHERE pg_class.oid = '{table}'::regclass));
+END $apply$;
 """

@@ -48,6 +48,7 @@ from streams.queries.tickets import (
 )
 from streams.records import Delivery, TopicPartition
 from streams.runtime.ownership.replicas import make_store
+from streams.sak.forks import MadeHere
 from streams.sak.murmur2 import partition_of
 from streams.stores.engines import after_prefix
 from streams.stores.table import Table
@@ -137,6 +138,7 @@ class StateReader(Generic[K, V]):
 
     async def __aenter__(self) -> Self:
         """Connect. The group is looked at by the first read."""
+        self._made_here = MadeHere("this StateReader", ConfigError)
         self._finder = MemberFinder(self.config)
         ca = self.config.queries.tls_ca_file
         context = ssl.create_default_context(cafile=ca or None)
@@ -292,6 +294,7 @@ class StateReader(Generic[K, V]):
         """Put the question to members until one answers."""
         if self._session is None:
             raise Stopped("the reader is not open: enter it, by async with")
+        self._made_here.check()
         if not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be more than 0")
         deadline = time.monotonic() + timeout_seconds

@@ -23,7 +23,8 @@ from typing import Any, Generic, TypeVar
 
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 
-from streams.errors import ProcessJobError, Stopped
+from streams.errors import ConfigError, ProcessJobError, Stopped
+from streams.sak.forks import MadeHere
 
 T = TypeVar("T")
 _Job = tuple[Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any] | None", asyncio.AbstractEventLoop]
@@ -37,6 +38,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._name, self._is_abandoned = name, False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._made_here = MadeHere(name, ConfigError)
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
@@ -44,6 +46,7 @@ class Worker:
 
         Cancelling the caller does not stop the call; later calls of this worker wait for it.
         """
+        self._made_here.check()
         if self._is_abandoned:  # nothing would ever run it
             raise Stopped(f"{self._name} is closed: the call was not made")
         loop = asyncio.get_running_loop()

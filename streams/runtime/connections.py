@@ -90,8 +90,6 @@ class KafkaConnections:
         bootstrap_servers: str,
         client_settings: Mapping[str, object],
         delivery_timeout_seconds: float,
-        *,
-        one_by_one: bool = False,
     ) -> PlainProducer:
         config = self._config
         settings = ClientSettings(
@@ -100,7 +98,7 @@ class KafkaConnections:
             client_id=self._settings.client_id,
         )
         timeout_ms = int(delivery_timeout_seconds * 1000)
-        return PlainProducer(settings, delivery_timeout_ms=timeout_ms, one_by_one=one_by_one)
+        return PlainProducer(settings, delivery_timeout_ms=timeout_ms)
 
     def consumer(self) -> LogConsumer:
         """Build the consumer of the source topic."""

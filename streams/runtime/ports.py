@@ -56,6 +56,8 @@ class PlainProducer(Protocol):
 
     @property
     def is_broken(self) -> bool: ...
+    @property
+    def unreported(self) -> int: ...
 
     def produce(self, record: Record, token: object) -> bool: ...
     def poll(self, timeout_seconds: float) -> list[Acknowledgement]: ...
@@ -265,8 +267,6 @@ class Connections(Protocol):
         bootstrap_servers: str,
         client_settings: Mapping[str, object],
         delivery_timeout_seconds: float,
-        *,
-        one_by_one: bool = False,
     ) -> PlainProducer:
         """Build a producer. Without ``bootstrap_servers`` it is connected as the event source is, and
         ``client_settings`` come on top."""

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from streams.errors import RegistrationError, Stopped
+from streams.errors import ConfigError, RegistrationError, Stopped
 from streams.records import Delivery
+from streams.sak.forks import MadeHere
 from streams.views.reads import ViewReads
 from streams.views.table import ViewChange, ViewTable
 
@@ -25,6 +26,7 @@ class LoopThread:
     """A thread with an event loop, for one view. A view is entered and left in one task, which lives here."""
 
     def __init__(self) -> None:
+        self._made_here = MadeHere("this view", ConfigError)
         self._loop = asyncio.new_event_loop()
         self._leave: asyncio.Future[BaseException | None] = self._loop.create_future()
         self._entered: asyncio.Future[None] = self._loop.create_future()
@@ -65,6 +67,7 @@ class LoopThread:
             raise RegistrationError(
                 "`with View(...)` blocks its thread, and this one runs an event loop: use async with"
             )
+        self._made_here.check()
         coroutine = start()
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

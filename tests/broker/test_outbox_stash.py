@@ -160,14 +160,6 @@ def test_two_orders_of_two_keys_are_a_deadlock_that_the_database_names(database:
     assert len(rows(database)) == 2
 
 
-def test_a_batch_of_many_keys_takes_a_bounded_number_of_locks(database: str) -> None:
-    with psycopg.connect(database) as db:
-        Outbox().stash_many(db, [Record("t", b"", b"%d" % number) for number in range(20_000)])
-        found = db.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
-        assert found is not None
-        assert 1_000 < found[0] <= 1_024 + 4
-
-
 def test_tables_that_are_missing_or_of_another_version_are_named(each_postgres: PostgresServer, database: str) -> None:
     with (
         PostgresSession(each_postgres.make_database(), "kes_outbox") as session,

@@ -267,3 +267,25 @@ def test_partitions_take_turns(permits: int, partitions: int) -> None:
         assert len({item.partition for item in begun[at : at + partitions]}) == partitions
     for partition in range(partitions):
         assert [item.key for item in begun if item.partition == partition] == [0, 1] * 3
+
+
+def test_items_that_are_put_back_come_before_those_behind_them() -> None:
+    """Once the item that failed before them has let go of the key."""
+    queue: KeyedQueue[KeyedItem] = KeyedQueue(1, PartitionLimits(items=5), batch_size=3)
+    items = [KeyedItem() for _ in range(5)]
+    for position, item in enumerate(items):
+        item.position = position
+        queue.add("partition", "key", item)
+    batch = queue.take()
+    assert batch == items[:3]
+    queue.hold(items[0])
+    for item in reversed(items[1:3]):
+        queue.put_back(item)
+    queue.end(batch)
+    assert (queue.take(), queue.waiting, queue.running) == (None, 4, 0)
+    assert queue.has_room("partition", "key")
+    queue.release(items[0])
+    assert queue.take() == items[1:4]
+    assert queue.withdraw(items[4])
+    queue.end(items[1:4])
+    assert (queue.waiting, queue.keys) == (0, 0)

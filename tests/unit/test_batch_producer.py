@@ -25,13 +25,13 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Scripted(SimPlainProducer):
-    """Reports a record ``c:3`` after so many seconds, refuses ``b!``, and ``a?`` if it is in one batch with others."""
+    """Reports a record ``c:3`` after so many seconds, and refuses ``b!``."""
 
-    def __init__(self, process: Any, factory: Factory, one_by_one: bool) -> None:
+    def __init__(self, process: Any, factory: Factory) -> None:
         super().__init__(process)
         self.names: list[str] = []
         self.is_closed = False
-        self._factory, self._one_by_one = factory, one_by_one
+        self._factory = factory
         self._under_way = 0
 
     def produce(self, record: Record, token: object) -> bool:
@@ -50,9 +50,8 @@ class Scripted(SimPlainProducer):
     def _reported(self, report: Acknowledgement) -> None:
         delivery: Any = report.token
         name, _, seconds = (delivery.record.key or b"").decode().partition(":")
-        alone = "?" in name and not self._one_by_one
-        if alone or "!" in name:
-            report = Acknowledgement(delivery, 0, -1, RecordRefused(f"{name} is too large"), alone)
+        if "!" in name:
+            report = Acknowledgement(delivery, 0, -1, RecordRefused(f"{name} is too large"))
         if seconds:
             self._process.loop.call_later(float(seconds), self._report, report)
         else:
@@ -71,10 +70,10 @@ class Factory:
         self.error: Exception | None = None
         self.made: list[Scripted] = []
 
-    def __call__(self, connections: SimConnections, *_: Any, one_by_one: bool = False, **__: Any) -> Scripted:
+    def __call__(self, connections: SimConnections, *_: Any) -> Scripted:
         if self.error is not None:
             raise self.error
-        self.made.append(Scripted(connections.process, self, one_by_one))
+        self.made.append(Scripted(connections.process, self))
         return self.made[-1]
 
     @property
@@ -85,7 +84,7 @@ class Factory:
 @pytest.fixture
 def factory(monkeypatch: pytest.MonkeyPatch) -> Factory:
     made = Factory()
-    monkeypatch.setattr(SimConnections, "plain_producer", lambda *args, **settings: made(*args, **settings))
+    monkeypatch.setattr(SimConnections, "plain_producer", lambda *args: made(*args))
     return made
 
 
@@ -96,13 +95,12 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> Factory:
         ("producer | a:2 b:3, c:1 | 3 a@0+b@1 c@2 @2", ["a b c"]),
         ("producer | None, , None | 0 () @3", []),  # no producer is made
         ("producer | a b!, c | 0 (b! is too large) c@2 @2", ["a b! c"]),
-        ("producer | a?:1, b?!:2, c | 2 a?@3 @1; 4 (b?! is too large) c@2 @3", ["a? b?! c", "a? b?!"]),
     ],
 )
 def test_an_event_completes_when_its_records_are_reported(
     factory: Factory, line: str, sent: list[str], late: bool
 ) -> None:
-    """All of them; one that failed fails its event; what was refused with its batch is sent again, alone."""
+    """All of them; one that failed fails its event."""
     kind, _, events, trace = row(line)
     world = World(kind, late=late)
     said = trace[trace.index("(") + 1 : trace.index(")")] if "(" in trace else ""

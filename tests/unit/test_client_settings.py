@@ -50,10 +50,10 @@ def test_what_exactly_once_rests_on() -> None:
     assert settings.consumer(partition_eof=False).items() >= consumer.items()
 
 
-def test_one_by_one_puts_each_record_into_its_own_batch() -> None:
-    settings = ClientSettings(NOBODY, {"batch.num.messages": 500})
-    assert settings.plain_producer(5000)["batch.num.messages"] == 500
-    assert settings.plain_producer(5000, one_by_one=True)["batch.num.messages"] == 1
+def test_a_smaller_batch_takes_the_place_of_that_of_the_settings() -> None:
+    settings = ClientSettings(NOBODY, {"batch.size": 500})
+    assert settings.plain_producer(5000)["batch.size"] == 500
+    assert settings.plain_producer(5000, batch_bytes=7)["batch.size"] == 7
 
 
 def test_secrets_are_not_shown() -> None:
@@ -73,7 +73,7 @@ def build_producer(overrides: dict[str, object]) -> None:
 def test_librdkafka_takes_every_configuration() -> None:
     settings = ClientSettings(NOBODY, {"compression.type": "lz4"})
     log = ConnectionLog(NOBODY, "test")
-    build(Producer, settings.plain_producer(1_000, one_by_one=True), log)
+    build(Producer, settings.plain_producer(1_000, batch_bytes=1), log)
     build(AdminClient, settings.admin(), log)
     build(Consumer, settings.consumer(partition_eof=True), log).close()
 

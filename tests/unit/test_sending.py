@@ -1,21 +1,26 @@
-"""Records on their way: the outcome is always that of the right record, whatever becomes of the client."""
+"""Records on their way: the outcome is always that of the right record, and the order that of the calls, whatever
+becomes of the client."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.clients import sending
+from streams import EventProducer
+from streams.clients import plain_producer, sending
 from streams.clients.plain_producer import DeliveryReport, PlainProducer
 from streams.clients.sending import SendQueue
 from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, Stopped, StreamsError
-from streams.records import Delivery, Record
+from streams.records import Record
 
-TOO_LARGE = KafkaError.MSG_SIZE_TOO_LARGE
+NOT_ALLOWED = KafkaError.TOPIC_AUTHORIZATION_FAILED
+TOO_LARGE, PURGED = KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._PURGE_QUEUE
 
 
 class Report:
@@ -45,10 +50,11 @@ class Client:
 
     made: list[Client]
 
-    def __init__(self, _: ClientSettings, *, delivery_timeout_ms: int, one_by_one: bool = False) -> None:
+    def __init__(self, _: ClientSettings, *, delivery_timeout_ms: int) -> None:
         self.waiting: deque[tuple[Record, DeliveryReport]] = deque()
         self.is_broken = self.is_closed = False
-        self.error = TOO_LARGE
+        self.error = NOT_ALLOWED
+        self.numbers = itertools.count()
         self.sent: list[Record] = []
         self.made.append(self)
 
@@ -62,6 +68,10 @@ class Client:
         self.waiting.append((record, report))
         self.sent.append(record)
         return True
+
+    @staticmethod
+    def takes_back(*_: object) -> bool:
+        return False
 
     def poll(self, _: float) -> None:
         for _ in range(len(self.waiting)):
@@ -88,7 +98,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> SendQueue:
 
 
 def test_each_failure_has_its_own_record(queue: SendQueue) -> None:
-    """Records that share a report, and others, in turn; sent again alone, each is still itself."""
+    """Records that share their headers, and others, in turn."""
     one: list[tuple[str, bytes | None]] = [("a", b"1")]
     other: list[tuple[str, bytes | None]] = [("a", b"1")]
     sent = [
@@ -103,8 +113,6 @@ def test_each_failure_has_its_own_record(queue: SendQueue) -> None:
     ]
     for record in sent:
         assert queue.take(record)
-    queue.serve(0)
-    assert Client.made[1].sent == sent
     queue.serve(0)
     with pytest.raises(NotDelivered) as found:
         queue.raise_failures()
@@ -147,24 +155,157 @@ def test_a_producer_that_may_write_to_no_topic_names_the_right(monkeypatch: pyte
     producer.close()
 
 
-@pytest.mark.parametrize("is_broken", [False, True])
-def test_what_is_refused_with_its_batch_while_the_client_is_dropped_has_an_outcome(
-    queue: SendQueue, is_broken: bool
+class Stopping:
+    """A client of librdkafka that is told what to report. ``made``: all of them."""
+
+    made: list[Stopping]
+
+    def __init__(self, batch_bytes: int | None) -> None:
+        self.batch_bytes = batch_bytes
+        self.waiting: list[tuple[int, DeliveryReport]] = []
+        self.error: int | None = None
+        self.made.append(self)
+
+    def produce(self, _topic: str, value: bytes, *arguments: Any) -> None:
+        if self.error is not None:
+            raise KafkaException(KafkaError(KafkaError._FATAL, "fatal"))
+        self.waiting.append((int(value), arguments[2]))
+
+    def stop(self, error: int = KafkaError._GAPLESS_GUARANTEE) -> None:
+        self.error = error
+
+    def poll(self, _: float) -> int:
+        if self.error is not None:
+            raise KafkaException(KafkaError(self.error, "stopped", fatal=True))
+        return 0
+
+    def report(self, error: int | None, *numbers: int) -> None:
+        for number, report in [one for one in self.waiting if one[0] in numbers]:
+            self.waiting.remove((number, report))
+            message: Any = Report(Record("t", b"%04d" % number, None, None, number % 10 // 5))
+            report(None if error is None else KafkaError(error), message)
+
+    def purge(self, **_: bool) -> None: ...
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> PlainProducer:
+    Stopping.made = []
+
+    def build(_: object, config: dict[str, Any], __: object) -> Stopping:
+        assert config["enable.gapless.guarantee"]
+        assert config["max.in.flight.requests.per.connection"] == 1
+        return Stopping(config.get("batch.size"))
+
+    monkeypatch.setattr(plain_producer, "build", build)
+    settings = ClientSettings("h:1", {"max.in.flight.requests.per.connection": 5}, client_id="test")
+    return PlainProducer(settings, delivery_timeout_ms=1_000)
+
+
+def sent(producer: PlainProducer, *numbers: int) -> list[bool]:
+    return [producer.produce(Record("t", b"%04d" % number), number) for number in numbers]
+
+
+def test_what_comes_back_is_sent_again_in_its_order(stopping: PlainProducer) -> None:
+    """In smaller batches; no record gets in between, and one that is refused alone is at fault itself."""
+    assert all(sent(stopping, *range(100, 105)))
+    [client] = Stopping.made
+    client.stop()
+    assert sent(stopping, 105) == [False]
+    assert stopping.poll(0) == []
+    client.report(TOO_LARGE, 100, 101)
+    client.report(PURGED, 104)
+    assert stopping.poll(0) == []
+    assert (sent(stopping, 105), stopping.unreported) == ([False], 6)
+    client.report(PURGED, 102, 103)  # a request that was ready comes back last
+    assert stopping.poll(0) == []
+    second = Stopping.made[1]
+    assert [number for number, _ in second.waiting] == [100, 101, 102, 103, 104]
+    assert second.batch_bytes == 4
+    assert sent(stopping, 105) == [True]
+    second.stop()
+    assert stopping.poll(0) == []
+    second.report(TOO_LARGE, 100)
+    second.report(PURGED, 101, 102, 103, 104, 105)
+    [refused] = stopping.poll(0)
+    assert (refused.token, type(refused.error)) == (100, RecordRefused)
+    third = Stopping.made[2]
+    assert [number for number, _ in third.waiting] == [101, 102, 103, 104, 105]
+    third.report(None, 101, 102, 103, 104, 105)
+    assert [report.token for report in stopping.poll(0)] == [101, 102, 103, 104, 105]
+    assert stopping.unreported == 0
+
+
+def test_another_refusal_before_all_is_sent_again_changes_no_order(stopping: PlainProducer) -> None:
+    assert all(sent(stopping, 100, 101, 102))
+    first = Stopping.made[0]
+    first.stop()
+    stopping.poll(0)
+    first.report(TOO_LARGE, 100, 101)
+    first.report(PURGED, 102)
+    connect = stopping._build
+
+    def connect_to_one_with_room_for_one() -> Any:
+        client: Any = connect()
+
+        def produce(*arguments: Any) -> None:
+            Stopping.produce(client, *arguments)
+            client.stop()
+
+        vars(client)["produce"] = produce
+        return client
+
+    vars(stopping)["_build"] = connect_to_one_with_room_for_one
+    stopping.poll(0)
+    del vars(stopping)["_build"]
+    stopping.poll(0)
+    Stopping.made[1].report(PURGED, 100)
+    stopping.poll(0)
+    assert [number for number, _ in Stopping.made[2].waiting] == [100, 101, 102]
+
+
+def test_what_an_old_client_alone_could_tell_is_in_doubt(stopping: PlainProducer) -> None:
+    """A request for another partition was lost with its connection: sent again it could be there twice."""
+    assert all(sent(stopping, 100, 101, 102, 105))
+    [client] = Stopping.made
+    stopping._connection.on_error(KafkaError(KafkaError._TRANSPORT, "connection lost"))
+    client.stop()
+    stopping.poll(0)
+    client.report(PURGED, 105)
+    client.report(TOO_LARGE, 100, 101)
+    client.report(PURGED, 102)
+    [doubt] = stopping.poll(0)
+    assert (doubt.token, type(doubt.error)) == (105, BrokerUnavailable)
+    assert "it may be there or not" in str(doubt.error)
+    assert [number for number, _ in Stopping.made[1].waiting] == [100, 101, 102]
+
+
+@pytest.mark.parametrize("end", [PlainProducer.purge, PlainProducer.close])
+def test_a_producer_that_ends_meanwhile_sends_nothing_again(
+    stopping: PlainProducer, end: Callable[[PlainProducer], None]
 ) -> None:
-    """It goes to a client of its own, which is dropped behind the first."""
-    settled: list[Delivery] = []
-    record = Record("t", b"1")
-    queue.take(record, settled.append)
-    if is_broken:
-        client = Client.made[0]
-        client.is_broken, vars(client)["poll"] = True, lambda _: None  # nothing is reported before it is purged
-        vars(client)["purge"] = lambda: vars(client).pop("poll")
-        queue.serve(0)
-    else:
-        queue.close(is_loud=False)
-    assert [delivery.record for delivery in settled] == [record]
-    assert all(client.is_closed for client in Client.made[: 2 if is_broken else None])
-    assert queue.unreported == 0
+    assert all(sent(stopping, 100, 101))
+    [client] = Stopping.made
+    client.stop()
+    stopping.poll(0)
+    client.report(TOO_LARGE, 100)
+    end(stopping)
+    client.report(PURGED, 101)
+    if end is PlainProducer.purge:
+        assert {report.token for report in stopping.poll(0)} == {100, 101}
+    assert (len(Stopping.made), stopping.unreported) == (1, 0)
+
+
+def test_a_client_that_is_broken_takes_nothing_and_says_so(stopping: PlainProducer) -> None:
+    Stopping.made[0].stop(KafkaError._FENCED)
+    assert sent(stopping, 1) == [False]
+    stopping.poll(0)
+    with pytest.raises(BrokerUnavailable):
+        sent(stopping, 1)
+    assert stopping.is_broken
 
 
 def test_threads_wait_while_a_broken_client_is_made_anew(queue: SendQueue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +335,12 @@ def test_threads_wait_while_a_broken_client_is_made_anew(queue: SendQueue, monke
         queue.take(Record("t", b"1"))
     with pytest.raises(Stopped, match="its block has ended"):
         queue.serve(0)
+
+
+def test_a_producer_without_a_broker_says_so_and_that_nothing_was_sent(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        EventProducer("127.0.0.1:1", delivery_timeout_seconds=2.5) as producer,
+        pytest.raises(BrokerUnavailable, match=r"at 127.0.0.1:1 within 2.5 s.*; it was not sent"),
+    ):
+        producer.send(Record("t", b"1"))
+    assert "Kafka at 127.0.0.1:1 can not be reached (nothing listens at 127.0.0.1:1: is it running?" in caplog.text

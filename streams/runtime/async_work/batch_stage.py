@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
 from streams.errors import BatchError
@@ -67,6 +67,10 @@ class BatchDefinition:
 
     def open(self, host: Host) -> BatchStage:
         return BatchStage(self, host)
+
+
+AGAIN: Final = object()
+"""The outcome of an item behind one of its key that has failed in the same call: it is in a later call."""
 
 
 class _BatchWork(ItemsWork[BatchItem[Any]]):
@@ -244,8 +248,15 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         if error is not None:
             self._failed(batch, error, attempts)
             return
+        again: list[_BatchedItem] = []
         for part, outcome in zip(batch.parts, self._results(answer, len(items)), strict=True):
-            self._done(part, outcome, attempts)
+            if outcome is AGAIN:
+                again.append(part)
+            else:
+                self._done(part, outcome, attempts)
+        for part in reversed(again):
+            if part.is_wanted:
+                self._batches.put_back(part)
 
     def _place(self, parts: Sequence[_BatchedItem]) -> str:
         first = place_of(parts[0].work.entry, parts[0].item.key)

@@ -17,7 +17,7 @@ from streams.records import Acknowledgement, Delivery, Record
 from streams.runtime.async_work.async_stage import AtTurn, Blocked, ItemsStage, ItemsWork, TurnEntry, described
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
-from streams.runtime.ports import Blocking, PlainProducer
+from streams.runtime.ports import Blocking, Connections, PlainProducer
 from streams.runtime.signal import Signal
 from streams.statistics import StageStatistics
 from streams.tracing import stamped
@@ -92,7 +92,7 @@ class Outlet:
 
     async def _serve(self, producer: PlainProducer) -> None:
         """Wait for reports while there may be any."""
-        if not self._unreported:
+        if not self._unreported and not self._queue:
             await self._more.wait()
             return
         for report in await self._worker.call(producer.poll, POLL_SECONDS):
@@ -115,7 +115,7 @@ class Outlet:
                 continue
             if taken:
                 self._unreported[id(delivery)] = delivery
-            elif self._unreported:
+            elif producer.unreported:
                 self._queue.appendleft(delivery)
                 return
             else:
@@ -170,7 +170,7 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
         super().__init__(definition.finalizer, definition.on_failure)
         self._definition = definition
         self._host = host
-        self._outlets: dict[bool, Outlet] = {}  # by whether each record travels in a batch of its own
+        self._outlet: Outlet | None = None
         self._works: dict[int, ItemsWork[Delivery]] = {}  # by the id of a delivery that is not reported
         self._queued: dict[int, int] = {}  # records per partition
         self._blocked = Blocked()
@@ -196,14 +196,14 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
         self._queued[partition] = self._queued.get(partition, 0) + work.left
         for delivery in work.items:
             self._works[id(delivery)] = work
-        outlet = self._outlet(alone=False)
+        outlet = self._outlet = self._outlet or self._open_outlet(self._host.connections)
         for delivery in work.items:
             outlet.send(delivery)
         return work
 
     def statistics(self) -> StageStatistics:
-        running = sum(outlet.running for outlet in self._outlets.values())
-        waiting = sum(outlet.waiting for outlet in self._outlets.values())
+        outlet = self._outlet
+        running, waiting = (0, 0) if outlet is None else (outlet.running, outlet.waiting)
         return StageStatistics(self._definition.name, running, waiting, 0)
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -211,26 +211,18 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
         for work in works.values():
             if isinstance(work.entry, TurnEntry):
                 work.entry.fail(Stopped("the event source stops"), 1)
-        return [outlet.close() for outlet in self._outlets.values()]
+        return [] if self._outlet is None else [self._outlet.close()]
 
-    def _outlet(self, *, alone: bool) -> Outlet:
-        outlet = self._outlets.get(alone)
-        if outlet is None:
-            connections, definition = self._host.connections, self._definition
-            assert connections is not None
+    def _open_outlet(self, connections: Connections) -> Outlet:
+        definition = self._definition
 
-            def connect() -> PlainProducer:
-                return connections.plain_producer(
-                    definition.bootstrap_servers,
-                    definition.client_settings,
-                    definition.delivery_timeout_seconds,
-                    one_by_one=alone,
-                )
+        def connect() -> PlainProducer:
+            return connections.plain_producer(
+                definition.bootstrap_servers, definition.client_settings, definition.delivery_timeout_seconds
+            )
 
-            worker = connections.worker(f"kes-producer-{definition.name}")
-            outlet = Outlet(worker, connect, self._is_wanted, self._reported, self._refused)
-            self._outlets[alone] = outlet
-        return outlet
+        worker = connections.worker(f"kes-producer-{definition.name}")
+        return Outlet(worker, connect, self._is_wanted, self._reported, self._refused)
 
     def _is_wanted(self, delivery: Delivery) -> bool:
         return id(delivery) in self._works
@@ -240,9 +232,6 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
         work = self._works.get(id(delivery))
         if work is None:
             return  # it is not awaited any more
-        if report.send_alone:
-            self._outlet(alone=True).send(delivery)
-            return
         delivery.partition, delivery.offset, delivery.error = report.partition, report.offset, report.error
         self._forget(work, delivery)
         self.item_done(work)

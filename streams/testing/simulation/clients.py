@@ -75,8 +75,6 @@ class SimConnections:
         bootstrap_servers: str,
         client_settings: Mapping[str, object],
         delivery_timeout_seconds: float,
-        *,
-        one_by_one: bool = False,
     ) -> SimPlainProducer:
         """Make a producer; topics of other clusters are in this broker, too."""
         return SimPlainProducer(self.process)
