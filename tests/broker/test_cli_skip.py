@@ -74,7 +74,9 @@ async def test_poison_is_passed_and_kept_as_a_dead_letter(shop: Shop) -> None:
     value = (await shop.offset_records())[-1][:-1] + carried
     await lab.send(value, OFFSET_KEY, None, topic=lab.changelog)
     await lab.flush()
-    code, answer, err = await shop.skip("0@1", "--dead-letter")
+    code, _, err = await shop.skip("0@1", "--reason", "as the log has it")
+    assert (code, "a reason is kept by a dead letter only" in " ".join(err.split())) == (2, True)
+    code, answer, err = await shop.skip("0@1", "--dead-letter", "--reason", "as the log has it")
     assert (code, answer and answer["next_offset"]) == (0, 2), err
     code, _, err = await shop.skip("0@1", "--dead-letter")
     assert code == 1
@@ -89,6 +91,7 @@ async def test_poison_is_passed_and_kept_as_a_dead_letter(shop: Shop) -> None:
         "kes skip",
     )
     assert "Expected `str`, got `int`" in found["message"]
+    assert found["message"].endswith("(passed by kes skip: as the log has it)")
     written = await shop.offset_records()
     behind = written[written.index(value) + 1 :]
     assert len(behind) > 1
