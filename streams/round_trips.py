@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import date
+from datetime import date, datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -323,6 +323,8 @@ def difference(value: Any, again: Any, allowed: Collection[str] = (), path: str 
     has_no_equals = getattr(type(value), "__eq__", None) is object.__eq__
     if has_no_equals or not (is_number or type(value) is type(again)):
         return ""
+    if isinstance(value, datetime):  # in the hour that a zone has twice, none equals one of another zone
+        value, again = _instant(value), _instant(again)
     if is_equal(value, again) or not is_equal(value, value):  # NaN
         return ""
     return f"{where} comes back as another {type(value).__name__}{_hint(value)}"
@@ -341,7 +343,12 @@ def _names(value: Any) -> Iterable[str] | None:
     return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else None
 
 
+def _instant(when: datetime) -> datetime:
+    offset = when.utcoffset()
+    return when if offset is None else when.replace(tzinfo=None) - offset
+
+
 def _hint(value: Any) -> str:
     if isinstance(value, int):
         return " (a float holds no integer beyond 2**53)"
-    return " (the offset of its time zone has seconds: give it in UTC)" if hasattr(value, "utcoffset") else ""
+    return ": the offset of its time zone may have seconds; give it in UTC" if hasattr(value, "utcoffset") else ""

@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Count anew; a connection that is to close has its time for that."""
         self._received = 0
-        if not self._was_served and _REFUSED not in self.scope["state"]:
+        if not self._was_served and _REFUSED not in self.scope.get("state", {}):
             self._was_served = True
             self.arrivals.served()
         if self in self.connections:

@@ -121,22 +121,30 @@ async def test_events_arrive_typed_placed_by_their_keys_and_in_order(
 
 @KINDS
 @pytest.mark.asyncio
-async def test_a_record_that_is_too_large_is_refused_alone(settings: ClientSettings, topic: str, kind: str) -> None:
+async def test_a_record_that_is_too_large_is_refused_alone(
+    settings: ClientSettings, admin: TopicAdmin, topic_prefix: str, kind: str
+) -> None:
     """Batches of small records are larger than the topic takes, and refused with all in them. Nothing behind them
     overtakes them, not even what is sent while they are sent again."""
-    client_settings = {"linger.ms": 100}
-    async with started(kind, EventProducer(settings.bootstrap_servers, client_settings=client_settings)) as producer:
+    create(admin, topic := f"{topic_prefix}small", PARTITIONS, max_message_bytes="100000")
+    create(admin, other := f"{topic_prefix}other", 1)
+    async with started(kind, EventProducer(settings.bootstrap_servers)) as producer:
         for number in range(600):
-            await producer.send_soon(topic, Added("s" * 100, number), key="one")
-        await producer.send_soon(topic, Added("large" * 500), key="one")
-        for number in range(600, 640):
-            await producer.send(topic, Added("small", number), key="one")
-        with pytest.raises(NotDelivered, match=r"1 records were not delivered \(1 refused, 0 in doubt\).*events\[2\]"):
+            await producer.send_soon(topic, Added("s" * 1_000, number), key=f"k{number % 7}")
+        await producer.send_soon(topic, Added("large" * 30_000), key="k0")
+        for number in range(600, 800):
+            await producer.send_soon(topic, Added("s" * 1_000, number), key=f"k{number % 7}")
+            await producer.send(other, Added("in between"))
+        with pytest.raises(NotDelivered, match=r"1 records were not delivered \(1 refused, 0 in doubt\).*small\[\d\]"):
             await producer.flush()
         with pytest.raises(RecordRefused, match="MSG_SIZE_TOO_LARGE"):
-            await producer.send(topic, Added("large" * 500))
-    [found] = [records for records in read(settings, topic).values() if records]
-    assert [msgspec.json.decode(record.value or b"", type=Added).amount for record in found] == list(range(640))
+            await producer.send(topic, Added("large" * 30_000))
+    numbers = [
+        [msgspec.json.decode(record.value or b"", type=Added).amount for record in records]
+        for records in read(settings, topic).values()
+    ]
+    assert numbers == [sorted(of_partition) for of_partition in numbers]
+    assert sorted(number for of_partition in numbers for number in of_partition) == list(range(800))
 
 
 @pytest.mark.parametrize("kind", gate(["async", "blocking"], "async"))

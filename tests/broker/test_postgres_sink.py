@@ -187,7 +187,7 @@ async def test_a_handler_that_raises_leaves_out_its_own_event_only(lab: Lab, dat
         assert isinstance((await run.failure()).__cause__, LookupError)
     assert names_in(database) == names[:7]
     async with Running(sink_of(lab, database, error_policy=SKIP)) as run:
-        await run.until_handled(33)
+        await run.until_handled(40)
     assert names_in(database) == [name for name in names if name not in ("n7", "n21")]
     with psycopg.connect(database) as db:
         assert db.execute("SELECT next_offset FROM kes_inbox").fetchall() == [(40,)]

@@ -54,7 +54,7 @@ class Blocking:
             scheduler: AsyncJobScheduler[Any, Added, None] = AsyncJobScheduler(source, job, finish)
             scheduler.register_event_type(Added, key=lambda event: event.name)
         else:
-            source.register_event_type(Added, handle, **({"concurrency": 2} if kind == "concurrent" else {}))
+            source.register_event_type(Added, handle, concurrency=2 if kind == "concurrent" else None)
 
     async def stand_still(self) -> None:
         engine: Any = self.driver._world.members[0].engine

@@ -90,7 +90,7 @@ async def test_what_has_threads_of_its_own_is_refused(tmp_path: Path) -> None:
         for use in (
             run(lambda: worker.call(print)),
             run(lambda: reader.get("a")),
-            lambda: thread.call(lambda: asyncio.sleep(0)),
+            lambda: thread.call(run_nothing),
         ):
             assert await asyncio.to_thread(refused_in_a_child, use)
         assert await asyncio.to_thread(refused_in_a_child, lambda: table.get("a"), StoreError)

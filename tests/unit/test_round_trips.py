@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Literal, cast
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic
@@ -93,6 +94,7 @@ VALUES: list[tuple[Any, Any, str]] = [
     (struct(d=date, s=str), {"d": date(2026, 1, 2), "s": "The T"}, ""),
     (struct(t=datetime), {"t": datetime(2026, 1, 2, tzinfo=UTC)}, ""),
     (struct(t=datetime), {"t": datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=-5, minutes=-30)))}, ""),
+    (struct(a=datetime), {"a": datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Amsterdam"))}, ""),  # twice
     (struct(n=Annotated[int, Meta(ge=0)]), {"n": 0}, ""),
     (struct(n=Annotated[int, Meta(ge=0)]), {"n": -300}, "n"),
     (struct(s=Annotated[str, Meta(pattern="^a$")]), {"s": "b"}, "s"),
