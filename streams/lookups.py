@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from streams.codecs import encoder_of
 from streams.config import EventSourceConfig
 from streams.core.router import Router
 from streams.errors import ConfigError, RegistrationError
@@ -17,6 +16,7 @@ from streams.records import Record
 from streams.runtime import source_topics
 from streams.runtime.reading.view_follower import OnError
 from streams.sak.numbers import is_number
+from streams.shortcuts import encoder_of
 from streams.topics import TopicSpec
 
 K = TypeVar("K")

@@ -12,11 +12,7 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout
 from streams.cli.console import notices
 from streams.cli.records import one_line, plain, plain_bytes, plain_text, shortened
 from streams.cli.state_sources import opened
-from streams.cli.state_writing import Changes, State, _DryRun, _Yes
-from streams.cli.state_writing import _check as check_entry
-from streams.cli.state_writing import _stopped_source as stopped_source
-from streams.cli.state_writing import _store_of as store_of
-from streams.cli.state_writing import _write as write_changes
+from streams.cli.state_writing import Changes, DryRun, State, Yes, check_entry, stopped_source, store_of, write_changes
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError, StoreError
 from streams.event_source import EventSource
@@ -34,8 +30,8 @@ def repair(
         Path | None, typer.Option("--with", metavar="FILE", help="Put the bytes of this file, if the store reads them.")
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Remove the key.")] = False,
-    dry_run: _DryRun = False,
-    yes: _Yes = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,

@@ -51,16 +51,16 @@ _AGAIN: Final = "Run it again: it writes what is not there yet"
 State = Mapping[bytes, bytes]
 Changes = dict[bytes, bytes | None]
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing: count what would be written.")]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing: count what would be written.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def import_(
     source: SourceName,
     file: Annotated[Path, typer.Argument(help="A file of `kes state export`.")],
     partition: Partition = None,
-    dry_run: _DryRun = False,
-    yes: _Yes = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
@@ -73,16 +73,16 @@ def import_(
     Exit codes: 0 the state is that of the file; 1 refused (a member is running, the file is none or not of this store),
     not confirmed, or no broker answers; 2 wrong usage.
     """
-    found = _stopped_source(source, json=json, yes=yes or dry_run)
+    found = stopped_source(source, json=json, yes=yes or dry_run)
     states = from_export(file, partition)
     if not states:
         raise StoreError(f"{file} has none of the partitions {partition}" if partition else f"{file} is empty")
-    store = _store_of(found)
+    store = store_of(found)
     for number, state in states.items():
         if number >= found.config.num_partitions:
             raise StoreError(f"{file} has the partition {number}, and {found.config.topic} has none of that number")
         for key, value in _without_rows(state.entries).items():
-            _check(store, file, number, key, value)
+            check_entry(store, file, number, key, value)
     store.revoked()
 
     def changes(number: int, there: State) -> Changes:
@@ -90,14 +90,14 @@ def import_(
         puts: Changes = {key: value for key, value in wanted.items() if there.get(key) != value}
         return puts | dict.fromkeys(there.keys() - wanted.keys())
 
-    _write(found, sorted(states), changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json)
+    write_changes(found, sorted(states), changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json)
 
 
 def migrate(
     source: SourceName,
     partition: Partition = None,
-    dry_run: _DryRun = False,
-    yes: _Yes = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
@@ -110,8 +110,8 @@ def migrate(
     Exit codes: 0 all values have the present version; 1 refused (a member is running, a value cannot be read, the store
     has no versions), not confirmed, or no broker answers; 2 wrong usage.
     """
-    found = _stopped_source(source, json=json, yes=yes or dry_run)
-    store = _store_of(found)
+    found = stopped_source(source, json=json, yes=yes or dry_run)
+    store = store_of(found)
     if not isinstance(store, Stores):
         raise StoreError(f"{type(store).__name__} has no versions of values: only the tables of a Stores have them")
     numbers = sorted(set(partition)) if partition else list(range(found.config.num_partitions))
@@ -128,7 +128,9 @@ def migrate(
                     upgraded[key] = new
         return upgraded
 
-    _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True)
+    write_changes(
+        found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True
+    )
     store.revoked()
 
 
@@ -136,8 +138,8 @@ def set_time(
     source: SourceName,
     to: Annotated[str, typer.Option("--to", metavar="TIME", help="2026-11-24T10:00Z, or so long ago: 10m, 2h, 3d.")],
     partition: Partition = None,
-    dry_run: _DryRun = False,
-    yes: _Yes = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
@@ -150,8 +152,8 @@ def set_time(
     Exit codes: 0 no partition has a later time; 1 refused (a member is running, the store has no time, an entry cannot
     be read), not confirmed, or no broker answers; 2 wrong usage.
     """
-    time_ms, found = time_of(to, "--to"), _stopped_source(source, json=json, yes=yes or dry_run)
-    store = _store_of(found)
+    time_ms, found = time_of(to, "--to"), stopped_source(source, json=json, yes=yes or dry_run)
+    store = store_of(found)
     if not isinstance(store, Stores):
         raise StoreError(f"{type(store).__name__} has no time: only the partitions of a Stores have one")
     numbers = sorted(set(partition)) if partition else list(range(found.config.num_partitions))
@@ -162,15 +164,17 @@ def set_time(
         except DecodeError as error:
             raise StoreError(f"partition {number}: {error}") from error
 
-    _write(found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True)
+    write_changes(
+        found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True
+    )
     store.revoked()
 
 
 def forget(
     source: SourceName,
     join: Annotated[str, typer.Option("--join", metavar="TOPIC", help="The topic of the table.")],
-    dry_run: _DryRun = False,
-    yes: _Yes = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
@@ -183,7 +187,7 @@ def forget(
     Exit codes: 0 removed; 1 refused (a member is running, the source joins the table, there are no rows of it), not
     confirmed, or no broker answers; 2 wrong usage.
     """
-    found = _stopped_source(source, json=json, yes=yes or dry_run)
+    found = stopped_source(source, json=json, yes=yes or dry_run)
     if join in (found.config.topic, *found.inputs):
         raise ConfigError(f"{source} reads {join}: only a join that the source does not declare any more is forgotten")
     numbers = list(range(found.config.num_partitions))
@@ -192,7 +196,7 @@ def forget(
         rows = row_key(join, b"")
         return {key: None for key in there if key.startswith(rows) or key == JOIN_PREFIX + join.encode()}
 
-    _write(
+    write_changes(
         found,
         numbers,
         changes,
@@ -211,13 +215,13 @@ def _without_rows(entries: State) -> State:
     return {key: value for key, value in entries.items() if not key.startswith(JOIN_PREFIX)}
 
 
-def _stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
+def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
     if json and not yes:
         raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
     return named_source(name)
 
 
-def _store_of(source: EventSource[Any]) -> Any:
+def store_of(source: EventSource[Any]) -> Any:
     """Make a store that reads keys and values. Raises ``StoreError`` for one that the changes could be wrong for."""
     store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
     if not isinstance(store, JournalledBytes):
@@ -228,7 +232,7 @@ def _store_of(source: EventSource[Any]) -> Any:
     return store
 
 
-def _check(store: Any, file: Path, number: int, key: bytes, value: bytes) -> None:
+def check_entry(store: Any, file: Path, number: int, key: bytes, value: bytes) -> None:
     """Raise ``StoreError`` for an entry that the store could not read, or that is none of a store."""
     try:
         if key.startswith(TIMER_PREFIX):
@@ -255,7 +259,7 @@ def _shown(store: Any, key: bytes) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def _write(
+def write_changes(
     source: EventSource[Any],
     numbers: list[int],
     changes: Callable[[int, State], Changes],

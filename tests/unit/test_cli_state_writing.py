@@ -103,7 +103,7 @@ def logged(monkeypatch: pytest.MonkeyPatch, changes: list[Changes], tmp_path: Pa
         yield [0], lambda receive: receive(0, [one for one in records if wanted is None or one.partition in wanted])
 
     monkeypatch.setattr(state_repair, "opened", opened)
-    monkeypatch.setattr(state_repair, "write_changes", state_writing._write)
+    monkeypatch.setattr(state_repair, "write_changes", state_writing.write_changes)
     monkeypatch.chdir(tmp_path)
     return records
 

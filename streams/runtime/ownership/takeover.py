@@ -84,7 +84,8 @@ class TakeOvers:
                 try:
                     await self._once(waiting)
                 except (BrokerUnavailable, TransactionFailed) as error:
-                    _log.warning("take-over of %s waits for the broker: %s", _names(waiting), error)
+                    names = ", ".join(str(worker.topic_partition) for worker in waiting)
+                    _log.warning("take-over of %s waits for the broker: %s", names, error)
                     await anyio.sleep(pause)
                     pause = min(pause * 2, 1.0)
         except (OffsetError, TopicError):
@@ -445,7 +446,3 @@ def _follows(record: OffsetRecord, cut: Cut, release: bytes, further: Sequence[s
     """Check whether another member works on from our marker, which compaction took away: then it was committed."""
     marker = msgspec.json.decode(release, type=ReleaseMarker)
     return record.generation >= marker.generation and record.reaches(offsets_of(cut.offset), further, partition)
-
-
-def _names(workers: Collection[PartitionWorker]) -> str:
-    return ", ".join(str(worker.topic_partition) for worker in workers)
