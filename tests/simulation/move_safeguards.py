@@ -106,7 +106,7 @@ async def handed_over_before_it_is_committed(self: Partitions, worker: Partition
     return _released(self, worker)
 
 
-@instead(Broker, "produce", "donor", "unclear_moves", seed=53)
+@instead(Broker, "produce", "donor", "unclear_moves", seed=91)
 def markers_are_not_part_of_the_transaction(
     original: Any, self: Broker, name: str, epoch: int, topic: str, partition: int, entry: LogEntry
 ) -> bool:
@@ -117,7 +117,7 @@ def markers_are_not_part_of_the_transaction(
     return done
 
 
-@instead(TakeOvers, "_look_up_once", "donor", "overtaken", seed=14)
+@instead(TakeOvers, "_look_up_once", "donor", "overtaken", seed=51)
 async def foreign_records_answer_a_look_up(
     original: Any, self: TakeOvers, partition: int, cut: Cut, serial: int
 ) -> bool:
@@ -143,7 +143,7 @@ def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     patch.setattr(TakeOvers, "_start", at_once)
 
 
-@instead(Replicas, "_received", "copies", "everything", "refused_under_way", seed=561)
+@instead(Replicas, "_received", "copies", "everything", "refused_under_way", seed=121)
 def the_tails_epoch_is_not_looked_at(original: Any, self: Replicas, partition: int, epoch: int, *read: Any) -> None:
     copy = self._copies.get(partition)
     original(self, partition, -1 if copy is None else copy.epoch, *read)

@@ -92,7 +92,7 @@ async def at_once(*_: Any, **__: Any) -> None:
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-@instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=42)
+@instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=118)
 def incarnation_is_not_looked_at(self: TransactionPool, txn: Transaction) -> Snapshot:
     self.snapshot_used = self.snapshot()
     return self.snapshot_used
