@@ -320,6 +320,9 @@ class Group(Nothing):
     def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
         return dict.fromkeys(partitions)
 
+    def notes(self, _partitions: Collection[int], _deadline: float) -> dict[int, str]:
+        return {}
+
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
         return dict.fromkeys(partitions, (0, 0))
 
@@ -385,5 +388,5 @@ class NoWatch:
     def alive(self) -> bool:
         return True
 
-    async def run(self) -> None: ...
+    async def run(self, _blocked: object) -> None: ...
     def stop(self) -> None: ...

@@ -216,6 +216,7 @@ def _without_rows(entries: State) -> State:
 
 
 def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
+    """Return the named source. Raises ``BadParameter`` for ``--json`` without ``--yes``, which could not ask."""
     if json and not yes:
         raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
     return named_source(name)

@@ -44,7 +44,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Changes]:
         source=EventSource(EventSourceConfig(topic="in", group_id="g", num_partitions=1), store=Shop.factory())
     )
     monkeypatch.setitem(sys.modules, "shop", module)
-    monkeypatch.setattr(state_writing, "_write", lambda _, __, changes, *___, **____: found.append(changes))
+    monkeypatch.setattr(state_writing, "write_changes", lambda _, __, changes, *___, **____: found.append(changes))
     return found
 
 

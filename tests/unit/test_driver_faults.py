@@ -338,7 +338,7 @@ def test_the_points_and_what_a_source_keeps_of_its_run_are_known() -> None:
     assert tuple(POINTS) == get_args(Point)
     registered = {
         "config", "_further_lifespans", "_is_stateless", "_inputs", "_lifespan", "_lookups", "_metrics_handlers",
-        "_outputs", "_router", "_schedules", "_store_factory",
+        "_outputs", "_router", "_schedules", "_store_factory", "routed_by",
     }  # fmt: skip
     assert set(vars(build())) - set(RUN_STATE) == registered
 

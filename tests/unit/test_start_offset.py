@@ -11,6 +11,7 @@ import pytest
 from streams import EventSourceConfig, TopicPartition
 from streams.core.position import Position
 from streams.errors import OffsetError
+from streams.group import OpenTransaction
 from streams.metrics import Measurement, OffsetMismatch
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.ownership.replica import Replica
@@ -114,12 +115,15 @@ def test_a_changelog_without_its_beginning_is_reported(
     assert ("g.t.changelog[3]: the log starts at 40 (end 100)" in caplog.text) == warned
 
 
-async def test_take_overs_that_stand_still_at_the_same_time_are_both_asked_about() -> None:
-    now, asked = 0.0, list[list[int]]()
+async def test_take_overs_that_stand_still_at_the_same_time_each_name_what_holds_them_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
 
-    async def call(question: Any, topic: str, partitions: list[int], deadline: float) -> list[Any]:
-        asked.append(partitions)
-        return []
+    async def call(question: Any, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
+        place = {"producer_id": 1, "producer_epoch": 0, "coordinator_epoch": 0, "start_offset": 7}
+        told = {"last_timestamp_ms": 0, "transactional_id": "other", "state": "Ongoing"}
+        return [OpenTransaction(topic=topic, partition=number, **place, **told) for number in partitions]
 
     engine: Any = SimpleNamespace(
         config=SimpleNamespace(transaction_timeout_seconds=10.0, changelog="log"),
@@ -128,8 +132,10 @@ async def test_take_overs_that_stand_still_at_the_same_time_are_both_asked_about
         now=lambda: now,
     )
     stalls = Stalls(engine)
+    named: list[list[str]] = []
     for _ in range(4):
         since, now = now, now + 5.0
         await stalls.look({0: 7}, since)
         await stalls.look({1: 9}, since)
-    assert asked == [[0], [1]] * 2, "once the time of a transaction is over"
+        named.append([record.getMessage().split()[0] for record in caplog.records])
+    assert named == [[], [], ["log[0]", "log[1]"], ["log[0]", "log[1]"]], "once the time of a transaction is over"
