@@ -336,9 +336,10 @@ class StateReader(Generic[K, V]):
     async def _hedged(
         self, servers: list[Server], question: Question, deadline: float
     ) -> _Answered | StreamsError | None:
-        """Ask one member after the other, the next one also when the ones before are silent: the first answer
-        counts."""
+        """Ask one member after the other, the next one also when the ones before are silent: the first answer counts,
+        and an error of a copy only where nobody has answered."""
         reason: StreamsError | None = None
+        failed: StreamsError | None = None
         waiting, asking = servers[::-1], dict[asyncio.Task[_Answered | StreamsError | None], Server]()
         try:
             while waiting or asking:
@@ -348,14 +349,22 @@ class StateReader(Generic[K, V]):
                 patience = HEDGE_SECONDS if waiting else None  # each has its own deadline
                 done, _ = await asyncio.wait(asking, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    del asking[task]
-                    answered = task.result()
+                    server = asking.pop(task)
+                    try:
+                        answered = task.result()
+                    except StreamsError as error:
+                        if question.partition in server.owned:
+                            raise
+                        failed = failed or error
+                        continue
                     if isinstance(answered, tuple):
                         return answered
                     reason = answered or reason
                 if not done:
                     for server in asking.values():
                         self._finder.note_silence(server)
+            if failed is not None:
+                raise failed
             return reason
         finally:
             for task in asking:

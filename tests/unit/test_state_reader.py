@@ -15,7 +15,7 @@ import pytest
 
 from streams import EventSource, Table
 from streams.config_groups import QueryConfig
-from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, NotOwned, RegistrationError
+from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, NotOwned, RegistrationError, StoreError
 from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE
 from tests.unit.web_kit import source_of
@@ -91,6 +91,33 @@ async def test_the_first_answer_counts_and_an_owner_that_refuses_costs_no_wait(
         reader.tells = {"w-1": EVERYWHERE}
         assert (await reader.get("ann", max_staleness=2.0, timeout_seconds=PATIENCE)).served_by == "w-1"
         assert reader.asked == ["w-0", "w-1"], "those that have it; the others are left in peace"
+
+
+@pytest.mark.parametrize("name", ["w-0", "w-1"])
+async def test_an_error_of_a_copy_hides_no_answer_of_the_owner(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "HEDGE_SECONDS", 0.01)
+    async with members(tmp_path) as reader:
+        failed = asyncio.Event()
+
+        async def put(server: Server, question: Question, left: float) -> Reply:
+            if server is OWNER and name == "w-1":
+                await failed.wait()
+            failed.set()
+            return await Members._put(reader, server, question, left)
+
+        monkeypatch.setattr(reader, "_put", put)
+        reader.tells = {"w-0": EVERYWHERE, "w-1": StoreError("its folder cannot be read")}
+        if name == "w-0":  # the owner's own is final
+            reader.tells = {"w-0": StoreError("no such index"), "w-1": EVERYWHERE}
+            with pytest.raises(StoreError, match="no such index"):
+                await reader.get("ann", max_staleness=2.0, timeout_seconds=PATIENCE)
+            return
+        assert (await reader.get("ann", max_staleness=2.0, timeout_seconds=PATIENCE)).served_by == "w-0"
+        del reader.tells["w-0"]
+        with pytest.raises(StoreError, match="its folder"):
+            await reader.get("ann", max_staleness=2.0, timeout_seconds=PATIENCE)
 
 
 async def test_a_member_that_was_silent_is_asked_last_the_next_time(
