@@ -184,6 +184,21 @@ async def test_a_reader_that_is_always_a_little_late_goes_on(
             await until(lambda: len(heard.keys) == count)  # noqa: B023
 
 
+async def test_a_reader_that_is_late_by_half_the_life_of_tombstones_goes_on(
+    topic: MemoryTopic, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for the ends four times in a life, so it reaches one of them each quarter."""
+    monkeypatch.setattr(log_reader, "PROVE_SECONDS", math.inf)
+    topic.put(b"old", b"1")
+    async with log_over(topic, heard := Heard()) as log:
+        await caught_up(log)
+        for count in range(2, 12):
+            later(6 * HOUR)
+            following(log).prove({0: count + 2, 1: 0}, view_follower.elapsed_seconds())
+            topic.put(b"new", b"2")
+            await until(lambda: len(heard.keys) == count)  # noqa: B023
+
+
 async def test_a_partition_of_which_nothing_was_received_is_not_out_of_date(
     topic: MemoryTopic, later: Callable[[float], None]
 ) -> None:

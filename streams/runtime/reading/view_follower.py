@@ -10,8 +10,9 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +27,8 @@ from streams.runtime.system import elapsed_seconds
 
 _log = logging.getLogger(__name__)
 
+MOST_GOALS: Final = 8
+"""Of a partition: as many as are asked for in two lives of tombstones, where that is short."""
 Starts = Mapping[int, tuple[int, float]]
 """Where to go on in partitions, and as of when everything below is there (``elapsed_seconds``)."""
 OnError = Retry | Callable[[IncomingRecord, RecordError], ErrorResponse]
@@ -68,14 +71,14 @@ class LogPartitionStatistics(msgspec.Struct, frozen=True):
 
 class _Followed(FollowedPartition):
     """One partition. ``next`` is where reading goes on: the record that the receivers have at this moment lies between
-    ``position`` and it. ``as_of``: all that was not received is younger (``elapsed_seconds``). ``goal``: an end of the
-    log, and when it was that; once it is reached, it is the next ``as_of``."""
+    ``position`` and it. ``as_of``: all that was not received is younger (``elapsed_seconds``). ``goals``: ends of the
+    log, and when they were that; the last one that is reached is the next ``as_of``."""
 
     def __init__(self, partition: int) -> None:
         super().__init__(partition, 0)
         self.next = FROM_START
         self.as_of = elapsed_seconds()
-        self.goal: tuple[int, float] | None = None
+        self.goals: deque[tuple[int, float]] = deque()
         self.paused = False
         self.skipped = 0
 
@@ -83,10 +86,10 @@ class _Followed(FollowedPartition):
         super().begin_at(offset)
         self.next = offset
 
-    def note_goal(self) -> None:
-        """Take the time of the goal over if it is reached."""
-        if self.goal is not None and self.position >= self.goal[0]:
-            self.as_of, self.goal = self.goal[1], None
+    def note_goals(self) -> None:
+        """Take the time of each goal over that is reached."""
+        while self.goals and self.position >= self.goals[0][0]:
+            self.as_of = max(self.as_of, self.goals.popleft()[1])
 
 
 class Following:
@@ -189,14 +192,14 @@ class Following:
             ]
 
     def prove(self, ends: Mapping[int, int], as_of: float) -> None:
-        """Note that everything below these offsets was all that there was to read at a time. A goal stays until it is
-        reached: a reader that is always a little late reaches each."""
+        """Note that everything below these offsets was all that there was to read at a time. Goals stay until they are
+        reached, several at a time: a reader that is always late reaches each as late, and no later."""
         with self._lock:
             for number, followed in self._followed.items():
-                followed.note_goal()
-                if followed.goal is None and number in ends:
-                    followed.goal = ends[number], as_of
-                    followed.note_goal()
+                followed.note_goals()
+                if number in ends and len(followed.goals) < MOST_GOALS:
+                    followed.goals.append((ends[number], as_of))
+                    followed.note_goals()
 
     @property
     def partitions(self) -> int:
@@ -267,7 +270,7 @@ class Following:
         with lock:
             if followed.start < 0:  # nothing was received, so nothing can be out of date
                 followed.as_of = elapsed_seconds()
-            followed.note_goal()
+            followed.note_goals()
             away = elapsed_seconds() - followed.as_of
         if away > self.life_seconds and position > followed.position:  # else nothing was missed
             raise OffsetError(
