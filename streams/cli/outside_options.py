@@ -59,13 +59,25 @@ def unknown_variables(command: Any) -> Iterator[str]:
     settings |= set(_variables(command, ()))
     known = settings | {f"{name}_FILE" for name in settings} | {PREFIX + name for name in OTHER_VARIABLES}
     clients = tuple(variable((name, "")) for name in CLIENTS)
-    of_commands = tuple(variable((name, "")) for name in COMMAND_NAMES)
     for name in sorted(os.environ):
         if not name.startswith(PREFIX) or name.startswith(clients) or name in known or name == FILE_VARIABLE:
             continue
-        near = difflib.get_close_matches(name, sorted(settings), 1, _NEARLY if name.startswith(of_commands) else 0.75)
-        if near or not name.startswith(of_commands):
+        owner = next((each for each in COMMAND_NAMES if name.startswith(variable((each, "")))), "")
+        near = difflib.get_close_matches(name, sorted(settings), 1, _NEARLY if owner else 0.75)
+        if not owner or (near and not _may_be_option(name, owner)):
             yield f"{name} is no setting: it has no effect" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _may_be_option(name: str, owner: str) -> bool:
+    """Check whether a variable is an option of another command, which is loaded for that; so it may be if it cannot."""
+    from typer.main import get_command
+
+    from streams.cli.main import build
+
+    try:
+        return name in _variables(get_command(build([owner])), ())
+    except (ConfigError, ImportError):  # an extra is missing
+        return True
 
 
 def _variables(command: Any, path: tuple[str, ...]) -> Iterator[str]:

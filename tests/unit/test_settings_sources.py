@@ -205,7 +205,8 @@ def test_every_command_names_variables_that_it_does_not_know(
     command = words.split()[0].upper()
     meant = {"REPLICATION_FACTR": "REPLICATION_FACTOR", "NUM_STANDBYS": "GROUP_NUM_STANDBYS", "FLAVOUR": ""}
     meant |= {"STATE_FOLDR": "STATE_FOLDER", f"{command}_VERBOSE_": ""}
-    for name in (*meant, "POOL_POOL_SIZE", "LAG_TIMEOUT", "STATE_SCAN_LIMIT", "CLIENT_SETTINGS_X", "SOURCE", "DEBUG"):
+    others = ("LAG_TIMEOUT", "STATE_SCAN_LIMIT", "WEB_BOOTSTRAP_SERVERS", "STATE_LS_FOLDER", "STATE_SNAPSHOT_JSON")
+    for name in (*meant, *others, "POOL_POOL_SIZE", "CLIENT_SETTINGS_X", "SOURCE", "DEBUG"):
         monkeypatch.setenv(f"KES_{name}", "3")
     shown = kes(*words.split(), code=0 if words == "config" else 1)
     found = re.findall(r"KES_\S+ is no setting: it has no effect(?:; did you mean KES_\w+\?)?", shown.words)
