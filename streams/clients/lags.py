@@ -59,7 +59,8 @@ class Tails:
         self._settings = settings
         self._reader: PartitionReader | None = None
         self._refused: set[str] = set()
-        self._ended: set[tuple[str, int, int | None, int]] = set()  # nothing but markers is left behind these offsets
+        self._ended: dict[tuple[str, int], tuple[int | None, int]] = {}
+        """Committed offset and end between which nothing but markers was; of each partition the last ones."""
 
     def without_markers(self, topic: str, lags: Sequence[PartitionLag]) -> list[PartitionLag]:
         """Return the lags with a 0 where no record is left behind the committed offset. Where that cannot be read (no
@@ -72,26 +73,25 @@ class Tails:
             and 0 < entry.lag <= TAIL_OFFSETS
             and entry.start <= entry.committed
             and entry.stable == entry.end  # else a transaction is open, and its records may come to count
-            and _place(topic, entry) not in self._ended
+            and not self._is_at_end(topic, entry)
         }
         if unknown:
             if self._reader is None:
                 self._reader = PartitionReader(self._settings)
             try:
                 found = self._reader.read_all(topic, unknown, stalled_after_seconds=_SECONDS)
-                self._ended |= {_place(topic, one) for one in lags if found.get(one.partition) == []}
+                self._ended |= {(topic, number): unknown[number] for number, records in found.items() if not records}
             except BrokerUnavailable:
                 pass
             except StreamsError:  # no right to read it
                 self._refused.add(topic)
-        return [msgspec.structs.replace(one, lag=0) if _place(topic, one) in self._ended else one for one in lags]
+        return [msgspec.structs.replace(one, lag=0) if self._is_at_end(topic, one) else one for one in lags]
+
+    def _is_at_end(self, topic: str, entry: PartitionLag) -> bool:
+        return self._ended.get((topic, entry.partition)) == (entry.committed, entry.end)
 
     def close(self) -> None:
         """Close the connections."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
-
-
-def _place(topic: str, entry: PartitionLag) -> tuple[str, int, int | None, int]:
-    return topic, entry.partition, entry.committed, entry.end
