@@ -7,8 +7,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from heapq import merge
 from importlib import import_module
-from itertools import chain
 from types import FrameType
 from typing import Annotated, Any, Final, NoReturn
 
@@ -198,27 +198,30 @@ def _checked(function: str, record: Record, partitions: int) -> Record:
 def _copied(config: EventSourceConfig, servers: str, limit: int, tables: Mapping[str, TopicSpec]) -> Input:
     """The beginning of the source topic, the same share of each partition, and all of the tables' topics. Nothing is
     written, no group is joined."""
-    addresses = servers or config.source_bootstrap_servers or brokers("", config)
-    elsewhere = config.source_is_elsewhere
-    settings = ClientSettings(
-        addresses, config.source_client_settings if elsewhere else config.client_settings, client_id="kes-verify"
-    )
-    share = -(-limit // config.num_partitions)
+    share, rows = -(-limit // config.num_partitions), list[Record]()
+    home, own = "" if config.source_is_elsewhere else servers, config.client_settings
+    if tables:  # where the source writes, also if its topic is elsewhere
+        rows = _read(brokers(home, config), own, tables)
+    if config.source_is_elsewhere:
+        away = servers or config.source_bootstrap_servers
+        return _read(away, config.source_client_settings, [config.topic], share), rows
+    return _read(brokers(servers, config), own, [config.topic], share), rows
+
+
+def _read(servers: str, overrides: Mapping[str, Any], topics: Iterable[str], share: int | None = None) -> list[Record]:
+    """The first ``share`` records of each partition (``None``: all that are committed): those of one in their order,
+    beside each other by time."""
+    settings, records = ClientSettings(servers, overrides, client_id="kes-verify"), list[Record]()
     with closing(TopicAdmin(settings)) as admin, closing(PartitionReader(settings)) as reader:
-        records = _read(admin, reader, config.topic, share)
-        rows = [row for table in tables for row in _read(admin, reader, table)]
-    return records, rows
-
-
-def _read(admin: TopicAdmin, reader: PartitionReader, topic: str, share: int | None = None) -> list[Record]:
-    """The first ``share`` records of each partition (``None``: all that are committed), by time."""
-    marks = admin.watermarks(topic)
-    ranges = {n: (m.start, m.stable if share is None else min(m.stable, m.start + share)) for n, m in marks.items()}
-    found = sorted(
-        chain.from_iterable(reader.read_all(topic, ranges, stalled_after_seconds=30.0).values()),
-        key=lambda record: (record.timestamp_ms, record.partition, record.offset),
-    )
-    return [Record(topic, record.value, record.key, record.headers, record.partition) for record in found]
+        for topic in topics:
+            spans = {
+                number: (mark.start, mark.stable if share is None else min(mark.stable, mark.start + share))
+                for number, mark in admin.watermarks(topic).items()
+            }
+            found = reader.read_all(topic, spans, stalled_after_seconds=30.0)
+            together = merge(*found.values(), key=lambda record: (record.timestamp_ms, record.partition))
+            records += [Record(topic, each.value, each.key, each.headers, each.partition) for each in together]
+    return records
 
 
 def _text(verdict: Verdict) -> Text:

@@ -6,16 +6,21 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from streams.cli import verify
 from streams.cli.source_name import checked_name
+from streams.clients.admin import TopicAdmin, Watermarks
+from streams.clients.reader import PartitionReader
 from streams.config import EventSourceConfig
 from streams.errors import ConfigError
 from streams.loading import load
+from streams.records import IncomingRecord
 from streams.sak.murmur2 import partition_of
+from streams.topics import TopicSpec
 from tests.unit.cli_kit import Kes
 
 EVENTS = """
@@ -168,6 +173,32 @@ def test_events_of_any_form_are_records(module: Callable[[str], str]) -> None:
     assert len(records) == 1
     assert [(row.topic, row.partition) for row in rows] == [("taxes", 9), ("prices", partition_of(b"key", 4))]
     assert [verify._wide_enough(table, rows).partitions for table in tables.values()] == [4, 10]
+
+
+def test_copies_keep_the_order_of_partitions_and_tables_are_where_the_source_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def read(reader: PartitionReader, topic: str, spans: Any, **_: object) -> dict[int, list[IncomingRecord]]:
+        asked.append((reader._settings.bootstrap_servers, topic, spans))
+        times = {0: (30, 10), 1: (20, 40)}
+        return {
+            number: [IncomingRecord(topic, number, at, b"k", b"%d" % ms, (), ms) for at, ms in enumerate(times[number])]
+            for number in spans
+        }
+
+    monkeypatch.setattr(TopicAdmin, "watermarks", lambda self, topic: dict.fromkeys((0, 1), Watermarks(0, 9, 10)))
+    monkeypatch.setattr(PartitionReader, "read_all", read)
+    config = EventSourceConfig(
+        group_id="g", topic="t", num_partitions=4, bootstrap_servers="own:1", source_bootstrap_servers="away:1"
+    )
+    records, rows = verify._copied(
+        config, "", 20, {"taxes": TopicSpec(name="taxes", partitions=2, replication_factor=1)}
+    )
+    whole = {0: (0, 9), 1: (0, 9)}
+    assert asked == [("own:1", "taxes", whole), ("away:1", "t", {0: (0, 5), 1: (0, 5)})]
+    assert [row.value for row in rows] == [record.value for record in records] == [b"20", b"30", b"10", b"40"]
 
 
 def test_a_trial_takes_tables_and_no_further_inputs(kes: Kes, module: Callable[[str], str]) -> None:
