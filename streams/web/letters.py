@@ -49,6 +49,8 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, parameters: Mapping[str, str]) -> LetterFilter:
         """Read the parameters of a request; empty ones count as missing. Raises ``QuestionRefused``."""
         given = {name: parameters[name] for name in cls.__struct_fields__ if parameters.get(name)}
+        if given.get("partition", "").lower() == "null":  # which would be read as none
+            raise QuestionRefused("the filter cannot be read: partition is a number")
         try:
             found = msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -58,9 +60,9 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class LetterOrder(msgspec.Struct, frozen=True, kw_only=True):
+class LetterOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Letters to be settled: by ``PARTITION@OFFSET`` in their topic, or ``all`` that are open, as far as the other
-    fields choose."""
+    fields choose. A field that is misspelt is refused: without it more letters would be chosen."""
 
     places: tuple[str, ...] = ()
     all: bool = False

@@ -127,7 +127,7 @@ def test_a_filter_chooses(monitor: Monitor, asked: str, count: int) -> None:
     assert json.loads(ask(monitor.port, f"/api/v1/dead-letters?{asked}", QUERY).text)["open"] == count
 
 
-@pytest.mark.parametrize("wrong", ["partition=x", "partition=-1", "after=2", "after=a@b"])
+@pytest.mark.parametrize("wrong", ["partition=x", "partition=-1", "partition=Null", "after=2", "after=a@b"])
 def test_a_filter_that_cannot_be_read_is_refused(monitor: Monitor, wrong: str) -> None:
     reply = ask(monitor.port, f"/api/v1/dead-letters?{wrong}", QUERY)
     assert (reply.status, "the filter cannot be read" in reply.text) == (400, True)
@@ -184,6 +184,12 @@ def test_what_is_not_clear_settles_nothing(
 ) -> None:
     reply = ask(monitor.port, f"/dead-letters/{path}", method="POST", body=form)
     assert (reply.status, says in reply.text, Box.sent) == (status, True, [])
+
+
+def test_a_misspelt_field_of_a_program_chooses_no_more(monitor: Monitor) -> None:
+    body = json.dumps({"all": True, "partiton": 3})
+    reply = ask(monitor.port, "/api/v1/actions/drop-dead-letters/start", method="POST", body=body)
+    assert (reply.status, "partiton" in reply.text, Box.sent) == (400, True, [])
 
 
 def test_the_form_of_a_browser_carries_the_filter_and_its_session(monitor: Monitor) -> None:
