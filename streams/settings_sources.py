@@ -57,8 +57,10 @@ class SettingsSources:
         named = self._environment.get(FILE_VARIABLE, "")
         self.path = Path(named or FILE_NAME)
         self.tables: dict[str, Any] = {}
+        self.has_file = False
         try:
             self.tables = tomllib.loads(self.path.read_text(encoding="utf-8"))
+            self.has_file = True
         except FileNotFoundError:
             if named:
                 raise ConfigError(f"{FILE_VARIABLE} names {named}, which does not exist") from None
@@ -66,11 +68,6 @@ class SettingsSources:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{self.path} is no TOML: {error}") from None
-
-    @property
-    def has_file(self) -> bool:
-        """Check that the settings file exists and is not empty."""
-        return bool(self.tables)
 
     def find(self, path: Path_) -> Found | None:
         """Find the value of a setting; ``None``: there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ def test_a_new_project_passes_its_tests_and_is_in_good_style(kes: Kes, folder: P
         *("pyproject.toml", "README.md", "kes.toml", ".gitignore"),
     ]
     project = folder / "order_totals"
+    with contextlib.chdir(project):
+        assert "(not there)" not in kes("config").out, "its settings file has no settings yet"
     assert "3 passed" in run(project, "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
     run(project, "ruff", "check", "--no-cache", ".")
     run(project, "ruff", "format", "--no-cache", "--check", ".")
