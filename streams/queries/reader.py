@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, Generic, Self, TypeVar
 
 import aiohttp
@@ -202,7 +202,7 @@ class StateReader(Generic[K, V]):
         numbers = range(self.config.num_partitions)
         proof: dict[str, Any] = {"at_least": at_least, "confirm": confirm, "max_staleness": max_staleness}
         asked = (self.get(key, **proof, timeout_seconds=timeout_seconds, partition=number) for number in numbers)
-        return list(await asyncio.gather(*asked))
+        return await _together(asked)
 
     async def len(self, *, max_staleness: float | None = None, timeout_seconds: float = 10.0) -> int:
         """Count the keys of all partitions, each at a moment of its own."""
@@ -210,7 +210,7 @@ class StateReader(Generic[K, V]):
             Question(group=self.config.group_id, kind="len", partition=number, max_staleness=max_staleness)
             for number in range(self.config.num_partitions)
         ]
-        replies = await asyncio.gather(*(self._ask(question, timeout_seconds) for question in questions))
+        replies = await _together(self._ask(question, timeout_seconds) for question in questions)
         return sum(reply.count for reply, _ in replies)
 
     async def range(
@@ -276,7 +276,7 @@ class StateReader(Generic[K, V]):
 
         numbers = range(self.config.num_partitions)
         asked = (self._ask(question(number, None), timeout_seconds) for number in numbers)
-        pages = {number: reply for number, (reply, _) in enumerate(await asyncio.gather(*asked))}
+        pages = {number: reply for number, (reply, _) in enumerate(await _together(asked))}
         heap = [(page.rows[0][0], number, 0) for number, page in pages.items() if page.rows]
         heapq.heapify(heap)
         while heap:
@@ -337,7 +337,7 @@ class StateReader(Generic[K, V]):
         self, servers: list[Server], question: Question, deadline: float
     ) -> _Answered | StreamsError | None:
         """Ask one member after the other, the next one also when the ones before are silent: the first answer counts,
-        and an error of a copy only where nobody has answered."""
+        and an error of a copy only where there is none."""
         reason: StreamsError | None = None
         failed: StreamsError | None = None
         waiting, asking = servers[::-1], dict[asyncio.Task[_Answered | StreamsError | None], Server]()
@@ -360,9 +360,8 @@ class StateReader(Generic[K, V]):
                     if isinstance(answered, tuple):
                         return answered
                     reason = answered or reason
-                if not done:
-                    for server in asking.values():
-                        self._finder.note_silence(server)
+                for server in () if done else asking.values():
+                    self._finder.note_silence(server)
             if failed is not None:
                 raise failed
             return reason
@@ -425,6 +424,17 @@ class StateReader(Generic[K, V]):
         kinds = {"Busy": _Busy, "NotCaughtUp": NotCaughtUp, "ConfigError": ConfigError, "StoreError": StoreError}
         kinds |= dict.fromkeys(("NotOwned", "MembershipLost", "Stopped"), NotOwned)
         raise kinds.get(refusal.error, StreamsError)(f"{server.instance}: {refusal.message}")
+
+
+async def _together(asked: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Return the answers to all. An error ends the others, which would go on without the reader."""
+    tasks = [asyncio.create_task(each) for each in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _placed(at_least: AtLeast | None, partition: int) -> tuple[PlacedOffset, ...]:

@@ -227,6 +227,23 @@ async def test_a_key_whose_records_have_another_one(tmp_path: Path) -> None:
             reader.partition_of("x")
 
 
+async def test_an_error_of_one_partition_ends_the_questions_to_the_others(tmp_path: Path) -> None:
+    async with members(tmp_path) as reader:
+        before = asyncio.all_tasks()
+
+        async def put(server: Server, question: Question, left: float) -> Reply:
+            if question.partition == 3:
+                raise StoreError("its folder cannot be read")
+            reader.tells = {"w-0": None}
+            return await Members._put(reader, server, question, left)
+
+        reader._put = put  # type: ignore[method-assign]
+        for asked in (reader.get_everywhere("ann"), reader.len()):
+            with pytest.raises(StoreError):
+                await asked
+            assert asyncio.all_tasks() == before
+
+
 def test_a_source_declares_it_once(tmp_path: Path) -> None:
     secret = private(tmp_path / "secret", "a secret of the group")
     config = source_of(queries=QueryConfig(secret_file=str(secret))).config

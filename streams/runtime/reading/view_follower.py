@@ -28,7 +28,7 @@ from streams.runtime.system import elapsed_seconds
 _log = logging.getLogger(__name__)
 
 MOST_GOALS: Final = 8
-"""Of a partition: as many as are asked for in two lives of tombstones, where that is short."""
+"""Of a partition: those of two lives of tombstones, where they are short."""
 Starts = Mapping[int, tuple[int, float]]
 """Where to go on in partitions, and as of when everything below is there (``elapsed_seconds``)."""
 OnError = Retry | Callable[[IncomingRecord, RecordError], ErrorResponse]
