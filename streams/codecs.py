@@ -374,7 +374,7 @@ class PydanticCodec(_TypedCodec[T]):
             schema = PydanticSchema(adapter.core_schema)
         except Exception as error:
             raise ConfigError(f"{type_!r} cannot be encoded and decoded: {reason(error)}") from error
-        refuse(self._name, schema.losses, self._allowed)
+        refuse(type_, self._name, schema.losses, self._allowed)
         self._risk = Risk((), (NULL,), tuple(schema.classes), schema.has_rules)  # a null may be of no optional field
         self._encode = partial(adapter.dump_json, by_alias=True, warnings="error")
         self._decode = adapter.validate_json
@@ -433,7 +433,7 @@ def _examine(type_: Any, name: str, allowed: Collection[str], booleans: tuple[by
     for node in nodes:
         if isinstance(node, msgspec.inspect.CustomType):
             raise ConfigError(f"{type_!r} holds a {node.cls!r}, which cannot be decoded; give a codec of your own")
-    refuse(name, losses_of(root), allowed)
+    refuse(type_, name, losses_of(root), allowed)
     anything = any(isinstance(node, msgspec.inspect.AnyType) for node in nodes)
     has_floats = anything or any(isinstance(node, msgspec.inspect.FloatType) for node in nodes)
     return risk_of(root, booleans), has_floats, anything

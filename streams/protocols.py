@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Codec(Protocol[T]):
     """Turns values of one type into bytes and back. Stateless; may be called from any thread.
 
-    ``decode(encode(x)) == x`` for every ``x`` that ``encode`` takes. Both raise ``EncodeError`` / ``DecodeError`` and
-    nothing else. Byte order is fixed by the codec, never the machine's.
+    ``decode(encode(x)) == x`` for every ``x`` that ``encode`` takes, unless the class says ``lossy = True``. Both raise
+    ``EncodeError`` / ``DecodeError`` and nothing else. Byte order is fixed by the codec, never the machine's.
     """
 
     def encode(self, value: T, /) -> bytes: ...

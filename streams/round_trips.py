@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -50,12 +50,13 @@ class Loss(NamedTuple):
     way_out: str
 
 
-def refuse(name: str, losses: Iterable[Loss], allowed: Collection[str]) -> None:
-    """Raise ``ConfigError`` for the first loss that is not allowed, and for an allowed one that is none."""
+def refuse(type_: Any, name: str, losses: Iterable[Loss], allowed: Collection[str]) -> None:
+    """Raise ``ConfigError`` for the first loss that is not allowed, and for what is allowed and is no field."""
     found = {loss.path: loss for loss in losses}
-    unknown = sorted(set(allowed) - set(found))
+    fields = names_of(type_) or ()
+    unknown = [path for path in allowed if path not in found and path.partition(".")[0] not in fields]
     if unknown:
-        raise ConfigError(f"{name}: allow_lossy names {unknown[0]!r}, which is not lost; lost are: {', '.join(found)}")
+        raise ConfigError(f"{name}: allow_lossy names {unknown[0]!r}, which is none of its fields")
     for path, loss in found.items():
         if path not in allowed:
             raise ConfigError(
@@ -272,10 +273,10 @@ def read_back(
     data: bytes,
     decode: Callable[[bytes], Any],
     reason: Callable[[Exception], str],
-    allowed: Collection[str] = (),
-) -> Any:
-    """Read what was written of a value, and return it. Raises ``EncodeError``, which names the field, if it is not
-    readable, or another value."""
+    allowed: Collection[str],
+) -> None:
+    """Read what was written of a value. Raises ``EncodeError``, which names the field, if it is not readable, or
+    another value."""
     try:
         again = decode(data)
     except MemoryError:
@@ -284,8 +285,9 @@ def read_back(
         text = f"{name} is written so that it cannot be read back: {reason(error)}"
         raise EncodeError(text) from (None if hasattr(error, "errors") else error)
     if not is_equal(value, again) and (wrong := difference(value, again, allowed)):
-        raise EncodeError(f"{name} does not come back as it is written: {wrong}")
-    return again
+        path = wrong.partition(" ")[0]
+        way = "" if path == "it" else f"; or codec_for(..., allow_lossy=({path!r},)), if it may be lost"
+        raise EncodeError(f"{name} does not come back as it is written: {wrong}{way}")
 
 
 def is_equal(a: Any, b: Any) -> bool:
@@ -300,49 +302,48 @@ def difference(value: Any, again: Any, allowed: Collection[str] = (), path: str 
     """Name the first field that came back as another value; empty if none can be named: in a field that
     may hold anything, a tuple comes back as a list."""
     where = path or "it"
-    names = _names(value)
+    names = names_of(type(value))
     if path in allowed:
         return ""
     if names is not None:
         if type(again) is type(value):
-            pairs = ((name, getattr(value, name, None), getattr(again, name, None)) for name in names)
-            return next(filter(None, (difference(a, b, allowed, _join(path, name)) for name, a, b in pairs)), "")
+            parts = ((name, getattr(value, name, None), getattr(again, name, None)) for name in names)
+            return next(filter(None, (difference(a, b, allowed, _join(path, name)) for name, a, b in parts)), "")
         kinds = f"{type(value).__name__}, and comes back as a {type(again).__name__}, without what that lacks"
-        return "" if _names(again) is None else f"{where} is a {kinds}"
-    if isinstance(value, dict) and isinstance(again, dict):
-        return next(
-            filter(None, (difference(value[key], again[key], allowed, path) for key in value if key in again)), ""
-        )
-    if isinstance(value, list | tuple) and isinstance(again, list | tuple):
+        return "" if names_of(type(again)) is None else f"{where} is a {kinds}"
+    if isinstance(value, dict | list | tuple) and isinstance(again, dict | list | tuple):
         if len(value) != len(again):
             return f"{where} has {len(value)} items, and comes back with {len(again)}"
-        return next(filter(None, (difference(a, b, allowed, path) for a, b in zip(value, again, strict=True))), "")
+        pairs: Iterable[tuple[Any, Any]] = zip(value, again, strict=True)
+        if isinstance(value, dict) and isinstance(again, dict):
+            pairs = ((value[key], again[key]) for key in value if key in again)
+        return next(filter(None, (difference(a, b, allowed, path) for a, b in pairs)), "")
     if (value is None) != (again is None):
         return f"{where} is a {type(value).__name__}, and comes back as a {type(again).__name__}"
     is_number = isinstance(value, int | float) and isinstance(again, int | float)
     has_no_equals = getattr(type(value), "__eq__", None) is object.__eq__
     if has_no_equals or not (is_number or type(value) is type(again)):
         return ""
-    if isinstance(value, datetime) and isinstance(
-        again, datetime
-    ):  # in the hour that a zone has twice, none equals one of another zone
+    hint = _hint(value)
+    if isinstance(value, datetime):  # in the hour that a zone has twice, none equals one of another zone
         value, again = _instant(value), _instant(again)
     if is_equal(value, again) or not is_equal(value, value):  # NaN
         return ""
-    return f"{where} comes back as another {type(value).__name__}{_hint(value)}"
+    return f"{where} comes back as another {type(value).__name__}{hint}"
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _names(value: Any) -> Iterable[str] | None:
-    cls = type(value)
+def names_of(cls: Any) -> Collection[str] | None:
+    """Return the names of the fields of a class; ``None`` if it has none."""
     for attribute in ("__struct_fields__", "__pydantic_fields__"):
-        if attribute in cls.__dict__ or hasattr(cls, attribute):
-            found: Iterable[str] = getattr(cls, attribute)
+        if hasattr(cls, attribute):
+            found: Collection[str] = getattr(cls, attribute)
             return found
-    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else None
+    is_dataclass = isinstance(cls, type) and dataclasses.is_dataclass(cls)
+    return [field.name for field in dataclasses.fields(cls)] if is_dataclass else None
 
 
 def _instant(when: datetime) -> datetime:
@@ -351,6 +352,8 @@ def _instant(when: datetime) -> datetime:
 
 
 def _hint(value: Any) -> str:
-    if isinstance(value, int):
+    if isinstance(value, int) and abs(value) > 1 << 53:
         return " (a float holds no integer beyond 2**53)"
-    return ": the offset of its time zone may have seconds; give it in UTC" if hasattr(value, "utcoffset") else ""
+    offset = value.utcoffset() if isinstance(value, datetime | time) else None
+    has_seconds = offset is not None and offset % timedelta(minutes=1)
+    return ": the offset of its time zone has seconds; give it in UTC" if has_seconds else ""

@@ -1,0 +1,89 @@
+"""Codecs of users': what is read back of what they write, and when that is an error."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any, cast
+
+import pytest
+
+from streams.errors import EncodeError
+from streams.round_trips import everything_read_back
+from streams.shortcuts import encoder_of
+
+
+class Renames:
+    """A codec of a user's, which loses what is negative, and writes ``None`` only where it may."""
+
+    def encode(self, value: int, /) -> bytes:
+        return b"%d" % abs(value)
+
+    def decode(self, data: bytes, /) -> int:
+        return int(data)
+
+
+def test_a_codec_of_a_users_is_read_back_by_sample_and_in_tests_always(caplog: pytest.LogCaptureFixture) -> None:
+    """One that cannot read what it wrote is refused. One that rounds may mean it: that is said; tests refuse it."""
+    encode = encoder_of(cast(Any, Renames()))
+    assert [encode(value) for value in (5, 6, -7)] == [b"5", b"6", b"7"]  # the third is no sample
+    assert not caplog.text
+    with everything_read_back(), pytest.raises(EncodeError, match=r"Renames does not come back .* lossy = True"):
+        encode(-8)
+    assert [encode(-value) for value in range(8, 24)] == [b"%d" % value for value in range(8, 24)]
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "Renames does not come back as it is written: it comes back as another int"
+    ]
+    with everything_read_back():
+        assert encoder_of(cast(Any, Rounds()))(-9) == b"9"
+
+
+class Rounds(Renames):
+    lossy = True
+
+
+class Unreadable(Renames):
+    def decode(self, data: bytes, /) -> int:
+        raise ValueError(data.decode())
+
+
+def test_what_a_codec_of_a_users_cannot_read_is_refused_at_each_attempt() -> None:
+    """Not until the attempts are no samples any more."""
+    encode = encoder_of(cast(Any, Unreadable()))
+    for _ in range(5):
+        with pytest.raises(EncodeError, match="Unreadable is written so that it cannot be read back: ValueError: 7"):
+            encode(7)
+
+
+class NoEquals:
+    def __init__(self) -> None:
+        self.name = "".join(("na", "me"))  # pickle writes it once with its field's name, and twice after it was read
+
+
+class Pickles:
+    """With a nonce before it, as codecs that encrypt have it."""
+
+    def encode(self, value: Any, /) -> bytes:
+        return os.urandom(8) + pickle.dumps(value)
+
+    def decode(self, data: bytes, /) -> Any:
+        return pickle.loads(data[8:])
+
+
+def test_other_bytes_for_the_same_value_are_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    with everything_read_back():
+        for value in (NoEquals(), {"n": float("nan")}, [(1, 2)]):
+            encoder_of(cast(Any, Pickles()))(value)
+    assert not caplog.text
+
+
+class WritesOnly:
+    def encode(self, value: int, /) -> bytes:
+        return b"%d" % value
+
+    def decode(self, data: bytes, /) -> int:
+        raise NotImplementedError
+
+
+def test_a_codec_that_only_writes_is_taken_at_its_word() -> None:
+    assert encoder_of(cast(Any, WritesOnly()))(1) == b"1"
