@@ -25,7 +25,7 @@ import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.protocols import Codec
-from streams.round_trips import Kinds, PydanticSchema, Risk, losses_of, read_back, refuse, risk_of
+from streams.round_trips import Kinds, PydanticSchema, Risk, losses_of, quick_encoder, read_back, refuse, risk_of
 from streams.sak import plain_json
 from streams.sak.type_nodes import type_nodes
 
@@ -280,26 +280,10 @@ class _TypedCodec(Generic[T]):
     @property
     def shortcut(self) -> Shortcut:
         """Return the ``Shortcut`` of this codec."""
-        kinds, needles, classes, always = self._risk
-        needles += (NULL,) if self._null_is_suspect and self._holds_anything else ()
-        encode, decode, careful = self._encode, self._decode, self.encode
-
-        def read_back(value: T) -> bytes:
-            data = encode(value)
-            return data if decode(data) == value else careful(value)
-
-        def looked_at(value: T) -> bytes:
-            data = encode(value)
-            for needle in needles:
-                if data.partition(needle)[1]:
-                    return careful(value)
-            for cls in classes:
-                if cls.__subclasses__():
-                    return careful(value)
-            return data
-
-        quick = read_back if always else looked_at if needles or classes else encode
-        return Shortcut(quick, self._class, kinds)
+        risk = self._risk
+        if self._null_is_suspect and self._holds_anything:
+            risk = risk._replace(needles=(*risk.needles, NULL))
+        return Shortcut(quick_encoder(risk, self._encode, self._decode, self.encode), self._class, risk.kinds)
 
     @property
     def bare_decode(self) -> Callable[[bytes], T]:
@@ -436,4 +420,4 @@ def _examine(type_: Any, name: str, allowed: Collection[str], booleans: tuple[by
     refuse(type_, name, losses_of(root), allowed)
     anything = any(isinstance(node, msgspec.inspect.AnyType) for node in nodes)
     has_floats = anything or any(isinstance(node, msgspec.inspect.FloatType) for node in nodes)
-    return risk_of(root, booleans), has_floats, anything
+    return risk_of(root, booleans, times_move=booleans[0] == b"true"), has_floats, anything

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -204,20 +204,67 @@ class Risk(NamedTuple):
 
     ``kinds``: a value whose fields are not of exactly these classes is suspect. ``needles``: suspect bytes.
     ``classes``: of records within, whose subclasses write what is not read. ``always``: every value is suspect.
+    ``times``: fields whose times may move. ``booleans``: as they are written, and ``expected``, how many.
     """
 
     kinds: Kinds = ()
     needles: tuple[bytes, ...] = ()
     classes: tuple[type, ...] = ()
     always: bool = False
+    times: tuple[str, ...] = ()
+    booleans: tuple[bytes, ...] = ()
+    expected: int = 0
 
     def is_seen(self, value: Any, data: bytes) -> bool:
         """Check whether a value, or what was written of it, is suspect."""
         if self.always or EVERYTHING[0] or any(data.partition(needle)[1] for needle in self.needles):
             return True
+        if sum(map(data.count, self.booleans)) != self.expected or any(
+            moves(getattr(value, name)) for name in self.times
+        ):
+            return True
         if any(type(getattr(value, name)) not in (kind, *others) for name, kind, others in self.kinds):
             return True
         return any(cls.__subclasses__() for cls in self.classes)
+
+
+def quick_encoder(
+    risk: Risk, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], careful: Callable[[Any], bytes]
+) -> Callable[[Any], bytes]:
+    """Return an encoder that looks at a risk without its ``kinds``; ``careful`` has what does not come back."""
+    _, needles, classes, always, times, booleans, expected = risk
+    within: list[Callable[[], Any]] = [cls.__subclasses__ for cls in classes]
+    if booleans and not expected:
+        needles, booleans = (*needles, *booleans), ()  # a search is cheaper than a count
+    yes, no = booleans or (b"", b"")
+
+    def all_read_back(value: Any) -> bytes:
+        data = encode(value)
+        return data if decode(data) == value else careful(value)
+
+    def timed(value: Any) -> bytes:
+        data = encode(value)
+        for name in times:
+            when = getattr(value, name)
+            if when is not None and (zone := when.tzinfo) is not UTC and zone is not None and moves(when):
+                return careful(value)
+        return data
+
+    first = timed if times else encode
+
+    def looked_at(value: Any) -> bytes:
+        data = first(value)
+        for subclasses in within:
+            if subclasses():
+                return careful(value)
+        if expected and data.count(yes) + data.count(no) != expected:
+            return data if decode(data) == value else careful(value)
+        for needle in needles:
+            if data.partition(needle)[1]:
+                return data if decode(data) == value else careful(value)
+        return data
+
+    return all_read_back if always else looked_at if needles or classes or booleans else first
 
 
 _RECORDS: Final = (inspect.StructType, inspect.DataclassType)
@@ -231,28 +278,53 @@ _KINDS: Final[dict[type, type]] = {
 }
 _CONFUSED: Final = (inspect.IntType, inspect.FloatType, inspect.DateType)
 """A type checker lets a ``bool``, an ``int`` and a ``datetime`` pass for these."""
-_READ_ALWAYS: Final = (inspect.FloatType, inspect.DateTimeType, inspect.TimeType, inspect.RawType)
-"""A float may be a long integer, the offset of a time zone may have seconds, and ``Raw`` may be anything."""
+_READ_ALWAYS: Final = (inspect.FloatType, inspect.TimeType, inspect.RawType)
+"""A float may be a long integer, a zone's offset may have seconds, and ``Raw`` may be anything."""
 _RULES: Final = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
 
-def risk_of(root: Any, booleans: tuple[bytes, ...]) -> Risk:
-    """Describe the risk of a type, as ``msgspec.inspect`` has it. ``booleans``: as they are written."""
+def risk_of(root: Any, booleans: tuple[bytes, ...], *, times_move: bool) -> Risk:
+    """Describe the risk of a type, as ``msgspec.inspect`` has it. ``booleans``: as they are written. ``times_move``:
+    an offset is written in minutes."""
     fields = {field.name: field.type for field in root.fields} if isinstance(root, _RECORDS) else {"": root}
     kinds = {name: found for name, type_ in fields.items() if name and (found := _kinds(type_))}
-    rest = list(type_nodes([type_ for name, type_ in fields.items() if name not in kinds]))
+    times = tuple(name for name, type_ in fields.items() if name and _is_time(type_))
+    rest = list(type_nodes([type_ for name, type_ in fields.items() if name not in kinds and name not in times]))
     records = [node.cls for node in rest if isinstance(node, _RECORDS)]
-    needles: list[bytes] = []
     always = any(isinstance(node, _READ_ALWAYS) or _has_rule(node) for node in rest)
+    always |= times_move and any(isinstance(node, inspect.DateTimeType) for node in rest)
     always |= any(hasattr(cls, "__post_init__") for cls in (*records, getattr(root, "cls", None)))
+    flags = [type_ for type_ in fields.values() if isinstance(type_, inspect.BoolType)]
     if any(isinstance(node, inspect.IntType) for node in rest):  # a bool may be one of them
-        always |= any(isinstance(node, inspect.BoolType | inspect.AnyType) for node in type_nodes(root))
-        needles += booleans
-    if any(isinstance(node, inspect.DateType) for node in rest):  # a datetime may be one of them
-        needles.append(b"T")
+        is_counted = not getattr(getattr(getattr(root, "cls", None), "__struct_config__", None), "omit_defaults", False)
+        others = [type_ for type_ in fields.values() if type_ not in flags or not is_counted]
+        always |= any(isinstance(node, inspect.BoolType | inspect.AnyType) for node in type_nodes(others))
+    else:
+        booleans = ()
     return Risk(
-        tuple((name, found[0], found[1:]) for name, found in kinds.items()), tuple(needles), tuple(records), always
+        tuple((name, found[0], found[1:]) for name, found in kinds.items()),
+        (b"T",) if any(isinstance(node, inspect.DateType) for node in rest) else (),  # a datetime may be one of them
+        tuple(records),
+        always,
+        times if times_move else (),
+        () if always else booleans,
+        len(flags) if booleans and not always else 0,
     )
+
+
+def _is_time(type_: Any) -> bool:
+    """Check whether a field is a time, or ``None``."""
+    parts = type_.types if isinstance(type_, inspect.UnionType) else (type_,)
+    is_simple = all(isinstance(part, inspect.DateTimeType | inspect.NoneType) and not _has_rule(part) for part in parts)
+    return is_simple and any(isinstance(part, inspect.DateTimeType) for part in parts)
+
+
+def moves(when: Any) -> bool:
+    """Check whether a time would move when the offset of its zone is written in minutes."""
+    if when is None:
+        return False
+    offset = when.utcoffset() if isinstance(when, datetime) else timedelta(seconds=1)  # of another class: look at it
+    return offset is not None and bool(offset.seconds % 60 or offset.microseconds)
 
 
 def _kinds(type_: Any) -> tuple[type, ...]:
