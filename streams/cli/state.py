@@ -138,7 +138,12 @@ def get(
             raise typer.Exit(1)
         return
     found = _entries(named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key)
-    if raw and len(found) == 1:
+    if raw:
+        if len(found) != 1:
+            numbers = ", ".join(str(entry.partition) for entry in found)
+            several = f"the key is in the partitions {numbers}: say which one, with --partition"
+            complain(several if found else _no_such(key).plain)
+            raise typer.Exit(1)
         sys.stdout.buffer.write(found[0].data)
         return
     emit(

@@ -14,6 +14,7 @@ import msgspec
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError, StateUnreadable, StoreError
 from streams.records import Change, TopicPartition
+from streams.sak.harmless import harmless
 from streams.stores.engines import KeyValueEngine
 from streams.stores.memory import HashEngine
 
@@ -108,12 +109,12 @@ class JournalledBytes:
     def _unreadable(self, key: Any, error: DecodeError) -> StateUnreadable:
         """Make the error of a value that cannot be read. ``key``: as ``decode_key`` of the whole store has it."""
         plain = msgspec.to_builtins(key, str_keys=True, enc_hook=str)
-        name = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()  # as it is typed
+        name = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
         found = StateUnreadable(
             f"state of {self.partition}, key {name[:80]!r}: {error} (`kes state get` shows what is stored, `kes state "
             "repair` mends it)"
         )
-        found.partition, found.key = self.partition.partition, name
+        found.partition, found.key = self.partition.partition, harmless(name)
         return found
 
     def _refuse_write(self) -> NoReturn:

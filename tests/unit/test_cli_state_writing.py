@@ -1,4 +1,4 @@
-"""``kes state import|migrate|repair``: the changes that they make of a state, without a broker."""
+"""``kes state import|migrate|repair|get --raw``: what they make of a state, without a broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from streams import EventSource, EventSourceConfig
-from streams.cli import state_repair, state_writing
+from streams.cli import state, state_repair, state_writing
 from streams.cli.skip import Position
 from streams.errors import OffsetError, StoreError
 from streams.records import IncomingRecord
@@ -161,3 +161,16 @@ def test_a_repair_that_would_help_nobody_is_refused(
     assert complaint in kes("state", "repair", "shop:source", key, *words, "--yes", code=code).words
     assert not changes
     assert not list(Path().glob("*.value"))
+
+
+@pytest.mark.parametrize(
+    ("partitions", "complaint"), [([], "no such key: o1"), ([0, 2], "is in the partitions 0, 2: say which one")]
+)
+def test_raw_writes_one_value_or_nothing(
+    kes: Kes, changes: list[Changes], monkeypatch: pytest.MonkeyPatch, partitions: list[int], complaint: str
+) -> None:
+    """Its output goes into a file, which is put back."""
+    found = [SimpleNamespace(partition=number, data=b"1") for number in partitions]
+    monkeypatch.setattr(state, "_entries", lambda *_: found)
+    answer = kes("state", "get", "shop:source", "o1", "--raw", code=1)
+    assert (complaint in answer.err, answer.out) == (True, "")

@@ -404,13 +404,13 @@ def test_a_stored_value_that_cannot_be_read_names_its_key_and_what_helps() -> No
     """And not `kes skip`, which would leave it where it is."""
     accounts: list[Any] = [Older]
     with TestDriver(lambda: banking(accounts[0], STOP)) as driver:
-        driver.send(Added("it's", 5), key="it's")
+        driver.send(Added("it's\n", 5), key="it's\n")
         accounts[0] = Ruled
         driver.crash()
         driver.restart()
         with pytest.raises(EventFailure) as caught:
-            driver.send(Added("it's", 1), key="it's")
-    assert 'state of in[0], key "it\'s": not a Ruled: ' in str(caught.value)
-    assert "kes state repair MODULE:SOURCE 'it'\"'\"'s' --partition 0 --previous" in str(caught.value)
+            driver.send(Added("it's\n", 1), key="it's\n")
+    assert 'state of in[0], key "it\'s\\n": not a Ruled: ' in str(caught.value)
+    assert "kes state repair MODULE:SOURCE 'it'\"'\"'s\\n' --partition 0 --previous" in str(caught.value)
     assert "kes skip" not in str(caught.value)
     assert isinstance(caught.value.__cause__, StateUnreadable)
