@@ -290,13 +290,14 @@ def risk_of(root: Any, booleans: tuple[bytes, ...], *, times_move: bool) -> Risk
     kinds = {name: found for name, type_ in fields.items() if name and (found := _kinds(type_))}
     times = tuple(name for name, type_ in fields.items() if name and _is_time(type_))
     rest = list(type_nodes([type_ for name, type_ in fields.items() if name not in kinds and name not in times]))
-    records = [node.cls for node in rest if isinstance(node, _RECORDS)]
+    records = [_class_of(node) for node in rest if isinstance(node, _RECORDS)]
+    own = _class_of(root)
     always = any(isinstance(node, _READ_ALWAYS) or _has_rule(node) for node in rest)
     always |= times_move and any(isinstance(node, inspect.DateTimeType) for node in rest)
-    always |= any(hasattr(cls, "__post_init__") for cls in (*records, getattr(root, "cls", None)))
+    always |= any(hasattr(cls, "__post_init__") for cls in (*records, own))
     flags = [type_ for type_ in fields.values() if isinstance(type_, inspect.BoolType)]
     if any(isinstance(node, inspect.IntType) for node in rest):  # a bool may be one of them
-        is_counted = not getattr(getattr(getattr(root, "cls", None), "__struct_config__", None), "omit_defaults", False)
+        is_counted = not getattr(getattr(own, "__struct_config__", None), "omit_defaults", False)
         others = [type_ for type_ in fields.values() if type_ not in flags or not is_counted]
         always |= any(isinstance(node, inspect.BoolType | inspect.AnyType) for node in type_nodes(others))
     else:
@@ -325,6 +326,12 @@ def moves(when: Any) -> bool:
         return False
     offset = when.utcoffset() if isinstance(when, datetime) else timedelta(seconds=1)  # of another class: look at it
     return offset is not None and bool(offset.seconds % 60 or offset.microseconds)
+
+
+def _class_of(node: Any) -> Any:
+    """Return the class of a record; of a generic one without its arguments, which have none of its names."""
+    cls = getattr(node, "cls", None)
+    return getattr(cls, "__origin__", cls)
 
 
 def _kinds(type_: Any) -> tuple[type, ...]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -26,6 +26,7 @@ from streams.testing import TestDriver
 from tests.unit.handlers_kit import letters
 from tests.vocabulary import Added
 
+T = TypeVar("T")
 SECONDS = timezone(timedelta(minutes=19, seconds=32))  # Amsterdam before 1937
 LONG = 2**53 + 1
 
@@ -49,6 +50,16 @@ class Omits(msgspec.Struct, omit_defaults=True):
     b: bool = True
 
 
+class Pair(msgspec.Struct, Generic[T], omit_defaults=True):
+    one: T
+    more: list[T] = []
+    b: bool = True
+
+    def __post_init__(self) -> None:
+        if self.more:
+            raise ValueError("there is more")
+
+
 class Even(msgspec.Struct):
     n: int = 0
 
@@ -59,6 +70,12 @@ class Even(msgspec.Struct):
 
 def struct(**fields: Any) -> type[Any]:
     return msgspec.defstruct("S", list(fields.items()), kw_only=True)
+
+
+def changed(value: Any, **fields: Any) -> Any:
+    for name, field in fields.items():
+        setattr(value, name, field)
+    return value
 
 
 # The type, the value (of its fields, or itself), and the field that the error names; "": it comes back.
@@ -112,6 +129,9 @@ VALUES: list[tuple[Any, Any, str]] = [
     (struct(t=Annotated[datetime, Meta(tz=True)]), {"t": datetime(2026, 1, 2)}, "t"),
     (struct(s=Literal["a", "b"]), {"s": "a"}, ""),
     (Even, Even(2), ""),
+    (struct(s=Pair[int]), {"s": Pair(2)}, ""),
+    (struct(s=list[Pair[str]]), {"s": [changed(Pair("a"), more=["b"])]}, "there is more"),
+    (Pair[int], changed(Pair(2), more=[True]), "there is more|bool"),
     (struct(x=Base), {"x": Sub()}, "x is a Sub, and comes back as a Base"),
     (struct(x=list[Base]), {"x": [Base(), Sub()]}, "x is a Sub, and comes back as a Base"),
     (struct(x=Base | None), {"x": Base()}, ""),
