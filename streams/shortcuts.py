@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from streams.codecs import Shortcut, reason
 from streams.errors import EncodeError
@@ -12,6 +12,9 @@ from streams.protocols import Codec
 from streams.round_trips import EVERYTHING, difference, is_equal
 
 _log = logging.getLogger(__name__)
+
+_said: Final[set[type]] = set()
+"""Codecs that were warned of: an encoder is made for each partition, and for each row of a lookup."""
 
 T = TypeVar("T")
 
@@ -36,15 +39,16 @@ def encoder_of(codec: Codec[T]) -> Callable[[T], bytes]:
         data = codec.encode(value)
         if not isinstance(data, bytes):
             raise EncodeError(f"{name}.encode returned {type(data).__name__}, not bytes")
-        nonlocal count, is_lossy
+        nonlocal count
         if not count & (count + 1) or EVERYTHING[0]:
             wrong = _loss(codec, value, data)
             if wrong and not is_lossy:
                 text = f"{name} does not come back as it is written: {wrong}"
                 if EVERYTHING[0]:
                     raise EncodeError(f"{text}. If this is meant, say so: lossy = True in the class of the codec")
-                _log.warning("%s (said once; if this is meant, set lossy = True in the class of the codec)", text)
-                is_lossy = True
+                if type(codec) not in _said:
+                    _said.add(type(codec))
+                    _log.warning("%s (said once; if this is meant, set lossy = True in the class of the codec)", text)
         count += 1
         return data
 

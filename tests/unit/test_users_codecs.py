@@ -31,6 +31,7 @@ def test_a_codec_of_a_users_is_read_back_by_sample_and_in_tests_always(caplog: p
     with everything_read_back(), pytest.raises(EncodeError, match=r"Renames does not come back .* lossy = True"):
         encode(-8)
     assert [encode(-value) for value in range(8, 24)] == [b"%d" % value for value in range(8, 24)]
+    assert encoder_of(cast(Any, Renames()))(-1) == b"1"  # of another partition
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
         "Renames does not come back as it is written: it comes back as another int"
     ]
