@@ -113,6 +113,11 @@ def changelog_name(group_id: str, topic: str) -> str:
     return f"{group_id}.{topic}.changelog"
 
 
+def is_changelog(group_id: str, name: str) -> bool:
+    """Check whether a topic is the changelog of a source of this group."""
+    return name.startswith(f"{group_id}.") and name.endswith(".changelog")
+
+
 def commit_log_name(group_id: str, topic: str) -> str:
     """Return the name of the topic that stands in for a source topic on another cluster: the group's offsets are
     committed under its name, in the transaction that they belong to. Nothing is ever written to it."""

@@ -21,6 +21,7 @@ from streams.clients.kafka_python import errors as kafka_errors
 from streams.clients.kafka_python_client import GROUP, KafkaPythonClient, offsets_request, raise_for
 from streams.clients.librdkafka_group import describe_group
 from streams.group import Assignment, MemberReport
+from streams.topics import is_changelog
 
 CLASSIC: Final = "classic"
 BROKER: Final = "consumer"
@@ -122,6 +123,7 @@ class GroupQuestions:
                 if entry.error_code == 0 and entry.committed_offset >= 0
             }
             for topic in answer.topics
+            if not is_changelog(group, topic.name)  # notes about events, and no position (``ownership.blocked``)
         }
 
 

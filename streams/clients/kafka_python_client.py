@@ -324,7 +324,7 @@ def commit_request(
         member_id=member_id,
         topics=[topic_of(name=topic, partitions=entries) for topic, entries in by_topic.items()],
         min_version=6,
-        max_version=8,
+        max_version=9 if member_id else 8,  # members by the broker's protocol (KIP-848) are refused below 9
     )
 
 

@@ -53,6 +53,7 @@ _NOT_A_MEMBER = (
     kafka_errors.IllegalGenerationError,
     kafka_errors.FencedInstanceIdError,
     kafka_errors.RebalanceInProgressError,
+    kafka_errors.StaleMemberEpochError,  # of the broker's protocol (KIP-848)
 )
 _CLOSE_SECONDS = 2.0
 FENCE_SECONDS = 3.0
