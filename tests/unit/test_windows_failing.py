@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -16,6 +17,7 @@ from streams.codecs import int_codec
 from streams.errors import ConfigError, EventFailure
 from streams.metrics import EventFailed, Measurement
 from streams.records import IncomingRecord
+from streams.runtime.partition.timekeeping import WindowFailed
 from streams.stores import NamedTable, Stores, Window, Windows
 from streams.testing import TestDriver
 from streams.testing.fault_points import Point
@@ -212,6 +214,27 @@ def test_in_an_interjection_too() -> None:
         driver.check()
 
 
+def test_a_handler_that_goes_on_leaves_nothing_of_a_window_that_failed() -> None:
+    """The next event meets the window, and reports it once."""
+    source = source_of(on_close=poisoned(1), error_policy=DEAD_LETTER)
+    on_seen(source)
+
+    def advance(ctx: EventContext[Any]) -> str:
+        with pytest.raises(WindowFailed):
+            ctx.store.advance(200_000)
+        return "done"
+
+    with TestDriver(source, topics={OUT: 1}) as driver:
+        for key in "abc":
+            driver.send_record(seen(key, 1_000))
+        assert driver.interject(0, advance) == "done"
+        assert [one.key for one in outputs(driver, "closed")] == ["a"]
+        assert [key for key, _ in driver.store(0).carts.items()] == ["closed a"]
+        driver.send_record(seen("z", 200_000))
+        assert [one.key for one in outputs(driver, "closed")] == ["a", "b", "c"]
+        driver.check()
+
+
 def test_an_event_that_fails_for_good_behind_it_leaves_the_window_to_the_next() -> None:
     """What was decided of it stands, and is in the transaction of the event in front of which it closes after all."""
     source = source_of(on_close=poisoned(), error_policy=DEAD_LETTER)
@@ -232,6 +255,24 @@ def test_an_event_that_fails_for_good_behind_it_leaves_the_window_to_the_next() 
         ]  # fmt: skip
         assert [one.key for one in outputs(driver, "closed")] == ["a", "c"]
         driver.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_ends_the_process_is_named(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def on_close(ctx: EventContext[Any], key: str, window: Window, number: int) -> None:
+        raise SystemExit(0)
+
+    source = source_of(on_close=on_close, error_policy=DEAD_LETTER)
+    on_seen(source, kind)
+    driver = TestDriver(source, topics={OUT: 1})
+    try:
+        with pytest.raises(SystemExit):
+            minute_of(driver)
+    finally:
+        with contextlib.suppress(BaseException):
+            driver.close()
+    (said,) = [line.getMessage() for line in caplog.records if line.levelname == "CRITICAL"]
+    assert said.startswith("in[0]@3: the handler raised SystemExit: 0")
 
 
 def test_a_wrong_policy_is_refused() -> None:

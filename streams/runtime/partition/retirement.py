@@ -199,7 +199,7 @@ class Retirement:
             self._task = ctx._task
             try:
                 unit.observe(ctx)
-            except Exception as error:
+            except BaseException as error:
                 self._had_turn(error)  # as if the handler had raised it at once
                 return
             if not waiting.arrive(self._handler_ended) or not self._had_turn(waiting.error):

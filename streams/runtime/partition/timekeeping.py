@@ -162,9 +162,13 @@ class Timekeeper:
             for change in journal[written:]:
                 if change.value is not None and len(change.value) > ctx._limit:
                     raise change_too_large(change, ctx._limit)
-        except Exception as error:
+        except Exception as error:  # undone here: a handler that called ``advance`` may go on
+            self._partition.store.undo(journal[written:])
+            del outputs[sent:], journal[written:]
             failed = ClosedWindow(name, end_ms, "", value, key=key, store=store, start_ms=start_ms)
             raise WindowFailed(failed, on_close, policy) from error
+        if self._tries:
+            self._tries.pop(origin, None)
         for number in range(sent, len(outputs)):  # a refusal by the broker is the window's failure, too
             outputs[number] = WindowOutput.of(outputs[number], origin)
 
