@@ -17,8 +17,10 @@ from streams.errors import EventFailure
 from streams.runtime.ownership import blocked
 from streams.runtime.ownership.blocked import MOST_OWNERS, BlockNote
 from streams.runtime.system import Watchdog
+from streams.stores import Window
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config, letters, send, totals
+from tests.unit.windows_kit import Seen, Told, outputs, seen, source_of, told
 from tests.vocabulary import TOTALS, Added, Totals, tell_total
 
 KINDS = ("async", "concurrent", "job", "timer")
@@ -137,6 +139,45 @@ def test_notes_that_blame_no_event(case: str) -> None:
         driver.settle()
         assert totals(driver) == [(name, 1) for name in "abcd"]
         assert case != "a batch" or lists == [1, 1, 1, 1]
+        driver.check()
+
+
+def test_a_window_that_stops_the_loop_is_its_own_failure() -> None:
+    """And not that of all events in front of which it would close, one after the other."""
+    named: list[str] = []
+
+    def on_close(ctx: EventContext[Any], key: str, window: Window, number: int) -> None:
+        if key == "b":
+            events = driver._world.members[0].engine.takeovers.blocked
+            named.append(events.name(sys._getframe()))
+            events.give_up(sys._getframe(), 15.0)
+        told(ctx, key, window, number)
+
+    source = source_of(on_close=on_close, error_policy=DEAD_LETTER)
+
+    @source.on
+    def on(ctx: EventContext[Any], event: Seen) -> None:
+        ctx.store.win.add(event.key, event)
+        ctx.forward(OUT, Told("handled", event.key), key=event.key, partition=0)
+
+    driver: Any
+    with TestDriver(source, topics={OUT: 1}) as driver:
+        for key in "abc":
+            driver.send_record(seen(key, 1_000), wait=False)
+        driver.settle()
+        driver.at("commit.before", driver.crash)
+        driver.send_record(seen("z", 200_000), wait=False)
+        driver.settle()
+        notes = driver._world.broker.notes
+        note = msgspec.json.decode(notes[0], type=BlockNote)
+        notes[0] = msgspec.json.encode(msgspec.structs.replace(note, owners=MOST_OWNERS)).decode()
+        driver.restart()
+        driver.settle()
+        assert len(named) == 1
+        assert re.match(r", at the window Shop\.win .* of the key b'b' of in\[0\]$", named[0])
+        assert [one.key for one in outputs(driver, "closed")] == ["a", "c"]
+        assert [one.key for one in outputs(driver, "handled")] == ["a", "b", "c", "z"]
+        assert letters(driver, "error", "kind") == [("HandlerBlocked", "window")]
         driver.check()
 
 

@@ -65,18 +65,16 @@ class BlockedEvents:
 
     def name(self, frame: FrameType | None) -> str:
         """Name the event whose handler this frame of the loop's thread runs; empty: none is known."""
-        work = _event_in(frame)
-        return "" if work is None else f", at {_name(work)}"
+        what, place, _ = self._blamed(frame)
+        return "" if place is None else f", at {what}"
 
     def give_up(self, frame: FrameType | None, seconds: float) -> None:
         """Leave a note about the event that has stopped the loop for so long; blocks until it is committed."""
-        work = _event_in(frame)
-        where, origin = (TopicPartition("", -1), INTERJECTION) if work is None else _place(work)
-        what = "something" if work is None else _name(work)
+        what, where, origin = self._blamed(frame)
         text = (
             f"{what} has stopped the event loop for {seconds:.0f} s: this member leaves the group unless it ends soon"
         )
-        if origin == INTERJECTION:
+        if where is None or origin == INTERJECTION:
             _log.error("%s. Make the handler async, or register it with blocking=True", text)
             return
         before = self._found.get(where.partition)
@@ -94,6 +92,19 @@ class BlockedEvents:
                 _log.warning("%s: this owner is not counted: it has lost its membership by now", what)
         except Exception as error:  # the watchdog goes on
             _log.warning("%s: this owner is not counted: %s", what, error)
+
+    def _blamed(self, frame: FrameType | None) -> tuple[str, TopicPartition | None, Origin]:
+        """Name what a thread works on, with its partition and origin: an event, or a window that closes in front of
+        it. No partition: it is not known."""
+        work = _event_in(frame)
+        if work is None:
+            return "something", None, INTERJECTION
+        where, origin = _place(work)
+        worker = self._member.workers.get(where.partition)
+        closing = None if worker is None else worker.timekeeper.closing
+        if closing is None or closing[0] is not work:
+            return _name(work), where, origin
+        return f"{closing[1].title} of {where}", where, closing[1].origin
 
     def _leave(self, partition: int, text: str) -> bool:
         member, until = self._member, time.monotonic() + NOTE_SECONDS
@@ -134,7 +145,7 @@ class BlockedEvents:
         error = HandlerBlocked(
             f"its handler stopped the event loop for longer than rebalance_timeout_seconds ({limit:g} s) on "
             f"{note.owners} owners of the partition, one after the other: make it async, or register it with "
-            "blocking=True"
+            "blocking=True; an on_close of windows can be neither: have it forward what takes long"
         )
         failure = Failure(0 if is_batch(origin) else note.owners, error)  # the events of a batch are tried one by one
         worker.failures = KnownFailures({**worker.failures.carried_over(), origin: failure})

@@ -91,6 +91,8 @@ class Timekeeper:
         self._tries: dict[Origin, tuple[int, float]] = {}
         self.instead: dict[Origin, Callable[[Any], None]] = {}
         self._used: list[tuple[Any, Origin]] = []
+        self.closing: tuple[Any, ClosedWindow] | None = None
+        """The window that is reported now, and the context in which it is. Read by the watchdog's thread, too."""
 
     @property
     def max_jump_ms(self) -> int:
@@ -148,7 +150,8 @@ class Timekeeper:
     ) -> None:
         """Report a window that closes: (store, part, key, start, end, value). Raises ``WindowFailed``."""
         store, name, key, start_ms, end_ms, value = window
-        origin = window_origin(name, key, start_ms, end_ms)
+        closed = ClosedWindow(name, end_ms, "", value, key=key, store=store, start_ms=start_ms)
+        origin = closed.origin
         if (instead := self.instead.get(origin)) is not None:
             instead(ctx)
             self._used.append((ctx, origin))
@@ -158,6 +161,7 @@ class Timekeeper:
         try:
             if known is not None:
                 raise known.error
+            self.closing = ctx, closed
             report(ctx)
             for change in journal[written:]:
                 if change.value is not None and len(change.value) > ctx._limit:
@@ -165,8 +169,9 @@ class Timekeeper:
         except Exception as error:  # undone here: a handler that called ``advance`` may go on
             self._partition.store.undo(journal[written:])
             del outputs[sent:], journal[written:]
-            failed = ClosedWindow(name, end_ms, "", value, key=key, store=store, start_ms=start_ms)
-            raise WindowFailed(failed, on_close, policy) from error
+            raise WindowFailed(closed, on_close, policy) from error
+        finally:
+            self.closing = None
         if self._tries:
             self._tries.pop(origin, None)
         for number in range(sent, len(outputs)):  # a refusal by the broker is the window's failure, too
