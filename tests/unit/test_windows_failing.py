@@ -216,7 +216,14 @@ def test_in_an_interjection_too() -> None:
 
 def test_a_handler_that_goes_on_leaves_nothing_of_a_window_that_failed() -> None:
     """The next event meets the window, and reports it once."""
-    source = source_of(on_close=poisoned(1), error_policy=DEAD_LETTER)
+    fails = poisoned(1)
+
+    def on_close(ctx: EventContext[Any], key: str, window: Window, number: int) -> None:
+        if key == "b":
+            ctx.schedule_in(0.1, Seen("timer"), name="of b")
+        fails(ctx, key, window, number)
+
+    source = source_of(on_close=on_close, error_policy=DEAD_LETTER)
     on_seen(source)
 
     def advance(ctx: EventContext[Any]) -> str:
@@ -228,6 +235,8 @@ def test_a_handler_that_goes_on_leaves_nothing_of_a_window_that_failed() -> None
         for key in "abc":
             driver.send_record(seen(key, 1_000))
         assert driver.interject(0, advance) == "done"
+        driver.advance(1)
+        assert not driver.dead_letters(), "no timer either, which fails here: it has no time"
         assert [one.key for one in outputs(driver, "closed")] == ["a"]
         assert [key for key, _ in driver.store(0).carts.items()] == ["closed a"]
         driver.send_record(seen("z", 200_000))

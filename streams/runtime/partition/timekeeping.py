@@ -156,7 +156,7 @@ class Timekeeper:
             instead(ctx)
             self._used.append((ctx, origin))
             return
-        outputs, journal = ctx._outputs, ctx._journal
+        outputs, journal, timers = ctx._outputs, ctx._journal, dict(ctx._timer_changes or ())
         sent, written, known = len(outputs), len(journal), self._partition.failures.meet(origin)
         try:
             if known is not None:
@@ -169,6 +169,7 @@ class Timekeeper:
         except Exception as error:  # undone here: a handler that called ``advance`` may go on
             self._partition.store.undo(journal[written:])
             del outputs[sent:], journal[written:]
+            ctx._timer_changes = timers or None
             raise WindowFailed(closed, on_close, policy) from error
         finally:
             self.closing = None
