@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -263,6 +264,25 @@ def test_an_event_that_fails_for_good_behind_it_leaves_the_window_to_the_next() 
             "not this one", "cannot report this one",
         ]  # fmt: skip
         assert [one.key for one in outputs(driver, "closed")] == ["a", "c"]
+        driver.check()
+
+
+def test_the_attempt_that_did_not_get_its_turn_keeps_nothing() -> None:
+    """A handler that has a lock while it waits for its turn: the next attempt needs it, too."""
+    source, lock = source_of(on_close=poisoned(2), on_error=Retry(attempts=3, backoff_seconds=0.01)), asyncio.Lock()
+
+    @source.register_event_type(Seen, concurrency=4)
+    async def handle(ctx: EventContext[Any], event: Seen) -> None:
+        async with lock:
+            await ctx.turn()
+            ctx.store.win.add(event.key, event)
+
+    with TestDriver(source, topics={OUT: 1}) as driver:
+        for key in ("a", "b", "c"):
+            driver.send_record(seen(key, 1_000))
+        driver.send_record(seen("z", 200_000), wait=False)
+        driver.advance(5)
+        assert [one.key for one in outputs(driver, "closed")] == ["a", "b", "c"]
         driver.check()
 
 

@@ -136,11 +136,15 @@ class Entry:
     def drop(self) -> None:
         """Withdraw the work: the entry's turn is over, or its partition is given up."""
         self.is_settled = True
+        self.withdraw()
+        if self.trace is not None:
+            self.trace.end()
+
+    def withdraw(self) -> None:
+        """Withdraw the work: if anything of it still runs, that is cancelled."""
         work, self.work = self.work, None
         if work is not None:
             work.withdraw()
-        if self.trace is not None:
-            self.trace.end()
 
 
 class ReorderBuffer:

@@ -181,6 +181,7 @@ class Retirement:
         finally:
             self._passing = self._task = None
         if error is not None:
+            buffer.first.withdraw()  # it may wait for its turn still, with what the next attempt needs (a lock)
             await self._retrying(buffer.first, error)
 
     def _give_turn(self) -> None:
