@@ -114,7 +114,7 @@ def changelog_name(group_id: str, topic: str) -> str:
 
 
 def is_changelog(group_id: str, name: str) -> bool:
-    """Check whether a topic is the changelog of a source of this group."""
+    """Check whether a topic may be the changelog of a source of this group, by its name."""
     return name.startswith(f"{group_id}.") and name.endswith(".changelog")
 
 

@@ -116,15 +116,15 @@ class GroupQuestions:
         if answer.error_code == kafka_errors.GroupIdNotFoundError.errno:
             return {}
         raise_for(answer.error_code)
-        return {
-            topic.name: {
+        found = {}
+        for topic in answer.topics:
+            least = 1 if is_changelog(group, topic.name) else 0  # 0: a note, and no position (``ownership.blocked``)
+            found[topic.name] = {
                 entry.partition_index: entry.committed_offset
                 for entry in topic.partitions
-                if entry.error_code == 0 and entry.committed_offset >= 0
+                if entry.error_code == 0 and entry.committed_offset >= least
             }
-            for topic in answer.topics
-            if not is_changelog(group, topic.name)  # notes about events, and no position (``ownership.blocked``)
-        }
+        return {name: offsets for name, offsets in found.items() if offsets}
 
 
 def classic_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:

@@ -18,7 +18,7 @@ from rich.console import Console
 from streams.cli import cluster, group, group_tables
 from streams.cli.group_tables import Picture, facts, partition_rows
 from streams.clients import group_wire
-from streams.clients.group_view import GroupView, MemberView, broker_view, classic_view
+from streams.clients.group_view import GroupQuestions, GroupView, MemberView, broker_view, classic_view
 from streams.errors import BrokerUnavailable, TopicError
 from streams.group import Assignment, Copies, MemberReport, Shelf
 from tests.unit.cli_group_kit import (
@@ -49,6 +49,23 @@ def test_a_foreign_consumer_is_shown_as_far_as_kafka_tells() -> None:
     assert view.members[0].owned == {"orders": {4, 5}}
     assert view.members[0].assignment is None
     assert row_of(text_of(Picture(view=view)), "consumer-1")[4] == "4-5"
+
+
+async def test_a_note_about_an_event_is_no_position() -> None:
+    """A member leaves it as an offset of 0 in the changelog (``ownership.blocked``)."""
+
+    def at(partition: int, offset: int) -> Any:
+        return SimpleNamespace(partition_index=partition, committed_offset=offset, error_code=0)
+
+    offsets = {"in": [5, 0], "shop.in.changelog": [0, -1], "shop.eu.in.changelog": [7, 0]}
+    topics = [SimpleNamespace(name=name, partitions=list(map(at, range(2), found))) for name, found in offsets.items()]
+
+    async def send(*_: object) -> Any:
+        return SimpleNamespace(groups=[SimpleNamespace(error_code=0, topics=topics)])
+
+    questions: Any = GroupQuestions.__new__(GroupQuestions)
+    questions._client = SimpleNamespace(send=send)
+    assert await questions._committed("shop", 1, 1.0) == {"in": {0: 5, 1: 0}, "shop.eu.in.changelog": {0: 7}}
 
 
 def test_words_that_are_not_understood_are_a_problem_of_that_member_only() -> None:
