@@ -73,7 +73,8 @@ async def test_an_event_that_blocks_every_owner_is_its_own_failure(
     assert (letter["error"], letter["offset"]) == ("HandlerBlocked", "2")
     assert "register it with blocking=True" in letter["message"]
     said = [line.getMessage() for line in caplog.records if line.levelname == "ERROR" and bad in line.getMessage()]
-    assert ["owner number 1" in line for line in said] == [True] * (1 + lost) + [False]
+    assert len(said) == 2 + lost
+    assert "owner number 1" in said[0]
     assert "owner number 2" in said[-1]
     with contextlib.closing(GroupQuestions(lab.bootstrap, {})) as questions:
         view = await asyncio.to_thread(questions.look, lab.group, 10.0)
