@@ -79,6 +79,7 @@ class ScriptedBroker:
         self._servers: list[asyncio.Server] = []
         self._ports: list[int] = []
         self._epoch = -1
+        self._has_begun = False
         self._living = list(range(brokers))
         self._writers: list[tuple[int, asyncio.StreamWriter]] = []
 
@@ -219,10 +220,13 @@ class ScriptedBroker:
         )
 
     def _identity(self, request: Any, version: int, code: int) -> Any:
-        self._epoch += not code
+        if not code:
+            self._epoch += 1 + self._has_begun  # the abort of what is open takes one, too
+            self._has_begun = False
         return InitProducerIdResponse(error_code=code, producer_id=7, producer_epoch=self._epoch)
 
     def _produced(self, request: Any, version: int, code: int) -> Any:
+        self._has_begun = self._has_begun or not code
         of = ProduceResponse.TopicProduceResponse
         return ProduceResponse(
             responses=[
@@ -240,6 +244,7 @@ class ScriptedBroker:
         )
 
     def _partitions_added(self, request: Any, version: int, code: int) -> Any:
+        self._has_begun = self._has_begun or not code
         of = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
         return AddPartitionsToTxnResponse(
             results_by_topic_v3_and_below=[
@@ -274,6 +279,7 @@ class ScriptedBroker:
 
     def _ended(self, request: Any, version: int, code: int) -> Any:
         self._epoch += not code and version >= 5
+        self._has_begun = self._has_begun and bool(code)
         return EndTxnResponse(error_code=code, producer_id=7, producer_epoch=self._epoch)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from streams.clients.producing import answers, encoded_transaction
 from streams.clients.producing import cluster as cluster_module
@@ -125,6 +126,72 @@ async def test_the_last_transaction_is_ended_again_where_its_markers_may_be_miss
         enlisted = next(request for _, name, request in broker.requests if name == "AddPartitions")
         assert [topic.name for topic in enlisted.v3_and_below_topics] == ["t"]
         assert ends() == [committed, True]
+
+
+async def of_one_that_did_not_begin(broker: ScriptedBroker, slot: WireSlot) -> None:
+    """The markers of the last one were not written yet; then the broker was killed."""
+    enlists = "Produce" if slot._protocol.bumps_epoch else "AddPartitions"
+    broker.answer(enlists, KafkaError.CONCURRENT_TRANSACTIONS, GONE)
+    with pytest.raises(TransactionFailed):
+        await flush(slot, output(1))
+    await slot.reopen(["t"])
+
+
+async def after_an_end_that_is_refused(broker: ScriptedBroker, slot: WireSlot) -> None:
+    """The second end fails; the connections are there."""
+    next(iter(slot._connections.values())).close()
+    broker.answer("EndTxn", KafkaError.INVALID_TXN_STATE)
+    with pytest.raises(TransactionFailed):
+        await slot.reopen(["t"])
+    broker.requests.clear()
+    await slot.reopen(["t"])
+
+
+async def after_an_opening_that_is_refused(broker: ScriptedBroker, slot: WireSlot) -> None:
+    next(iter(slot._connections.values())).close()
+    broker.answer("InitProducerId", KafkaError.INVALID_TXN_STATE)
+    with pytest.raises(TransactionFailed):
+        await slot.reopen(["t"])
+    await slot.reopen(["t"])
+
+
+@pytest.mark.parametrize(
+    "happens", [of_one_that_did_not_begin, after_an_end_that_is_refused, after_an_opening_that_is_refused]
+)
+@pytest.mark.parametrize("version", [1, 2])
+async def test_the_last_transaction_is_remembered_until_it_is_ended_again(version: int, happens: Any) -> None:
+    async with ScriptedBroker(transaction_version=version) as broker, opened(broker, timeout=2.0) as slot:
+        await transact(slot)
+        broker.requests.clear()
+        await happens(broker, slot)
+        assert [request.committed for _, name, request in broker.requests if name == "EndTxn"] == [True]
+        assert not slot.is_shaken
+
+
+async def test_a_broker_that_is_gone_costs_one_more_end_and_not_one_each_time() -> None:
+    async with ScriptedBroker(brokers=2) as broker, opened(broker) as slot:
+        await transact(slot, [output(1, 1)])
+        broker.kill(1)
+        async with asyncio.timeout(PATIENCE):
+            while not slot.is_shaken:
+                await asyncio.sleep(0)
+        await slot._cluster.refresh(["t"])
+        broker.requests.clear()
+        for _ in range(3):
+            await transact(slot, [output(1, 1)])
+        assert len(broker.asked("EndTxn")) == 3 + 1
+
+
+async def test_a_call_that_ended_the_last_one_again_is_still_under_way() -> None:
+    """An abort would overtake what it has sent, were it taken for over."""
+    async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
+        await transact(slot)
+        next(iter(slot._connections.values())).close()
+        broker.requests.clear()
+        flushing = await cancelled_flush(broker, slot)
+        with pytest.raises(TransactionFailed, match="being replaced"):
+            await slot.abort()
+        await asyncio.wait([flushing])
 
 
 async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,7 @@ class SlotConnections:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._by_broker: dict[int, BrokerConnection] = {}
+        self._were_lost = False  # some that are replaced
 
     async def get(self, node: int) -> BrokerConnection:
         """Return the connection to a broker; a new one if it is lost, or must authenticate again soon."""
@@ -239,14 +240,21 @@ class SlotConnections:
         if connection is not None:
             if connection.lost is None and asyncio.get_running_loop().time() < connection.expires_at:
                 return connection
+            self._were_lost = self._were_lost or connection.lost is not None
             connection.close()
         connection = self._by_broker[node] = await self._cluster.connect(node)
         return connection
 
     @property
     def are_lost(self) -> bool:
-        """Check whether one of them is lost, or there is none."""
-        return not self._by_broker or any(connection.lost is not None for connection in self._by_broker.values())
+        """Check whether one was lost since ``forget_lost``, or there is none."""
+        lost = any(connection.lost is not None for connection in self._by_broker.values())
+        return self._were_lost or lost or not self._by_broker
+
+    def forget_lost(self) -> None:
+        """Forget those that were lost. A broker that is gone, or not needed any more, gets no other one."""
+        self._by_broker = {node: found for node, found in self._by_broker.items() if found.lost is None}
+        self._were_lost = False
 
     def values(self) -> list[BrokerConnection]:
         """Return all of them."""
@@ -257,6 +265,7 @@ class SlotConnections:
         for connection in self._by_broker.values():
             connection.close()
         self._by_broker.clear()
+        self._were_lost = True
         self._cluster.close()
 
 

@@ -22,35 +22,38 @@ class LastTransaction:
     def __init__(self) -> None:
         self._places: set[Place] = set()
         self._committed: bool | None = None  # not known, or there was none
-        self._running: set[Place] = set()
-        self._may_be_committed = False  # the one that runs
+        self._running: set[Place] | None = None
+        self._requested: bool | None = None  # the end of the one that runs: a commit or an abort
         self.is_shaken = False
         """Whether it may have lost its markers, as far as its end tells."""
 
     def writes(self, places: Iterable[Place]) -> None:
         """Note where the transaction that runs writes to."""
-        self._running.update(places)
+        self._running = {*(self._running or ()), *places}
 
     def requested(self, *, commit: bool) -> None:
         """Note that its end is requested."""
-        self._may_be_committed = commit
+        self._requested = commit
 
     def ended(self, commit: bool, is_lost: bool) -> None:
         """Note its end, acknowledged by the coordinator; without one that ran, the second end of the last one.
         ``is_lost``: after a request that was not answered."""
-        if self._running:
-            self._places, self._running = self._running, set()
-        self._committed, self.is_shaken, self._may_be_committed = commit, is_lost, False
+        if self._running is not None:
+            self._places, self._running = self._running, None
+        self._committed, self.is_shaken, self._requested = commit, is_lost, None
 
-    def reopened(self) -> bool:
+    def reopened(self, *, has_begun: bool) -> bool:
         """Note that the id is taken again: what ran is aborted, unless its commit was requested. Returns whether a
-        transaction ran."""
-        if not self._running:
-            return False
-        self._places, self._running = self._running, set()
-        self._committed = None if self._may_be_committed else False
-        self._may_be_committed = False
-        return True
+        transaction ran.
+
+        ``has_begun``: whether its coordinator knew of it. It begins none before the markers of the last one are
+        written: one that was sent, and did not begin, has no records, and the last one is still the last.
+        """
+        running, requested = self._running, self._requested
+        self._running = self._requested = None
+        if running is not None and (has_begun or requested is not None):
+            self._places, self._committed = running, None if requested else False
+        return running is not None
 
     def settled(self, committed: bool) -> None:
         """Note what became of one that was under way when the id was taken again."""
@@ -58,12 +61,15 @@ class LastTransaction:
             self._committed, self.is_shaken = committed, True
 
     def again(self) -> tuple[dict[str, list[int]], bool]:
-        """Return what is to be ended a second time, partitions by topic, and how. None: there is nothing to end."""
-        return by_topic(sorted(self._places if self._committed is not None else ())), bool(self._committed)
+        """Return what is to be ended a second time, partitions by topic, and how. None: there is nothing to end.
+        Until ``ended`` its markers count as missing: it may be interrupted."""
+        places = sorted(self._places if self._committed is not None else ())
+        self.is_shaken = bool(places)
+        return by_topic(places), bool(self._committed)
 
     def forget(self) -> None:
         """Forget it: its partitions are gone."""
-        self._places, self._running, self.is_shaken = set(), set(), False
+        self._places, self.is_shaken = set(), False
 
 
 def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:

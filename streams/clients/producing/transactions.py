@@ -100,11 +100,14 @@ class WireSlot:
                 await self._connections.get(self._group_coordinator)
         if may_open is not None:
             await may_open()
+        before = self._who
         async with self._bounded("init_transactions", self._timeout):
             await self._initialize()
         self._sequences.clear()
         self._has_begun = False
-        if self._last.reopened() or is_shaken:
+        # To abort an open transaction takes an epoch, and so does each new owner of the id.
+        has_begun = self._who != before._replace(epoch=before.epoch + 1)
+        if self._last.reopened(has_begun=has_begun) or is_shaken:
             async with self._bounded("init_transactions", self._timeout):
                 await self._end_again()
         self.is_open = True
@@ -121,6 +124,7 @@ class WireSlot:
     async def _end_again(self) -> None:
         """End the last transaction a second time (``LastTransaction``), without records, so no fence is needed."""
         topics, committed = self._last.again()
+        self._connections.forget_lost()  # what they may have cost is made good now
         try:
             if topics:
                 await until_led(topics, self._cluster)
@@ -355,14 +359,8 @@ class WireSlot:
             where = f"group {self._group_id}, {place}"
             if meaning not in _AGAIN:
                 call = "send_offsets_to_transaction"
-                raise answers.failure(
-                    self.transactional_id,
-                    call,
-                    code,
-                    meaning,
-                    where,
-                    self._needed(() if offsets is None else offsets.offsets),
-                )
+                needed = self._needed(() if offsets is None else offsets.offsets)
+                raise answers.failure(self.transactional_id, call, code, meaning, where, needed)
             self._last_answer = answers.described(code, where)
             if meaning is Meaning.AGAIN_COORDINATOR:
                 self._group_coordinator = await self._cluster.coordinator(GROUP, self._group_id)
@@ -423,7 +421,8 @@ class WireSlot:
     @asynccontextmanager
     async def _bounded(self, call: str, seconds: float) -> AsyncIterator[None]:
         """Bound a call in time. However it fails without an answer, the slot is closed."""
-        self._under_way = mark = object()
+        mark = object()
+        outer, self._under_way = self._under_way, mark
         self._last_answer = ""
         try:
             async with asyncio.timeout(seconds):
@@ -439,7 +438,7 @@ class WireSlot:
             raise
         finally:
             if self._under_way is mark:
-                self._under_way = None
+                self._under_way = outer  # the call that this one is a part of
 
     def _abandon_after(self, mark: object) -> None:
         if self._under_way is mark:  # else a later call closed everything, and has connections of its own
