@@ -1,8 +1,8 @@
 """The end of a hanging transaction: decided by proof, done by the marker that is missing.
 
-A broker may complete a transaction without a marker in each of its partitions (``docs/internals/hanging.md``). Such a
-transaction hangs in a partition, and is committed elsewhere: to abort it there would take back a half. So it is
-committed or aborted as a proof says, and left alone without one.
+A broker may complete a transaction without a marker in each of its partitions
+(``docs/internals/hanging-transactions.md``). Such a transaction hangs in a partition, and is committed elsewhere: to
+abort it there would take back a half. So it is committed or aborted as a proof says, and left alone without one.
 
 Proofs are about one transaction, known by producer id and epoch. Under transactions v2 each transaction has an epoch of
 its own, ``E``, and its markers have the next one. Under v1 many transactions share an epoch: a commit under it may be
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from streams.clients import permissions
@@ -27,10 +27,11 @@ from streams.errors import ConfigError, OffsetError
 from streams.group import HANGING_SECONDS, HangingEnd, OpenTransaction
 
 _MARKERS: Final = [permissions.on_cluster("ClusterAction")]
-_COMMITTED, _ABORTED = (2, 4), (3, 5)  # prepared, completed: in the coordinators' log
+_ONGOING, _COMMITTED, _ABORTED = 1, (2, 4), (3, 5)  # prepared, completed: in the coordinators' log
 _V2: Final = 2
 _PRODUCER: Final = struct.Struct(">q")
 _INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
 _VALUE: Final = struct.Struct(">hqhib")  # format, producer id and epoch, time-out, state
 _CLIENT_VERSION: Final = 2  # the tag of that field in the coordinators' log
 _WINDOW: Final = 1_000
@@ -58,14 +59,12 @@ class HangingTransactions(OpenTransactions, RawLogs):
         start_offset: int,
         deadline: float,
         *,
-        known: bool | None = None,
         min_age_seconds: float = HANGING_SECONDS,
     ) -> HangingEnd:
         """Find out how the hanging transaction that began at this offset is to be ended. Changes nothing.
 
-        ``known``: the end that its coordinator acknowledged to this process. Otherwise the proofs are, in this order:
-        the log of the coordinators, a marker in another partition of any topic, and that neither has a commit,
-        ``min_age_seconds`` after its last record.
+        The proofs are, in this order: the log of the coordinators, a marker in another partition of any topic, and that
+        neither has a commit, ``min_age_seconds`` after its last record.
 
         ``OffsetError``: there is none, a coordinator is going to end it, or there is no proof; the message names what
         was looked at, and what to look at. Needs Read on the topics and on ``__transaction_state``, Describe on all
@@ -76,8 +75,6 @@ class HangingTransactions(OpenTransactions, RawLogs):
             await self._connected(deadline)
             found = await self._find(topic, [partition], deadline)
             txn = _only(topic, partition, start_offset, found)
-            if known is not None:
-                return HangingEnd(txn, known, "its coordinator acknowledged that to this process")
             return await self._proved(txn, min_age_seconds, deadline)
 
         return self._client.call(work, deadline)
@@ -150,22 +147,24 @@ class HangingTransactions(OpenTransactions, RawLogs):
     async def _coordinators_say(self, txn: OpenTransaction, since: int, deadline: float) -> _Finding:
         """Read the log of all coordinators: a producer id may have been exchanged for another one since."""
         found: list[_Entry] = []
-        has_holes, is_older = False, False
+        has_holes, is_cut, is_older = False, False, False
         try:
             partitions = sorted(entry.partition_index for entry in await self._log_partitions(deadline))
             for place in await self._stretches(STATE_LOG, partitions, since, deadline) if partitions else []:
-                is_older = is_older or not place.is_whole
-                at = place.start
+                at, reaches_back = place.start, not place.is_whole
                 async for batch in self._walk(STATE_LOG, place.partition, place.start, place.end, deadline):
                     has_holes = has_holes or batch.base > at or batch.records <= batch.last - batch.base
-                    is_older = is_older or batch.max_timestamp <= since + _SKEW_MS
+                    reaches_back = reaches_back or batch.max_timestamp <= since + _SKEW_MS
                     at = batch.last + 1
                     if _PRODUCER.pack(txn.producer_id) in batch.content:
                         found += _entries(batch, txn.producer_id)
+                has_holes = has_holes or at < place.end
+                is_cut = is_cut or (place.start > 0 and not reaches_back)
+                is_older = is_older or reaches_back
         except ConfigError as error:
             return _Finding(None, f"the log of the coordinators cannot be read ({error})", is_doubtful=True)
-        said = _decided(found, txn.producer_epoch)
-        if said.commit is not None or said.is_doubtful or (is_older and not has_holes):
+        said = _decided(found, txn)
+        if said.commit is not None or said.is_doubtful or (is_older and not is_cut and not has_holes):
             return said
         why = "is compacted since" if has_holes else "begins after it"
         return _Finding(None, f"{STATE_LOG}, the log of the coordinators, {why}", is_doubtful=True)
@@ -234,10 +233,12 @@ class HangingTransactions(OpenTransactions, RawLogs):
 
 
 class _Entry(NamedTuple):
-    """An entry of the coordinators' log: state and epoch of a producer, and the version that its client spoke."""
+    """An entry of the coordinators' log: state and epoch of a producer, the partitions that its transaction has, and
+    the version that its client spoke. (Older formats than the flexible one have no partitions here.)"""
 
     status: int
     epoch: int
+    places: frozenset[tuple[str, int]]
     version: int
 
 
@@ -246,35 +247,46 @@ def _entries(batch: LogBatch, producer_id: int) -> Iterable[_Entry]:
     for value in values(batch):
         format_, found, epoch, _, status = _VALUE.unpack_from(value)
         if found == producer_id:
-            yield _Entry(status, epoch, _client_version(value) if format_ >= 1 else 0)
+            yield _Entry(status, epoch, *(_further(value) if format_ >= 1 else (frozenset(), 0)))
 
 
-def _client_version(value: bytes) -> int:
+def _further(value: bytes) -> tuple[frozenset[tuple[str, int]], int]:
     fields = Fields(value, _VALUE.size)
+    places: set[tuple[str, int]] = set()
     for _ in range(fields.array()):
-        fields.text()
-        fields.skip(4 * fields.array())
+        topic = fields.text()
+        places.update((topic, fields.take(_INT32)[0]) for _ in range(fields.array()))
         fields.tags()
     fields.skip(16)  # times
+    version = 0
     for _ in range(fields.unsigned()):
         tag, size = fields.unsigned(), fields.unsigned()
         if tag == _CLIENT_VERSION:
-            return fields.take(_INT16)[0]
-        fields.skip(size)
-    return 0
+            version = fields.take(_INT16)[0]
+        else:
+            fields.skip(size)
+    return frozenset(places), version
 
 
-def _decided(entries: Collection[_Entry], epoch: int) -> _Finding:
-    """Decide by what the coordinators wrote about this epoch of the producer, and the next one."""
-    ends = [entry for entry in entries if entry.epoch == epoch + 1]
-    if any(entry.status in _COMMITTED and entry.version >= _V2 for entry in ends):
-        return _Finding(True, f"{STATE_LOG} has it as committed")
-    is_v2 = any(entry.version >= _V2 and entry.epoch in (epoch, epoch + 1) for entry in entries)
-    if is_v2 and any(entry.status in _ABORTED for entry in ends):
-        return _Finding(False, f"{STATE_LOG} has it as aborted")
-    if any(entry.status in _COMMITTED and entry.epoch == epoch and entry.version < _V2 for entry in entries):
+def _decided(entries: Sequence[_Entry], txn: OpenTransaction) -> _Finding:
+    """Decide by what the coordinators wrote about this epoch of the producer, and the next one, in this order."""
+    epoch, place = txn.producer_epoch, (txn.topic, txn.partition)
+    if entries and entries[-1].status == _ONGOING and entries[-1].epoch == epoch and place in entries[-1].places:
+        words = f"{STATE_LOG} has it as ongoing, and no coordinator lists it to this principal"
+        return _Finding(None, words, is_doubtful=True)
+    ends = [entry for entry in entries if entry.epoch == epoch + 1 and entry.version >= _V2]
+    is_committed = any(entry.status in _COMMITTED for entry in ends)
+    of_v1 = [entry for entry in entries if entry.epoch == epoch and entry.version < _V2]
+    # A client that went on with v2 under the epoch of its last one of v1 (Kafka's own do) has two transactions there.
+    is_shared = is_committed and any(entry.status in _COMMITTED + _ABORTED for entry in of_v1)
+    if is_shared or any(entry.status in _COMMITTED for entry in of_v1):
         words = f"{STATE_LOG} has commits under its epoch, which transactions v1 share"
         return _Finding(None, words, is_doubtful=True)
+    if is_committed:
+        return _Finding(True, f"{STATE_LOG} has it as committed")
+    is_v2 = any(entry.version >= _V2 and entry.epoch in (epoch, epoch + 1) for entry in entries)
+    if is_v2 and any(entry.epoch == epoch + 1 and entry.status in _ABORTED for entry in entries):
+        return _Finding(False, f"{STATE_LOG} has it as aborted")
     return _Finding(None, f"{STATE_LOG} has no commit of it")
 
 
