@@ -49,6 +49,7 @@ class MarkerRule(Enum):
     H5_AGAIN_WHEN_OPENED = ("a slot that is opened again goes on to its next transaction", TWICE)
     H6_AGAIN_WHEN_LOST = ("a slot that lost its connection, and was not opened again, goes on", ALONE)
     H7_AGAIN_WHEN_KNOWN = ("a commit without an answer is ended again as an abort", ALONE)
+    H8_LAST_THAT_BEGAN = ("a transaction that was sent, and did not begin, is the last one", ALONE)
 
 
 Markers = tuple[tuple[frozenset[int], int, bool], ...]
@@ -57,9 +58,10 @@ Markers = tuple[tuple[frozenset[int], int, bool], ...]
 
 class World(NamedTuple):
     """``status``: of the transaction ``serial`` at its coordinator: done, ongoing, or how it is prepared to end, with
-    the markers that are ``left``. ``ends``: by serial, what the coordinator decided. ``slot``: idle, running, asked (an
-    end without an answer yet), closed, unsure (opened again, outcome not known). ``last``: serial, places, outcome as
-    the slot knows it. ``owes``: it is to be ended again; ``again``: that is under way."""
+    the markers that are ``left``. ``ends``: by serial, what the coordinator decided. ``slot``: idle, waits (one is
+    sent, and begins when the markers of the last one are written), running, asked (an end without an answer yet),
+    closed, unsure (opened again, outcome not known). ``last``: serial, places, outcome as the slot knows it. ``owes``:
+    it is to be ended again; ``again``: that is under way."""
 
     serial: int = 0
     status: str = "done"
@@ -105,20 +107,20 @@ class MarkerModel:
         settled = w.status == "done"
         if w.slot == "idle" and w.owes and w.last and settled:
             steps.append(self._end_again(w))
-        elif w.slot == "idle" and settled and w.serial < self._config.serials:
+        elif w.slot == "idle" and not w.owes and w.serial < self._config.serials:
             for places in (frozenset(some) for n in (1, 2) for some in combinations(PLACES, n)):
-                opened = tuple(o | {w.serial + 1} if p in places else o for p, o in zip(PLACES, w.open, strict=True))
-                begun = w._replace(serial=w.serial + 1, status="ongoing", left=places, open=opened)
-                steps.append(
-                    (f"T{w.serial + 1} writes to {sorted(places)}", begun._replace(slot="running", places=places))
-                )
+                steps.append((f"T{w.serial + 1} is sent to {sorted(places)}", w._replace(slot="waits", places=places)))
+        if w.slot == "waits" and settled:
+            opened = tuple(o | {w.serial + 1} if p in w.places else o for p, o in zip(PLACES, w.open, strict=True))
+            begun = w._replace(serial=w.serial + 1, status="ongoing", left=w.places, open=opened, slot="running")
+            steps.append((f"T{w.serial + 1} begins", begun))
         if w.slot == "asked":
             told = w.last if w.again else (w.serial, w.places, w.ends[-1])
             steps.append(("the end is acknowledged", w._replace(slot="idle", last=told, again=False)))
         if w.slot in ("closed", "closed, asked") and w.status == "ongoing":
             aborted = w._replace(status="abort", ends=(*w.ends, False))
             steps.append(("taking the id aborts what is ongoing", aborted))
-        elif w.slot in ("closed", "closed, asked") and settled:
+        elif w.slot in ("closed", "closed, asked", "closed, sent") and settled:
             steps.append(("the slot is opened again", self._opened(w)))
         if w.slot == "unsure" and w.last is not None:
             serial, places, _ = w.last
@@ -130,6 +132,8 @@ class MarkerModel:
     def _opened(self, w: World) -> World:
         if w.again:
             return w._replace(slot="idle", owes=True, again=False)
+        if w.slot == "closed, sent" and MarkerRule.H8_LAST_THAT_BEGAN not in self._out:
+            return w._replace(slot="idle", owes=w.last is not None)
         if w.slot == "closed, asked" and MarkerRule.H7_AGAIN_WHEN_KNOWN not in self._out:
             return w._replace(slot="unsure", last=(w.serial, w.places, None))
         owes = MarkerRule.H5_AGAIN_WHEN_OPENED not in self._out
@@ -174,6 +178,8 @@ class MarkerModel:
         slots = [after]
         if w.slot == "running":
             slots = [after._replace(slot="closed")]
+        elif w.slot == "waits":
+            slots = [after._replace(slot="closed, sent")]
         elif w.slot == "asked":  # the end is requested again and answered, or its time is over
             told = w.last if w.again else (w.serial, w.places, w.ends[-1])
             closed = "closed" if w.again else "closed, asked"
