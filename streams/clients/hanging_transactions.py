@@ -42,11 +42,12 @@ _FORGET_SECONDS: Final = 20 * 3600.0
 
 class _Finding(NamedTuple):
     """The word of one place on a transaction. ``commit`` is ``None`` when it says nothing; ``is_doubtful``: it may say
-    commit, so that an abort is out of the question."""
+    commit, so that an abort is out of the question; ``is_unread``: because not all of it is there to be read."""
 
     commit: bool | None
     words: str
     is_doubtful: bool = False
+    is_unread: bool = False
 
 
 class HangingTransactions(OpenTransactions, RawLogs):
@@ -108,9 +109,9 @@ class HangingTransactions(OpenTransactions, RawLogs):
         if log.commit is not None:
             return HangingEnd(txn, log.commit, log.words)
         markers = await self._markers_say(txn, since, deadline)
-        if markers.commit:
+        if markers.commit and log.is_unread:
             return HangingEnd(txn, True, markers.words)
-        if log.is_doubtful or markers.is_doubtful:
+        if log.is_doubtful or markers.is_doubtful or markers.commit:  # a log without this commit contradicts the marker
             raise OffsetError(
                 f"{where}: nothing proves what became of the transaction at offset {txn.start_offset} (producer "
                 f"{txn.producer_id}, epoch {txn.producer_epoch}), so it is neither committed nor aborted: {log.words}; "
@@ -162,12 +163,12 @@ class HangingTransactions(OpenTransactions, RawLogs):
                 is_cut = is_cut or (place.start > 0 and not reaches_back)
                 is_older = is_older or reaches_back
         except ConfigError as error:
-            return _Finding(None, f"the log of the coordinators cannot be read ({error})", is_doubtful=True)
+            return _Finding(None, f"the log of the coordinators cannot be read ({error})", True, True)
         said = _decided(found, txn)
         if said.commit is not None or said.is_doubtful or (is_older and not is_cut and not has_holes):
             return said
         why = "is compacted since" if has_holes else "begins after it"
-        return _Finding(None, f"{STATE_LOG}, the log of the coordinators, {why}", is_doubtful=True)
+        return _Finding(None, f"{STATE_LOG}, the log of the coordinators, {why}", True, True)
 
     async def _markers_say(self, txn: OpenTransaction, since: int, deadline: float) -> _Finding:
         """Read the markers of its producer in other partitions."""
@@ -207,7 +208,8 @@ class HangingTransactions(OpenTransactions, RawLogs):
                 under.add(batch.epoch)
                 continue
             where = f"a marker at offset {batch.base} of {topic}[{place.partition}]"
-            if batch.marker and batch.epoch == epoch + 1 and epoch in under:
+            # Behind records of its own epoch it is of v1, and of a later transaction.
+            if batch.marker and batch.epoch == epoch + 1 and epoch in under and epoch + 1 not in under:
                 return _Finding(True, f"{where} commits it")
             if batch.marker is not False and (epoch in under if under else batch.epoch in (epoch, epoch + 1)):
                 said = _Finding(None, f"{where} may commit it, or another transaction of this epoch (v1)", True)

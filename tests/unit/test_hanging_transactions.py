@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from streams.clients import hanging_transactions
-from streams.clients.hanging_transactions import HangingTransactions
+from streams.clients.hanging_transactions import HangingTransactions, _Finding
 from streams.clients.raw_log import LogBatch, Stretch
+from streams.errors import OffsetError
 from streams.group import OpenTransaction
 
 TXN = OpenTransaction(
@@ -28,6 +29,11 @@ def entry(status: int, epoch: int, version: int, partition: int = 1) -> bytes:
     places = b"\x02\x02t\x02" + struct.pack(">i", partition) + b"\0"
     tags = b"\x02\0\x08" + struct.pack(">q", 6) + b"\x02\x02" + struct.pack(">h", version)
     return head + places + struct.pack(">qq", 0, 0) + tags
+
+
+def written(epoch: int, marker: bool | None = None, producer_id: int = 7) -> LogBatch:
+    """Records, or a marker (of a commit)."""
+    return LogBatch(0, 0, 1, producer_id, epoch, marker is not None, marker, SINCE, b"")
 
 
 def batch(base: int, content: bytes, at: int = SINCE, records: int = 1) -> LogBatch:
@@ -83,3 +89,60 @@ async def test_what_the_log_of_the_coordinators_says(
     monkeypatch.setattr(hanging_transactions, "values", lambda batch: [batch.content])
     said = await judge._coordinators_say(TXN, BEFORE, 0.0)
     assert (said.commit, said.is_doubtful) == (commit, is_doubtful), said.words
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("log", "commit", "is_doubtful"),
+    [
+        ([written(3), written(4, True)], True, False),
+        ([written(2), written(3), written(4, True)], True, False),  # the one before lacked its marker, too
+        ([written(3), written(4, False)], None, False),
+        ([written(3), written(3, True)], None, True),  # v1, or one that was ended by proof
+        ([written(4), written(5, True)], None, False),
+        ([written(3), written(4), written(4, True)], None, True),  # v1: of the later one, and ended both
+        ([written(4, True)], None, True),  # its records are compacted
+        ([written(3, None, 8), written(4, True, 8)], None, False),
+    ],
+)
+async def test_what_a_marker_in_another_partition_says(
+    log: list[LogBatch], commit: bool | None, is_doubtful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def walk(*_: object) -> AsyncIterator[LogBatch]:
+        for each in log:
+            yield each
+
+    judge: Any = HangingTransactions(Mock())
+    monkeypatch.setattr(judge, "_walk", walk)
+    said = await judge._marker_says(TXN, "t", Stretch(0, 0, 9, True), 0.0)
+    assert (said.commit, said.is_doubtful) == (commit, is_doubtful), said.words
+
+
+UNREAD, SILENT, SHARED = _Finding(None, "log", True, True), _Finding(None, "log"), _Finding(None, "log", True)
+FOUND, NOTHING, DOUBT = _Finding(True, "marker"), _Finding(None, "none"), _Finding(None, "may be", True)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("log", "markers", "commit"),
+    [
+        (UNREAD, FOUND, True),
+        (UNREAD, NOTHING, None),
+        (SHARED, FOUND, None),  # of the other transaction that has the epoch
+        (SILENT, FOUND, None),  # of one that is not in the log: they contradict each other
+        (SILENT, DOUBT, None),
+        (SILENT, NOTHING, False),
+    ],
+)
+async def test_a_marker_proves_a_commit_where_the_log_is_not_there(
+    log: _Finding, markers: _Finding, commit: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge: Any = HangingTransactions(Mock())
+    monkeypatch.setattr(judge, "_surroundings", AsyncMock(return_value=({3}, 0)))
+    monkeypatch.setattr(judge, "_coordinators_say", AsyncMock(return_value=log))
+    monkeypatch.setattr(judge, "_markers_say", AsyncMock(return_value=markers))
+    if commit is None:
+        with pytest.raises(OffsetError, match="neither committed nor aborted: log; "):
+            await judge._proved(TXN, 900.0, 0.0)
+    else:
+        assert (await judge._proved(TXN, 900.0, 0.0)).commit is commit
