@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
@@ -134,6 +135,21 @@ async def of_one_that_did_not_begin(broker: ScriptedBroker, slot: WireSlot) -> N
     broker.answer(enlists, KafkaError.CONCURRENT_TRANSACTIONS, GONE)
     with pytest.raises(TransactionFailed):
         await flush(slot, output(1))
+    broker._epoch += enlists != "Produce"  # somebody took the id for a moment: then the epoch does not tell
+    await slot.reopen(["t"])
+
+
+async def of_one_that_was_aborted_before_it_began(broker: ScriptedBroker, slot: WireSlot) -> None:
+    if slot._protocol.bumps_epoch:
+        slot._markers = Mock(may_be_late=lambda: True)  # it enlists
+    broker.answer("AddPartitions", KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(RecordsRefused):
+        await flush(slot, output(1))
+    await slot.abort()
+    broker.requests.clear()
+    await slot.reopen(["t"])
+    assert not broker.asked("EndTxn"), "nothing was lost"
+    next(iter(slot._connections.values())).close()
     await slot.reopen(["t"])
 
 
@@ -156,7 +172,13 @@ async def after_an_opening_that_is_refused(broker: ScriptedBroker, slot: WireSlo
 
 
 @pytest.mark.parametrize(
-    "happens", [of_one_that_did_not_begin, after_an_end_that_is_refused, after_an_opening_that_is_refused]
+    "happens",
+    [
+        of_one_that_did_not_begin,
+        of_one_that_was_aborted_before_it_began,
+        after_an_end_that_is_refused,
+        after_an_opening_that_is_refused,
+    ],
 )
 @pytest.mark.parametrize("version", [1, 2])
 async def test_the_last_transaction_is_remembered_until_it_is_ended_again(version: int, happens: Any) -> None:

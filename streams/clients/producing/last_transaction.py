@@ -27,8 +27,12 @@ class LastTransaction:
         self.is_shaken = False
         """Whether it may have lost its markers, as far as its end tells."""
 
+    def begins(self) -> None:
+        """Note that a transaction is about to be sent."""
+        self._running = self._running or set()
+
     def writes(self, places: Iterable[Place]) -> None:
-        """Note where the transaction that runs writes to."""
+        """Note where the transaction that runs writes to; if it enlists, after that: it has no records before."""
         self._running = {*(self._running or ()), *places}
 
     def requested(self, *, commit: bool) -> None:
@@ -36,11 +40,11 @@ class LastTransaction:
         self._requested = commit
 
     def ended(self, commit: bool, is_lost: bool) -> None:
-        """Note its end, acknowledged by the coordinator; without one that ran, the second end of the last one.
-        ``is_lost``: after a request that was not answered."""
-        if self._running is not None:
-            self._places, self._running = self._running, None
-        self._committed, self.is_shaken, self._requested = commit, is_lost, None
+        """Note its end, acknowledged by the coordinator; without records of one that ran, the last one is still the
+        last. ``is_lost``: after a request that was not answered."""
+        if self._running:
+            self._places, self._committed = self._running, commit
+        self.is_shaken, self._running, self._requested = is_lost, None, None
 
     def reopened(self, *, has_begun: bool) -> bool:
         """Note that the id is taken again: what ran is aborted, unless its commit was requested. Returns whether a
@@ -51,7 +55,7 @@ class LastTransaction:
         """
         running, requested = self._running, self._requested
         self._running = self._requested = None
-        if running is not None and (has_begun or requested is not None):
+        if running and (has_begun or requested is not None):
             self._places, self._committed = running, None if requested else False
         return running is not None
 

@@ -184,12 +184,13 @@ class WireSlot:
             if not rounds[0] and not offsets:
                 return
             self._has_begun = True
-            self._last.writes((part.topic, part.partition) for part in rounds[0])
+            self._last.begins()
             nodes = {self._cluster.leader_of(part.topic, part.partition) for part in rounds[0]}  # all of its partitions
             if offsets:
                 nodes.add(self._group_coordinator)
             if self._markers.may_be_late() or not self._protocol.bumps_epoch or len(nodes) > 1:
                 await self._enlist(by_topic((part.topic, part.partition) for part in rounds[0]), bool(offsets))
+            self._last.writes((part.topic, part.partition) for part in rounds[0])
             pending = Offsets(offsets, fence) if offsets else None
             for parts in rounds:
                 await self._send(records, parts, pending)
