@@ -245,6 +245,12 @@ async def test_a_relay_names_what_holds_up_its_positions_and_goes_on_when_it_is_
     async with Relay(config):
         await is_sent()
     positions = positions_name(config.name)
+
+    def has_marker() -> bool:
+        mark = lab.admin.watermarks(positions)[0]
+        return 0 < mark.end == mark.stable
+
+    await until(has_marker, "the marker before it is written: the proof begins there")
     offset = await asyncio.to_thread(leave_hanging, client, positions)
     stash(b"2")
     async with Relay(config):
