@@ -34,22 +34,37 @@ _log = logging.getLogger(__name__)
 
 DeliveryReport = Callable[[KafkaError | None, Message], None]
 
+_SENT_AGAIN: Final = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._INVALID_DIFFERENT_RECORD, KafkaError._PURGE_QUEUE}
+)
+"""Errors of records that need not be at fault themselves: their batch is too large, another record in it is refused,
+and they are behind such a batch."""
+_SAME_ERROR_SECONDS: Final = 30.0
+"""librdkafka does not report an error of a connection again for so long."""
 _SETTLE_SECONDS: Final = 10.0
 """For the answers to what a stopped client has under way; a request has as long."""
 
 
 class _Returned(NamedTuple):
-    """A record that a stopped client gave back; ``number``: of the call that took it."""
+    """A record that a stopped client gave back; ``number``: of the call that took it; ``queued_at``: by that client
+    (``time.monotonic``)."""
 
     number: int
     record: Record
     report: DeliveryReport
     error: KafkaError
     message: Message
+    queued_at: float
 
     @property
     def is_refused(self) -> bool:
         return self.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+    def may_be_there(self, failed_at: float) -> bool:
+        """Check whether a request with it may have been lost with a connection, one of which failed then. A record has
+        a partition when a broker has answered."""
+        is_waiting = self.error.code() == KafkaError._PURGE_QUEUE and self.place[1] not in (None, -1)
+        return is_waiting and self.queued_at < failed_at + _SAME_ERROR_SECONDS
 
     @property
     def place(self) -> tuple[str, int | None]:
@@ -100,19 +115,24 @@ class PlainProducer:
     def produce(self, record: Record, token: object) -> bool:
         """Queue a record for sending; never blocks. The partition is the key's (murmur2) if the record names none.
 
-        ``False``: the local queue is full and the record was not taken; try again after ``poll`` has returned
-        something. Raises ``RecordRefused`` if the client itself will not take it (too large, no such partition), and
-        ``BrokerUnavailable`` if it takes none any more (``is_broken``).
+        ``False``: the local queue is full and the record was not taken; try again after ``poll``. Raises
+        ``RecordRefused`` if the client itself will not take it (too large, also for an empty queue; no such partition),
+        and ``BrokerUnavailable`` if it takes none any more (``is_broken``).
         """
         return self.produce_reported(record, partial(self._reported, token, record, next(self.numbers)))
 
-    def produce_reported(self, record: Record, report: DeliveryReport) -> bool:
+    def produce_reported(self, record: Record, report: DeliveryReport, *, is_second: bool = False) -> bool:
         """Queue a record as ``produce`` does; ``report`` is called by ``poll``, with the error or ``None``. With an
         error it asks ``takes_back`` first."""
         try:
             _hand_over(self._produce, record, report)
         except BufferError:
-            return False
+            if self.unreported:
+                return False
+            if not is_second:  # what was in the way may have gone just now, by the ``poll`` of another thread
+                return self.produce_reported(record, report, is_second=True)
+            text = f"{record.topic}: a record larger than queue.buffering.max.kbytes of its producer"
+            raise RecordRefused(text) from None
         except KafkaException as exception:
             error = error_of(exception)
             if error.code() == KafkaError._FATAL and not self._is_dead:
@@ -126,9 +146,11 @@ class PlainProducer:
     ) -> bool:
         """Check whether a record with an error is sent again, in the order of the numbers: then ``report`` is called
         once more. To be called by the report."""
-        if self._stopped_at is None or error.code() not in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._PURGE_QUEUE):
+        if self._stopped_at is None or error.code() not in _SENT_AGAIN:
             return False
-        self._returned.append(_Returned(number, record, report, error, message))
+        age = message.latency()
+        queued_at = float("-inf") if age is None else time.monotonic() - age
+        self._returned.append(_Returned(number, record, report, error, message, queued_at))
         return True
 
     @property
@@ -204,13 +226,13 @@ class PlainProducer:
         _drop([old], self._connection.client)
         del old
         returned, self._returned, self._stopped_at = sorted(self._returned, key=attrgetter("number")), [], None
-        # With a connection lost before, what waits for another partition may be there: only the old client could tell.
-        has_doubts = self._connection.failed_at > stopped_at - self._timeout_ms / 1000 - _SETTLE_SECONDS
+        # What waits for another partition may be there, if its connection was lost: only the old client could tell.
+        failed_at = self._connection.failed_at
         waiting, self._again = self._again, deque()
         for one in returned:
             if one.is_refused and len(batches[one.place]) == 1:
                 one.report(one.error, one.message)
-            elif has_doubts and one.place not in batches and one.place[1] not in (None, -1):
+            elif one.place not in batches and one.may_be_there(failed_at):
                 one.report(KafkaError(KafkaError._PURGE_INFLIGHT, "while another batch was refused"), one.message)
             else:
                 self._again.append(one)
@@ -218,11 +240,11 @@ class PlainProducer:
         self._send_again()
 
     def _shrink(self, where: str, count: int, size: int) -> None:
-        self._batch_bytes = min(self._batch_bytes or size, max(size // 2, 1))
+        self._batch_bytes = max(min(self._batch_bytes or size, size // 2), 1)  # without headers it may be nothing
         _log.warning(
             "%s: Kafka refuses a batch of %d records with %d bytes: max.message.bytes of the topic is smaller. They "
-            "are sent again, in order, in batches of at most %d bytes; batch.size in client_settings sets it from the "
-            "start",
+            "are sent again, in order, in batches of at most %d bytes; message.max.bytes in client_settings sets the "
+            "topic's limit from the start",
             *(where, count, size, self._batch_bytes),
         )
 

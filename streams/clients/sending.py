@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, Message
 
 from streams.clients.plain_producer import PlainProducer
 from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable, ConfigError, NotDelivered, RecordRefused, Stopped
+from streams.errors import BrokerUnavailable, ConfigError, NotDelivered, Stopped
 from streams.records import Delivery, Record
 from streams.sak.forks import MadeHere, never_freed
 
@@ -73,8 +73,6 @@ class SendQueue:
             if producer.is_broken:
                 return False  # ``serve`` makes another one
             raise
-        if not taken and not producer.unreported:
-            raise RecordRefused(f"{record.topic}: a record larger than queue.buffering.max.kbytes")
         self.sends += 1
         return taken
 

@@ -151,6 +151,8 @@ class ClientSettings:
             "delivery.report.only.error": False,
             # What is behind a batch that is refused must not overtake it (``clients.plain_producer``).
             "enable.gapless.guarantee": True,
+            # Else a connection that is closed with a request under way is no error for ``ConnectionLog.failed_at``.
+            "log.connection.close": True,
             # The same: with several, a request behind it may be under way. And librdkafka would number those behind one
             # that failed anew: what had arrived may then be written twice (librdkafka issue 4953).
             "max.in.flight.requests.per.connection": 1,

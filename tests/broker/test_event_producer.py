@@ -147,6 +147,22 @@ async def test_a_record_that_is_too_large_is_refused_alone(
     assert sorted(number for of_partition in numbers for number in of_partition) == list(range(800))
 
 
+def test_a_record_without_a_key_takes_no_others_of_its_batch_with_it(
+    settings: ClientSettings, admin: TopicAdmin, topic_prefix: str
+) -> None:
+    """A compacted topic refuses it, and the whole batch."""
+    create(admin, topic := f"{topic_prefix}compact", PARTITIONS, cleanup_policy="compact")
+    with EventProducer(settings.bootstrap_servers) as producer:
+        for number in range(300):
+            key = None if number in (100, 150) else b"k"
+            producer.send_soon(Record(topic, b"%d" % number, key, partition=0))
+        with pytest.raises(NotDelivered, match=r"2 refused, 0 in doubt.*INVALID_RECORD") as found:
+            producer.flush()
+    assert [delivery.record.value for delivery in found.value.deliveries] == [b"100", b"150"]
+    numbers = [int(record.value or b"") for record in read(settings, topic)[0]]
+    assert numbers == [number for number in range(300) if number not in (100, 150)]
+
+
 @pytest.mark.parametrize("kind", gate(["async", "blocking"], "async"))
 @pytest.mark.asyncio
 async def test_what_is_in_doubt_is_raised_at_the_end(

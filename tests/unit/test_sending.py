@@ -3,6 +3,7 @@ becomes of the client."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable
@@ -24,10 +25,15 @@ TOO_LARGE, PURGED = KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._PURGE_QUEUE
 
 
 class Report:
-    """What the client says of a record, as its ``Message``."""
+    """What the client says of a record, as its ``Message``. ``age``: in seconds."""
+
+    age = 0.1
 
     def __init__(self, record: Record) -> None:
         self._record = record
+
+    def latency(self) -> float:
+        return self.age
 
     def topic(self) -> str:
         return self._record.topic
@@ -166,10 +172,10 @@ class Stopping:
         self.error: int | None = None
         self.made.append(self)
 
-    def produce(self, _topic: str, value: bytes, *arguments: Any) -> None:
+    def produce(self, _topic: str, value: bytes | None, *arguments: Any) -> None:
         if self.error is not None:
             raise KafkaException(KafkaError(KafkaError._FATAL, "fatal"))
-        self.waiting.append((int(value), arguments[2]))
+        self.waiting.append((int(value or 0), arguments[2]))
 
     def stop(self, error: int = KafkaError._GAPLESS_GUARANTEE) -> None:
         self.error = error
@@ -198,10 +204,13 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> PlainProducer:
     def build(_: object, config: dict[str, Any], __: object) -> Stopping:
         assert config["enable.gapless.guarantee"]
         assert config["max.in.flight.requests.per.connection"] == 1
+        assert config["log.connection.close"], "else a lost connection is not reported"
         return Stopping(config.get("batch.size"))
 
     monkeypatch.setattr(plain_producer, "build", build)
-    settings = ClientSettings("h:1", {"max.in.flight.requests.per.connection": 5}, client_id="test")
+    settings = ClientSettings(
+        "h:1", {"max.in.flight.requests.per.connection": 5, "log.connection.close": False}, client_id="test"
+    )
     return PlainProducer(settings, delivery_timeout_ms=1_000)
 
 
@@ -267,20 +276,71 @@ def test_another_refusal_before_all_is_sent_again_changes_no_order(stopping: Pla
     assert [number for number, _ in Stopping.made[2].waiting] == [100, 101, 102]
 
 
-def test_what_an_old_client_alone_could_tell_is_in_doubt(stopping: PlainProducer) -> None:
-    """A request for another partition was lost with its connection: sent again it could be there twice."""
+@pytest.mark.parametrize(
+    ("ago", "age", "is_in_doubt"), [(0.0, 0.1, True), (20.0, 0.1, True), (90.0, 61.0, True), (90.0, 50.0, False)]
+)
+def test_what_an_old_client_alone_could_tell_is_in_doubt(
+    stopping: PlainProducer, monkeypatch: pytest.MonkeyPatch, ago: float, age: float, is_in_doubt: bool
+) -> None:
+    """A request for another partition was lost with its connection: sent again it could be there twice. librdkafka
+    reports the same error once in 30 seconds."""
+    monkeypatch.setattr(Report, "age", age)
     assert all(sent(stopping, 100, 101, 102, 105))
     [client] = Stopping.made
     stopping._connection.on_error(KafkaError(KafkaError._TRANSPORT, "connection lost"))
+    stopping._connection.failed_at -= ago
     client.stop()
     stopping.poll(0)
     client.report(PURGED, 105)
     client.report(TOO_LARGE, 100, 101)
     client.report(PURGED, 102)
-    [doubt] = stopping.poll(0)
-    assert (doubt.token, type(doubt.error)) == (105, BrokerUnavailable)
-    assert "it may be there or not" in str(doubt.error)
-    assert [number for number, _ in Stopping.made[1].waiting] == [100, 101, 102]
+    doubts = stopping.poll(0)
+    assert [(doubt.token, type(doubt.error)) for doubt in doubts] == [(105, BrokerUnavailable)] * is_in_doubt
+    assert all("it may be there or not" in str(doubt.error) for doubt in doubts)
+    again = [100, 101, 102] if is_in_doubt else [100, 101, 102, 105]
+    assert [number for number, _ in Stopping.made[1].waiting] == again
+
+
+def test_what_is_refused_with_another_record_is_sent_again_in_its_order(stopping: PlainProducer) -> None:
+    """Whatever has become of a connection before: the broker has refused the batch, so nothing of it is there."""
+    assert all(sent(stopping, 100, 101, 102, 103))
+    [client] = Stopping.made
+    stopping._connection.on_error(KafkaError(KafkaError._TRANSPORT, "connection lost"))
+    client.stop()
+    stopping.poll(0)
+    client.report(KafkaError.INVALID_RECORD, 101)
+    client.report(KafkaError._INVALID_DIFFERENT_RECORD, 100, 102)
+    client.report(None, 103)
+    [refused, done] = stopping.poll(0)
+    assert (refused.token, type(refused.error), done.token) == (101, RecordRefused, 103)
+    assert [number for number, _ in Stopping.made[1].waiting] == [100, 102]
+
+
+def test_a_batch_of_nothing_but_headers_is_sent_again_in_smaller_ones(stopping: PlainProducer) -> None:
+    for number in range(2):
+        assert stopping.produce(Record("t", None, None, [("large", b"x")]), number)
+    [client] = Stopping.made
+    client.stop()
+    stopping.poll(0)
+    client.report(TOO_LARGE, 0)
+    stopping.poll(0)
+    assert Stopping.made[1].batch_bytes == 1
+
+
+@pytest.mark.parametrize(("times", "error"), [(1, None), (9, "larger than queue.buffering.max.kbytes")])
+def test_what_an_empty_queue_does_not_take_is_too_large(stopping: PlainProducer, times: int, error: str | None) -> None:
+    """But not what found it full, just before another thread has emptied it."""
+    full = iter([True] * times)
+    produce = stopping._produce
+
+    def at_times_full(*arguments: Any) -> None:
+        if next(full, False):
+            raise BufferError
+        produce(*arguments)
+
+    vars(stopping)["_produce"] = at_times_full
+    with pytest.raises(RecordRefused, match=error) if error else contextlib.nullcontext():
+        assert sent(stopping, 1) == [True]
 
 
 @pytest.mark.parametrize("end", [PlainProducer.purge, PlainProducer.close])

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from streams.core.policy import Answered
-from streams.errors import BrokerUnavailable, RecordRefused, Stopped
+from streams.errors import BrokerUnavailable, Stopped
 from streams.outcomes import ExecutionState
 from streams.records import Acknowledgement, Delivery, Record
 from streams.runtime.async_work.async_stage import AtTurn, Blocked, ItemsStage, ItemsWork, TurnEntry, described
@@ -113,14 +113,10 @@ class Outlet:
             except Exception as error:  # refused, or a part of it is of a wrong type
                 self._report(Acknowledgement(delivery, -1, -1, error))
                 continue
-            if taken:
-                self._unreported[id(delivery)] = delivery
-            elif producer.unreported:
+            if not taken:
                 self._queue.appendleft(delivery)
                 return
-            else:
-                text = f"{delivery.record.topic}: a record larger than queue.buffering.max.kbytes of its producer"
-                self._report(Acknowledgement(delivery, -1, -1, RecordRefused(text)))
+            self._unreported[id(delivery)] = delivery
 
     def _drop(self) -> None:
         """Drop a producer that is of no use any more, with the deliveries that it will never report."""

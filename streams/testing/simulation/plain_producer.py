@@ -22,13 +22,7 @@ class SimPlainProducer:
         self._process = process
         self._queue: deque[tuple[Record, object]] = deque()
         self._sending = self._closed = False
-        self._unreported = 0
         self._reports: list[Acknowledgement] = []
-
-    @property
-    def unreported(self) -> int:
-        """See ``clients.plain_producer``."""
-        return self._unreported
 
     def produce(self, record: Record, token: object) -> bool:
         """See ``clients.plain_producer``."""
@@ -36,7 +30,6 @@ class SimPlainProducer:
             return False
         self._process.passes("plain.produce")
         self._queue.append((record, token))
-        self._unreported += 1
         self._schedule(self._process.faults.one_way())
         return True
 
@@ -47,7 +40,6 @@ class SimPlainProducer:
         while not self._reports and process.loop.time() < deadline:
             process.pause(STEP)
         reports, self._reports = self._reports, []
-        self._unreported -= len(reports)
         return reports
 
     def close(self) -> None:
