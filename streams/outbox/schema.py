@@ -189,7 +189,7 @@ CREATE OR REPLACE FUNCTION {schema}.{stash}_rows(
   header_counts integer[], names text[], contents_of_headers bytea[], ordered boolean
 ) RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
-  place CONSTANT integer := '{schema}.{table}'::regclass::oid::integer;
+  place CONSTANT integer := $name${schema}.{table}$name$::regclass::oid::integer;
   locked integer := coalesce(nullif(current_setting('{table}.keys', true), ''), '0')::integer;  -- of the transaction
   own_shard smallint;
   seen smallint[] := '{}';
@@ -256,7 +256,7 @@ END $body$;
 CREATE OR REPLACE FUNCTION {schema}.{stash}(topic text, type text, key text, value jsonb)
 RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
-  place CONSTANT integer := '{schema}.{table}'::regclass::oid::integer;
+  place CONSTANT integer := $name${schema}.{table}$name$::regclass::oid::integer;
   locked CONSTANT integer := coalesce(nullif(current_setting('{table}.keys', true), ''), '0')::integer;
   own_key CONSTANT bytea := convert_to(key, 'UTF8');
   hash CONSTANT bytea := sha256(own_key);

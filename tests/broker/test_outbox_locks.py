@@ -124,7 +124,7 @@ def test_functions_of_earlier_releases_and_these_wait_for_each_other(database: s
             older.execute(OLDER_LOCK)
 
 
-@pytest.mark.parametrize("schema", ["public", "Sales dept"])
+@pytest.mark.parametrize("schema", ["public", "O'Brien's dept"])
 def test_functions_and_triggers_work_under_any_search_path(each_postgres: PostgresServer, schema: str) -> None:
     address = each_postgres.make_database()
     name = f'"{schema}"'
