@@ -87,8 +87,9 @@ class PostgresSink:
 
     What the server may do better in a moment (``psycopg.OperationalError``: no connection, deadlock, serialization
     failure; a session that was ended while its worker was frozen; a read-only server) is done again for
-    ``retry_seconds``. After any other exception the events of that partition in the batch are handed in once more, one
-    by one, each in a transaction of its own: what fails alone goes to its error policy, and the others are written.
+    ``retry_seconds``. After that, or any other exception, the events of that partition in the batch are handed in once
+    more, one by one, each in a transaction of its own: what fails alone goes to its error policy, and the others are
+    written, those behind it when its policy has decided.
     So do events of timers: they have no offset, and so no fence. Make it before the source starts; its effects are
     there a moment before the events are committed. Raises ``ConfigError``.
     """
@@ -108,6 +109,7 @@ class PostgresSink:
             raise ConfigError(f"retry_seconds is {retry_seconds!r}; it must be from 0 to a day")
         self.name = name
         self._source, self._database, self._retry_seconds = source, database, retry_seconds
+        self._call_seconds = config.timeout_seconds
         self._topic_id = ""
         self._idle: list[psycopg.AsyncConnection[Any]] = []
         self._batcher: AsyncBatcher[Any, SinkItem[Any]] = AsyncBatcher(
@@ -142,31 +144,35 @@ class PostgresSink:
 
     async def _write(self, items: list[BatchItem[SinkItem[Any]]]) -> list[Any]:
         """Write each partition's items in a transaction; returns the outcome of each item."""
+        loop = asyncio.get_running_loop()
         outcomes: dict[int, Any] = {}  # by the place of the item
         for partition in dict.fromkeys(item.key for item in items):
             places = [place for place, item in enumerate(items) if item.key == partition]
-            error = await self._tried([items[place] for place in places])
-            if error is None or len(places) == 1 or isinstance(error, (*_PASSING, TopicReplaced)):
+            error = await self._tried([items[place] for place in places], self._retry_seconds)
+            if error is None or len(places) == 1 or isinstance(error, TopicReplaced):
                 outcomes |= dict.fromkeys(places, error)
                 continue
-            # An event is at fault. The fence must not pass it before its policy has decided: the rest comes again.
+            # An event is at fault. The fence must not pass it before its policy has decided: the rest comes again. So
+            # does what could not be tried in half of the time of a call: a call that is late fails with all in it.
+            seconds = 0.0 if isinstance(error, _PASSING) else self._retry_seconds  # else that time is over
+            until = loop.time() + (self._call_seconds or float("inf")) / 2
             left = iter(places)
             for place in left:
-                outcomes[place] = await self._tried([items[place]])
-                if outcomes[place] is not None:
+                outcomes[place] = await self._tried([items[place]], seconds)
+                if outcomes[place] is not None or loop.time() > until:
                     break
             outcomes |= dict.fromkeys(left, AGAIN)
         return [outcomes[place] for place in range(len(items))]
 
-    async def _tried(self, items: list[BatchItem[SinkItem[Any]]]) -> Exception | None:
-        until, failures = time.monotonic() + self._retry_seconds, 0
+    async def _tried(self, items: list[BatchItem[SinkItem[Any]]], seconds: float) -> Exception | None:
+        until, failures = time.monotonic() + seconds, 0
         while True:
             try:
                 async with self._connection() as db, db.transaction():
                     await self._write_partition(db, items)
             except _PASSING as error:
-                if time.monotonic() >= until:
-                    return error
+                if isinstance(error, psycopg.errors.ProgramLimitExceeded) or time.monotonic() >= until:
+                    return error  # the former is a value that is too large for an index
                 failures += 1
                 _log.warning("sink %s, partition %s: done again: %s", self.name, items[0].key, error)
                 await asyncio.sleep(backoff_seconds(failures, _FIRST_PAUSE, _LONGEST_PAUSE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -10,7 +11,7 @@ import msgspec
 import psycopg
 import pytest
 
-from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, PostgresSink, SinkItem
+from streams import DEAD_LETTER, BatcherConfig, EventContext, EventSource, EventSourceConfig, PostgresSink, SinkItem
 from streams.testing import TestDriver
 
 
@@ -43,11 +44,14 @@ class Database:
     async def close(self) -> None: ...
 
 
-def sink_of(database: Any) -> tuple[EventSource[Any], list[int]]:
-    """A source with a sink that collects what it would write."""
+BAD = 7
+
+
+def sink_of(database: Any, failure: Exception | None = None, **settings: Any) -> tuple[EventSource[Any], list[int]]:
+    """A source with a sink that collects what it would write, within 0.2 s; with ``BAD`` in it a call fails."""
     config = EventSourceConfig(group_id="g", topic="stock", num_partitions=1, error_policy=DEAD_LETTER)
     source: EventSource[Any] = EventSource(config)
-    sink, written = PostgresSink(source, "postgresql:///nowhere", name="stock"), list[int]()
+    sink, written = PostgresSink(source, "postgresql:///nowhere", name="stock", **settings), list[int]()
     source._further_lifespans.clear()
 
     async def connect() -> Any:
@@ -57,7 +61,11 @@ def sink_of(database: Any) -> tuple[EventSource[Any], list[int]]:
 
     @sink.register_event_type(Moved)
     async def moved(db: psycopg.AsyncConnection[Any], items: Sequence[SinkItem[Moved]]) -> None:
-        written.extend(item.event.count for item in items)
+        counts = [item.event.count for item in items]
+        if failure is not None and BAD in counts:
+            raise failure
+        await asyncio.sleep(0.2)
+        written.extend(counts)
 
     return source, written
 
@@ -80,6 +88,27 @@ def test_what_passes_is_done_again_and_meets_no_policy(failure: psycopg.Error, l
         driver.advance(1.0)
         assert len(driver.dead_letters()) == letters
         assert written == [3][letters:]
+
+
+@pytest.mark.parametrize(
+    ("failure", "settings"),
+    [
+        (ValueError("wrong"), {}),
+        (ValueError("wrong"), {"config": BatcherConfig(max_batch_size=500, timeout_seconds=1.0)}),
+        (psycopg.errors.ProgramLimitExceeded("index row size 2712 exceeds btree version 4 maximum 2704"), {}),
+        (psycopg.errors.QueryCanceled("canceling statement due to statement timeout"), {"retry_seconds": 0}),
+    ],
+    ids=["wrong", "one by one in the time of a call", "for good", "always a timeout"],
+)
+def test_one_bad_event_takes_no_other_with_it(failure: Exception, settings: dict[str, Any]) -> None:
+    source, written = sink_of(Database(), failure, **settings)
+    with TestDriver(source) as driver:
+        for count in range(12):
+            driver.send(Moved(count), key="a", wait=False)
+        driver.advance(20.0)
+        [letter] = driver.dead_letters()
+        assert str(BAD) in (letter.value or b"").decode()
+        assert written == [count for count in range(12) if count != BAD]
 
 
 def test_the_event_of_a_timer_is_refused_and_not_left_out_in_silence() -> None:
