@@ -316,6 +316,8 @@ class AsyncEventProducer:
 
     async def close(self, error: BaseException | None) -> None:
         """Wait for the records on their way (after an error of the block: 5 seconds), and close."""
+        if self._queue.is_foreign:
+            return
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if error is None else _CLOSE_SECONDS):

@@ -105,7 +105,7 @@ class SendQueue:
     def close(self, *, is_loud: bool) -> None:
         """Close the client. Records on their way are in doubt. Raises ``NotDelivered``, or logs it if not loud."""
         self._is_closed = True
-        if self._made_here.is_foreign:
+        if self.is_foreign:
             return
         self._drop()
         try:
@@ -136,6 +136,11 @@ class SendQueue:
     def check_fork(self) -> None:
         """Raise ``ConfigError`` in a process that did not make this."""
         self._made_here.check()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a child of the process that made it: there is nothing to end."""
+        return self._made_here.is_foreign
 
     def _leave_to_parent(self) -> None:
         producer, self._producer = self._producer, None  # so that no call gets to it

@@ -51,8 +51,9 @@ def run(coroutine: Any) -> Callable[[], object]:
 
 def test_a_producer_is_refused_and_its_parent_goes_on() -> None:
     record = Record("t", b"1")
-    producer = EventProducer(NOBODY, delivery_timeout_seconds=0.5).__enter__()
+    producer = EventProducer(NOBODY, transactional_id="x", delivery_timeout_seconds=0.5).__enter__()
     producer.send_soon(record)
+    producer._transactions._connect()  # a loop on a thread of its own
     for use in (lambda: producer.send_soon(record), lambda: producer.send(record), producer.flush):
         assert refused_in_a_child(use)
     assert refused_in_a_child(lambda: [producer.close(None), producer.send(record)])  # type: ignore[func-returns-value]
@@ -69,7 +70,8 @@ async def test_an_async_producer_is_refused_after_a_fork_and_in_another_loop() -
     for call in calls:
         with pytest.raises(ConfigError, match="belongs to the event loop on which it was entered"):
             await asyncio.to_thread(run(call))
-    assert await asyncio.to_thread(refused_in_a_child, lambda: producer._queue.take(record))
+    in_a_child = run(lambda: producer.close(None))
+    assert await asyncio.to_thread(refused_in_a_child, lambda: [in_a_child(), producer._queue.take(record)])
     with pytest.raises(NotDelivered, match="1 records were not delivered"):
         await producer.close(None)
 

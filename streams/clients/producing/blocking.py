@@ -16,9 +16,10 @@ from streams.clients.producing.settings import OF_LIBRDKAFKA_S_PRODUCER, Produce
 from streams.clients.producing.transactions import WireSlot
 from streams.clients.settings import ClientSettings
 from streams.config_groups import DELIVERY_SHARE
-from streams.errors import RecordRefused, RecordsRefused, StreamsError, TransactionFailed
+from streams.errors import ConfigError, RecordRefused, RecordsRefused, StreamsError, TransactionFailed
 from streams.group import Snapshot
 from streams.records import Output
+from streams.sak.forks import MadeHere, never_freed
 
 _RETRY_SECONDS: Final = 0.1
 
@@ -101,6 +102,7 @@ class Transactions:
         self._call_seconds = seconds * DELIVERY_SHARE  # a call without success says why before the time is over
         self._resources = contextlib.ExitStack()
         self._start: Callable[[list[Output]], Future[None]] | None = None
+        self._made_here = MadeHere("this EventProducer", ConfigError, self._leave_to_parent)
 
     def commit(self, outputs: list[Output]) -> None:
         """Send records in a transaction. The same records are sent again, in another transaction, until the time is
@@ -108,6 +110,7 @@ class Transactions:
 
         Raises ``RecordRefused``, and ``TransactionFailed`` (in doubt: the kind ``unknown`` of ``commit_transaction``).
         """
+        self._made_here.check()
         if not outputs:
             return
         try:
@@ -121,6 +124,10 @@ class Transactions:
         transaction that is open is aborted by the broker, or by the next producer with the id."""
         self._start = None
         self._resources.close()
+
+    def _leave_to_parent(self) -> None:
+        never_freed(self._resources)  # closing them would wait for the loop's thread
+        self._start, self._resources = None, contextlib.ExitStack()
 
     def _connect(self) -> Callable[[list[Output]], Future[None]]:
         assert self._settings is not None, "a transaction needs a transactional id"
