@@ -404,7 +404,9 @@ def difference(value: Any, again: Any, allowed: Collection[str] = (), path: str 
     if has_no_equals or not (is_number or type(value) is type(again)):
         return ""
     hint = _hint(value)
-    if isinstance(value, datetime):  # in the hour that a zone has twice, none equals one of another zone
+    if isinstance(value, datetime) and isinstance(
+        again, datetime
+    ):  # in the hour that a zone has twice, none equals one of another zone
         value, again = _instant(value), _instant(again)
     if is_equal(value, again) or not is_equal(value, value):  # NaN
         return ""
