@@ -143,7 +143,7 @@ class SqliteSession:
 
     def __init__(self, file: str, table: str) -> None:
         self._table = checked_table(table)
-        self._file = file
+        self._file = os.path.realpath(file)  # SQLite names the log by what a link leads to
         self._roused = threading.Event()
         self._seen = 0
         with sqlite_errors(table):

@@ -202,7 +202,7 @@ def test_the_command_applies_relays_and_shows(ledger: Ledger, capsys: pytest.Cap
     assert main(["outbox", "apply", *options, "--shards", "3"]) == 1
     assert "has 2 shards, not 3" in capsys.readouterr().err
     assert main(["outbox", "sql"]) == 0
-    assert "CREATE FUNCTION kes_stash(" in capsys.readouterr().out
+    assert "FUNCTION @schema@.kes_stash(" in capsys.readouterr().out
     stash(ledger, Record(ledger.topic, b"1", b"a"))
     assert main(["outbox", "status", "--database", config.database, "--json"]) == 0
     shards = json.loads(capsys.readouterr().out)

@@ -67,7 +67,7 @@ def old_markers_count_too(original: Any, self: Replicas, partition: int, when: F
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
 
-@instead(claims, "_place", "transit", "overtaken", seed=583)
+@instead(claims, "_place", "transit", "overtaken", seed=70)
 def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owner: Any, expecting: Any) -> Any:
     return original(read, partition, owner, None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -134,6 +136,18 @@ def test_a_parked_row_holds_its_key_and_comes_back_to_its_place(session: SqliteS
     assert session.drop_parked(first.row) == 1
     assert session.drop_parked(first.row) == 0
     assert [row.output.value for row in rows(session)] == [b"2", b"3"]
+
+
+def test_what_is_fetched_is_on_the_disk_also_behind_a_link(
+    file: Path, session: SqliteSession, stash: Stash, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (link := file.with_name("link.db")).symlink_to(file)
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
+    with contextlib.closing(SqliteSession(str(link), "kes_outbox")) as behind:
+        stash(Record("t", b"1", b"a"))
+        assert rows(behind)
+    assert flushed == [f"{file}-wal"]
 
 
 def test_a_sleep_ends_with_a_commit_also_with_one_before_it(session: SqliteSession, stash: Stash) -> None:
