@@ -139,7 +139,7 @@ class SendQueue:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a child of the process that made it: there is nothing to end."""
+        """Check whether this process is a child of the one that made it: then there is nothing to end."""
         return self._made_here.is_foreign
 
     def _leave_to_parent(self) -> None:

@@ -36,6 +36,7 @@ SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/test_driver_search.py": "jobs that take some of the virtual time",
     "tests/broker/battery_kit.py": "a load with a rate",
     "tests/unit/test_examples_driven.py": "a service that takes some of the virtual time",
+    "tests/unit/test_sink.py": "a statement that takes its time, beside a call's timeout",
     "tests/unit/test_outbox_sqlite.py": "the sleep of a session, which a commit ends",
     "tests/broker/test_outbox_stash.py": "the sleep of a session, which other threads end",
     "tests/spark/test_transaction_trouble.py": "a store that is slow",
