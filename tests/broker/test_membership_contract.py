@@ -105,7 +105,7 @@ def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transacto
     leaves.membership.close(5.0)
     other.owning(PARTITIONS, before)
     assert not leaves.heard_of(Lost)
-    assert leaves.membership.snapshot.metadata is None
+    until(lambda: leaves.membership.snapshot.metadata is None, "its metadata is still there")
     assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
 
 

@@ -60,8 +60,8 @@ ROWS: list[tuple[int, str, list[Any], str, list[bool]]] = [
     # transaction version, request, its first answers, what becomes of the records, the ends that are requested
     (2, "Metadata", [GONE, GONE, GONE], "committed", [COMMIT]),
     (2, "InitProducerId", [GONE, 47], "committed", [COMMIT]),
-    (2, "Produce", [GONE, GONE], "committed", [ABORT, ABORT, COMMIT]),  # opening it has aborted it, maybe in part
-    (1, "Produce", [GONE], "committed", [ABORT, COMMIT]),
+    (2, "Produce", [GONE, GONE], "committed", [COMMIT]),  # by its epoch it has begun nowhere
+    (1, "Produce", [GONE], "committed", [ABORT, COMMIT]),  # opening the slot has aborted it, maybe in part
     (2, "Produce", [120, 45], "committed", [ABORT, ABORT, COMMIT]),
     (1, "Produce", [120], "committed", [ABORT, COMMIT]),
     (2, "Produce", [10], "committed", [ABORT, COMMIT]),  # in smaller batches
