@@ -301,6 +301,8 @@ class KafkaPythonMembership:
         }
 
     def published(self, generation: int, member_id: str) -> None:
+        if self._stopped:  # the answer to a join that was under way at the departure: it is no member any more
+            return
         before = self.snapshot
         if before.generation >= 0 and before.member_id != member_id:
             self.voided("the group gave this member another id")
