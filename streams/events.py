@@ -243,6 +243,7 @@ def _by_shortcut(shortcut: Shortcut, careful: Callable[[Any], bytes]) -> Callabl
         if event.__class__ is cls:
             try:
                 value = bare(event)
+                # As in ``Table.put`` and ``ctx.forward``: written out, since this runs once a value.
                 for name, kind, others in kinds:
                     part = getattr(event, name)
                     found = type(part)

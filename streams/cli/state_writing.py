@@ -111,10 +111,7 @@ def migrate(
     has no versions), not confirmed, or no broker answers; 2 wrong usage.
     """
     found = stopped_source(source, json=json, yes=yes or dry_run)
-    store = store_of(found)
-    if not isinstance(store, Stores):
-        raise StoreError(f"{type(store).__name__} has no versions of values: only the tables of a Stores have them")
-    numbers = sorted(set(partition)) if partition else list(range(found.config.num_partitions))
+    store = _stores_of(found, "has no versions of values: only the tables of a Stores have them")
 
     def changes(number: int, there: State) -> Changes:
         upgraded: Changes = {}
@@ -128,9 +125,7 @@ def migrate(
                     upgraded[key] = new
         return upgraded
 
-    write_changes(
-        found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True
-    )
+    _rewrite(found, partition, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json)
     store.revoked()
 
 
@@ -153,10 +148,7 @@ def set_time(
     be read), not confirmed, or no broker answers; 2 wrong usage.
     """
     time_ms, found = time_of(to, "--to"), stopped_source(source, json=json, yes=yes or dry_run)
-    store = store_of(found)
-    if not isinstance(store, Stores):
-        raise StoreError(f"{type(store).__name__} has no time: only the partitions of a Stores have one")
-    numbers = sorted(set(partition)) if partition else list(range(found.config.num_partitions))
+    store = _stores_of(found, "has no time: only the partitions of a Stores have one")
 
     def changes(number: int, there: State) -> Changes:
         try:
@@ -164,9 +156,7 @@ def set_time(
         except DecodeError as error:
             raise StoreError(f"partition {number}: {error}") from error
 
-    write_changes(
-        found, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True
-    )
+    _rewrite(found, partition, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json)
     store.revoked()
 
 
@@ -230,6 +220,32 @@ def store_of(source: EventSource[Any]) -> Any:
             f"the state of {type(store).__name__} is not changed from outside: its entries may have types, which "
             "only it knows"
         )
+    return store
+
+
+def _rewrite(
+    source: EventSource[Any],
+    partition: Partition,
+    changes: Callable[[int, State], Changes],
+    bootstrap_servers: str,
+    timeout: float,
+    *,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+) -> None:
+    """Write changes of what is there into these partitions (``None``: all), where a partition has begun."""
+    numbers = sorted(set(partition)) if partition else list(range(source.config.num_partitions))
+    write_changes(
+        source, numbers, changes, bootstrap_servers, timeout, dry_run=dry_run, yes=yes, json=json, only_begun=True
+    )
+
+
+def _stores_of(source: EventSource[Any], lacks: str) -> Stores:
+    """Return the store of a partition, which has to be a ``Stores``. Raises ``StoreError`` with what others lack."""
+    store = store_of(source)
+    if not isinstance(store, Stores):
+        raise StoreError(f"{type(store).__name__} {lacks}")
     return store
 
 

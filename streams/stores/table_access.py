@@ -56,6 +56,7 @@ def put(self: TableFields, key: Any, value: Any) -> None:
         encode_value, fields = self._bare_encode_value, self._kinds
         try:
             value_bytes = encode_value(value)
+            # As in ``ctx.forward`` and ``events._by_shortcut``: written out, since this runs once a value.
             for name, kind, others in fields:
                 part = getattr(value, name)
                 found = type(part)

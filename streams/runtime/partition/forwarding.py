@@ -45,6 +45,7 @@ def forward(
     try:
         value = encode(event)
         fields: tuple[Any, ...] = event_type.kinds
+        # As in ``Table.put`` and ``events._by_shortcut``: written out, since this runs once a value.
         for name, kind, others in fields:
             part = getattr(event, name)
             found = type(part)
