@@ -10,21 +10,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streams.async_batcher import AsyncBatcher
-    from streams.async_jobs import AsyncJobScheduler
-    from streams.batch_producer import BatchProducer
-    from streams.config import EventSourceConfig
-    from streams.config_groups import GroupConfig, PoolConfig, QueryConfig, QueueConfig, StateConfig, TimeoutConfig
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.election import Election, ElectionTerm
     from streams.errors import EventFailure, NotDelivered, NotLeading
-    from streams.event_producer import AsyncEventProducer, BlockingEventProducer, EventProducer, TransactionRecords
-    from streams.event_source import EventSource
     from streams.events import event_type, to_record, upcaster
-    from streams.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
-    from streams.global_table import GlobalTable
-    from streams.job_settings import (
+    from streams.journal.journal import Journal
+    from streams.journal.reader import JournalReader
+    from streams.journal.replicated import Replicated
+    from streams.journal.snapshots import SnapshotFolder
+    from streams.journal.sync import SyncJournal
+    from streams.journal.term import JournalTerm
+    from streams.model.topology import Topology
+    from streams.outbox.config import RelayConfig
+    from streams.outbox.relay import Relay
+    from streams.outbox.stash import AsyncOutbox, Outbox
+    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
+    from streams.outcomes import ErrorPolicy as ErrorPolicy  # former names, for one release
+    from streams.outcomes import JobRetry as JobRetry
+    from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
+    from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
+    from streams.runtime.async_work.batch_stage import BatchItem
+    from streams.runtime.partition.batch_handlers import BatchContext
+    from streams.runtime.partition.event_context import EventContext
+    from streams.settings.config import EventSourceConfig
+    from streams.settings.groups import GroupConfig, PoolConfig, QueryConfig, QueueConfig, StateConfig, TimeoutConfig
+    from streams.settings.jobs import (
         COMPUTE,
         FAST_NETWORK,
         SLOW_NETWORK,
@@ -32,25 +43,18 @@ if TYPE_CHECKING:
         BatcherConfig,
         SchedulerConfig,
     )
-    from streams.journal.journal import Journal
-    from streams.journal.reader import JournalReader
-    from streams.journal.replicated import Replicated
-    from streams.journal.snapshots import SnapshotFolder
-    from streams.journal.sync import SyncJournal
-    from streams.journal.term import JournalTerm
-    from streams.lookups import Lookup
-    from streams.outbox.config import RelayConfig
-    from streams.outbox.relay import Relay
-    from streams.outbox.stash import AsyncOutbox, Outbox
-    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
-    from streams.outcomes import ErrorPolicy as ErrorPolicy  # former names, for one release
-    from streams.outcomes import JobRetry as JobRetry
-    from streams.postgres_sink import PostgresSink, SinkItem
-    from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
-    from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
-    from streams.runtime.async_work.batch_stage import BatchItem
-    from streams.runtime.partition.batch_handlers import BatchContext
-    from streams.runtime.partition.event_context import EventContext
+    from streams.source.async_batcher import AsyncBatcher
+    from streams.source.batch_producer import BatchProducer
+    from streams.source.event_producer import (
+        AsyncEventProducer,
+        BlockingEventProducer,
+        EventProducer,
+        TransactionRecords,
+    )
+    from streams.source.event_source import EventSource
+    from streams.source.jobs import AsyncJobScheduler
+    from streams.source.lookups import Lookup
+    from streams.source.postgres_sink import PostgresSink, SinkItem
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
     from streams.stores.heap import Heap
     from streams.stores.indexes import Index
@@ -60,8 +64,9 @@ if TYPE_CHECKING:
     from streams.stores.simple import SimpleStore
     from streams.stores.table import Table
     from streams.stores.windows import LateItem, Window, Windows
-    from streams.topology import Topology
     from streams.views.blocking import BlockingView
+    from streams.views.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
+    from streams.views.global_table import GlobalTable
     from streams.views.table import ViewChange, ViewSnapshot
     from streams.views.view import View, ViewState, ViewStatistics
 
@@ -156,38 +161,37 @@ __all__ = [
 ]
 
 _NAMES = {
-    "async_batcher": "AsyncBatcher",
-    "async_jobs": "AsyncJobScheduler",
-    "batch_producer": "BatchProducer",
-    "config": "EventSourceConfig",
-    "config_groups": "GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
     "core.schedule": "MissedRuns",
     "core.timers": "Timer",
     "election": "Election ElectionTerm",
+    "errors": "EventFailure NotDelivered NotLeading",
+    "events": "event_type to_record upcaster",
     "journal.journal": "Journal",
     "journal.reader": "JournalReader",
     "journal.replicated": "Replicated",
     "journal.snapshots": "SnapshotFolder",
     "journal.sync": "SyncJournal",
     "journal.term": "JournalTerm",
-    "errors": "EventFailure NotDelivered NotLeading",
-    "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
-    "event_source": "EventSource",
-    "events": "event_type to_record upcaster",
-    "global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
-    "global_table": "GlobalTable",
-    "job_settings": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
-    "lookups": "Lookup",
+    "model.topology": "Topology",
     "outbox.config": "RelayConfig",
     "outbox.relay": "Relay",
     "outbox.stash": "AsyncOutbox Outbox",
-    "protocols": "Codec JournalledStore ObservingStore StateStore",
     "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState JobRetry Retry SKIP STOP",
-    "postgres_sink": "PostgresSink SinkItem",
+    "protocols": "Codec JournalledStore ObservingStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",
     "runtime.partition.event_context": "EventContext",
+    "settings.config": "EventSourceConfig",
+    "settings.groups": "GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
+    "settings.jobs": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
+    "source.async_batcher": "AsyncBatcher",
+    "source.batch_producer": "BatchProducer",
+    "source.event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
+    "source.event_source": "EventSource",
+    "source.jobs": "AsyncJobScheduler",
+    "source.lookups": "Lookup",
+    "source.postgres_sink": "PostgresSink SinkItem",
     "statistics": "PartitionStatistics SourceState SourceStatistics",
     "stores.heap": "Heap",
     "stores.indexes": "Index",
@@ -197,8 +201,9 @@ _NAMES = {
     "stores.simple": "SimpleStore",
     "stores.table": "Table",
     "stores.windows": "LateItem Window Windows",
-    "topology": "Topology",
     "views.blocking": "BlockingView",
+    "views.global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
+    "views.global_table": "GlobalTable",
     "views.table": "ViewChange ViewSnapshot",
     "views.view": "View ViewState ViewStatistics",
 }

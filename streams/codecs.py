@@ -24,8 +24,8 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast, get
 import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.model.round_trips import Kinds, PydanticSchema, Risk, losses_of, quick_encoder, read_back, refuse, risk_of
 from streams.protocols import Codec
-from streams.round_trips import Kinds, PydanticSchema, Risk, losses_of, quick_encoder, read_back, refuse, risk_of
 from streams.sak import plain_json
 from streams.sak.type_nodes import type_nodes
 

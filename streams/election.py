@@ -20,17 +20,17 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
-from streams.config import host_name
 from streams.errors import ConfigError, TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.records import Output
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.candidate import Candidate
 from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner
-from streams.settings_sources import bootstrap_servers as named_servers
-from streams.settings_sources import joined_client_settings
-from streams.topics import TopicSpec
+from streams.settings.config import host_name
+from streams.settings.sources import bootstrap_servers as named_servers
+from streams.settings.sources import joined_client_settings
 
 _log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ import msgspec
 
 from streams.codecs import Shortcut, codec_for, is_pydantic, reason
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
+from streams.model.round_trips import Kinds
+from streams.model.shortcuts import bare_decoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
-from streams.round_trips import Kinds
 from streams.sak.users_code import calling_place, place_of
-from streams.shortcuts import bare_decoder, encoder_of, shortcut_of
 
 T = TypeVar("T")
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]

@@ -76,9 +76,11 @@ async def _drive_engine(
     consumer = type("Consumer", (_Measured,), {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause)})
     environment = Environment(rng=lambda: random.Random(1), wall_seconds=lambda: 1.7e9 + loop.time(), watchdog=NoWatch)
     with (
-        mock.patch("streams.clients.consumer.Consumer", consumer),
-        mock.patch("streams.clients.consumer.time", SimpleNamespace(monotonic=partial(float, 1))),  # none is silent
-        mock.patch("streams.clients.producing.cluster.connect", connected),
+        mock.patch("streams.kafka.reading.consumer.Consumer", consumer),
+        mock.patch(
+            "streams.kafka.reading.consumer.time", SimpleNamespace(monotonic=partial(float, 1))
+        ),  # none is silent
+        mock.patch("streams.kafka.wire.cluster.connect", connected),
     ):
         running = loop.create_task(
             source._consume(lambda config: ScriptedConnections(config, fibers), environment), name="source"

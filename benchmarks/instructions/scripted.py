@@ -1,7 +1,7 @@
 """Everything around the hot path, scripted: clients of confluent-kafka that do nothing, a group of one, and a clock
 that jumps.
 
-What is real: the engine with its tasks, the poll thread's code, consumer and producer of ``streams.clients``, codecs
+What is real: the engine with its tasks, the poll thread's code, consumer and producer of ``streams.kafka``, codecs
 and stores. What is not: librdkafka, the broker, the threads. All of it runs one step at a time and in virtual time, so
 two runs do the same steps, and what is counted in them is the same to the last one.
 """
@@ -23,19 +23,19 @@ from confluent_kafka import Message, TopicPartition
 
 from benchmarks.joins.workload import ORDERED, ORDERS_PER_CHANGE, STEP_MS, customer, order, row
 from benchmarks.workload import Deposited
-from streams.clients.consumer import LogConsumer
-from streams.clients.group_wire import group_metadata
-from streams.clients.producing import messages as wire
-from streams.clients.producing.broker_connection import BrokerConnection
-from streams.clients.producing.cluster import Cluster
-from streams.clients.producing.settings import ProducerSettings
-from streams.group import Assigned, Assignment, GroupEvent, Snapshot
+from streams.kafka.reading.consumer import LogConsumer
+from streams.kafka.wire import messages as wire
+from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.connection import BrokerConnection
+from streams.kafka.wire.group_bytes import group_metadata
+from streams.kafka.wire.settings import ProducerSettings
+from streams.model.group import Assigned, Assignment, GroupEvent, Snapshot
+from streams.model.topics import TopicIdentity
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.reading.poller import Poller
 from streams.runtime.reading.thread import POLL_SECONDS
 from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.virtual_time import Fibers, elapse
-from streams.topics import TopicIdentity
 
 PARTITIONS = 4
 KEYS = 1_000

@@ -26,8 +26,8 @@ HARNESS: Final = "harness"
 """The stage of the stand-ins for threads, clients and clock. Not part of any sum."""
 
 _FILES: Final = {
-    "streams/clients/consumer.py": "poll",
-    "streams/clients/accepting.py": "poll",
+    "streams/kafka/reading/consumer.py": "poll",
+    "streams/kafka/reading/accepting.py": "poll",
     "streams/runtime/reading/": "poll",
     "streams/runtime/partition/inbox.py": "inbox",
     "streams/runtime/ownership/partitions.py": "inbox",
@@ -51,7 +51,7 @@ _FILES: Final = {
     "streams/clients/producing/": "",
     "streams/runtime/engine.py": "commit",
     "streams/core/keyed_": "ahead",
-    "streams/async_jobs.py": "ahead",
+    "streams/source/jobs.py": "ahead",
     "streams/runtime/partition/event_context.py": "slice",
     "streams/runtime/partition/batch_handlers.py": "slice",
     "streams/runtime/partition/timers.py": "",

@@ -21,7 +21,7 @@ from benchmarks.outbox.work import PARTITIONS, OutboxFigures, OutboxJob, config_
 from benchmarks.reader import percentiles
 from benchmarks.systems import Child, Failed, running
 from streams import Outbox, Record
-from streams.clients.settings import ClientSettings
+from streams.kafka.settings import ClientSettings
 from streams.outbox.positions import positions_name
 from streams.outbox.relay import apply
 from streams.records import TYPE_HEADER

@@ -16,9 +16,9 @@ from benchmarks.child import job_of
 from benchmarks.reader import percentiles
 from benchmarks.workload import KEYS, Account, Job
 from streams import EventSourceConfig
-from streams.config_groups import QueryConfig
 from streams.errors import StreamsError
 from streams.queries import StateReader
+from streams.settings.groups import QueryConfig
 
 CALLERS = 48
 """Queries at a time, at most: a member answers 64."""

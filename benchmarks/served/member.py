@@ -16,8 +16,8 @@ from benchmarks.engine import source_of
 from benchmarks.served.asking import Asking
 from benchmarks.systems import running
 from benchmarks.workload import Job
-from streams.config_groups import QueryConfig
 from streams.queries import QueryServer
+from streams.settings.groups import QueryConfig
 from streams.web import Monitor
 
 SECRET, ASKED = "secret", "asked"

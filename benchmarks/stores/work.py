@@ -16,8 +16,8 @@ from streams.core.manifests import BLOCK_BYTES
 from streams.disk import RocksDB, SQLite
 from streams.disk.blobs import open_blobs
 from streams.records import Change, TopicPartition
-from streams.runtime.keeping.folder import StateFolder
-from streams.runtime.keeping.snapshots import SnapshotStore
+from streams.runtime.keeping.folders.folder import StateFolder
+from streams.runtime.keeping.snapshots.bundles import SnapshotStore
 from streams.stores import Table
 
 IDENTITY: Final = LogIdentity("benchmark", "changelog", "topic-id", 0, "benchmark")

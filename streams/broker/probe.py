@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streams.clients import kafka_python
+from streams.kafka.wire import kafka_python
 
 HOST = "127.0.0.1"
 GROUP, TRANSACTION = 0, 1

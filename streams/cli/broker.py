@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.broker.detached import DetachedBroker, detached_brokers, start_detached, stop_detached
-from streams.cli.console import duration, emit, progress
 from streams.errors import ConfigError
+from streams.looks.console import duration, emit, progress
 
 app = typer.Typer(no_args_is_help=True, help="An embedded real Kafka: start, stop, status.")
 

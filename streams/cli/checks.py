@@ -13,22 +13,20 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from streams.cli.cluster import client_settings_of, source_admin_of
-from streams.cli.records import Decoder
 from streams.cli.rights import of_input, of_source
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
-from streams.clients import kafka_python_settings
-from streams.clients.admin import TopicAdmin, Watermarks
-from streams.clients.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
-from streams.clients.group_view import GroupQuestions
-from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.lags import standing
-from streams.clients.open_transactions import OpenTransactions
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
-from streams.config import EventSourceConfig
 from streams.errors import StreamsError
-from streams.event_source import EventSource
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
+from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.questions.lags import standing
+from streams.kafka.questions.open_transactions import OpenTransactions
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.looks.cluster import client_settings_of, source_admin_of
+from streams.looks.records import Decoder
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
@@ -36,7 +34,9 @@ from streams.runtime.source_topics import SOURCE
 from streams.sak import leaves
 from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
-from streams.settings_sources import checked_addresses
+from streams.settings.config import EventSourceConfig
+from streams.settings.sources import checked_addresses
+from streams.source.event_source import EventSource
 
 OK: Final = "ok"
 WARNING: Final = "warning"

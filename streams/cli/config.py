@@ -11,12 +11,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, named_source
-from streams.cli.console import emit
-from streams.clients.settings import is_secret
-from streams.config import EventSourceConfig
+from streams.kafka.settings import is_secret
+from streams.looks.cluster import Json, named_source
+from streams.looks.console import emit
 from streams.sak.harmless import harmless
-from streams.settings_sources import (
+from streams.settings.config import EventSourceConfig
+from streams.settings.sources import (
     CLIENTS,
     RESOLVED_LATE,
     SettingsSources,

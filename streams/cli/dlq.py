@@ -10,9 +10,11 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
-from streams.cli.console import complain, emit, notices, print_whole
-from streams.cli.letter_choice import (
+from streams.errors import ConfigError, OffsetError, TopicError, TransactionFailed
+from streams.kafka.settings import ClientSettings
+from streams.looks.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
+from streams.looks.console import complain, emit, notices, print_whole
+from streams.looks.letter_choice import (
     ChosenLetters,
     LetterChoice,
     collect,
@@ -21,15 +23,13 @@ from streams.cli.letter_choice import (
     problems_of,
     record_of,
 )
-from streams.cli.letter_tables import described, summary_of, table_of, whole
-from streams.cli.letters import Letter, LetterBox, resent
-from streams.cli.records import Decoder, place_of
-from streams.clients.settings import ClientSettings
-from streams.errors import ConfigError, OffsetError, TopicError, TransactionFailed
-from streams.event_source import EventSource
+from streams.looks.letter_tables import described, summary_of, table_of, whole
+from streams.looks.letters import Letter, LetterBox, resent
+from streams.looks.records import Decoder, place_of
 from streams.records import Output
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.sak.harmless import harmless
+from streams.source.event_source import EventSource
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay (send again), drop.")
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import msgspec
 
-from streams.config import EventSourceConfig
 from streams.core.checkpoints import FORMAT, FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import StoreError
-from streams.event_source import EventSource
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY
-from streams.runtime.keeping.entries import Damaged
+from streams.runtime.keeping.folders.entries import Damaged
+from streams.runtime.keeping.folders.place import place_of
+from streams.runtime.keeping.folders.shelf import partitions_in, read_state
 from streams.runtime.keeping.on_disk import layout_of
-from streams.runtime.keeping.place import place_of
-from streams.runtime.keeping.shelf import partitions_in, read_state
 from streams.runtime.ownership.replicas import make_store
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
 
 Receive = Callable[[int, list[IncomingRecord]], None]
 

@@ -11,8 +11,15 @@ import typer
 from rich.live import Live as LiveDisplay
 from rich.text import Text
 
-from streams.cli import cluster
-from streams.cli.cluster import (
+from streams.errors import BrokerUnavailable, ConfigError, TopicError
+from streams.kafka.group.status_board import StatusBoard
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.questions.group_view import NONE, GroupQuestions, GroupView
+from streams.kafka.questions.lags import PartitionLag, standing
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import kafka_python_settings
+from streams.looks import cluster
+from streams.looks.cluster import (
     Interval,
     JsonLines,
     Servers,
@@ -22,17 +29,10 @@ from streams.cli.cluster import (
     client_settings_of,
     named_source,
 )
-from streams.cli.console import answers, complain, emit
-from streams.cli.group_live import Live, live_status
-from streams.cli.group_tables import Lags, Picture, facts, remembered, shown
-from streams.clients import kafka_python_settings
-from streams.clients.admin import TopicAdmin
-from streams.clients.group_view import NONE, GroupQuestions, GroupView
-from streams.clients.lags import PartitionLag, standing
-from streams.clients.settings import ClientSettings
-from streams.clients.status_board import StatusBoard
-from streams.config import EventSourceConfig
-from streams.errors import BrokerUnavailable, ConfigError, TopicError
+from streams.looks.console import answers, complain, emit
+from streams.looks.group_live import Live, live_status
+from streams.looks.group_tables import Lags, Picture, facts, remembered, shown
+from streams.settings.config import EventSourceConfig
 
 app = typer.Typer()
 

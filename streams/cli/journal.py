@@ -12,27 +12,27 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table as Grid
 
-from streams.cli.cluster import Json, Servers, Timeout, await_listener, brokers
-from streams.cli.console import as_json, duration, emit, notices
-from streams.cli.records import one_line, plain_bytes, shown_time
-from streams.cli.scans import OffsetProgress
-from streams.cli.source_name import checked_name
-from streams.clients.admin import Watermarks
-from streams.clients.consumer import TAIL, LogConsumer
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
-from streams.clients.trimming import LogTrimmer
 from streams.core.journal import LogOrder, kept_from
 from streams.errors import ConfigError, JournalError, OffsetError, StreamsError, TopicError
 from streams.journal import Replicated
 from streams.journal.entries import JournalEntry
 from streams.journal.inspection import JournalSurvey, survey
 from streams.journal.snapshots import LoadedSnapshot
-from streams.loading import described
+from streams.kafka.questions.admin import Watermarks
+from streams.kafka.questions.trimming import LogTrimmer
+from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.looks.cluster import Json, Servers, Timeout, await_listener, brokers
+from streams.looks.console import as_json, duration, emit, notices
+from streams.looks.records import one_line, plain_bytes, shown_time
+from streams.looks.scans import OffsetProgress
+from streams.looks.source_name import checked_name
+from streams.model.loading import described
+from streams.model.topics import missing
 from streams.records import IncomingRecord
 from streams.sak.harmless import harmless
-from streams.settings_sources import joined_client_settings
-from streams.topics import missing
+from streams.settings.sources import joined_client_settings
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -16,8 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli import cluster
-from streams.cli.cluster import (
+from streams.errors import TopicError
+from streams.kafka.questions.lags import PartitionLag, standing
+from streams.looks import cluster
+from streams.looks.cluster import (
     Interval,
     JsonLines,
     Servers,
@@ -27,10 +29,8 @@ from streams.cli.cluster import (
     named_source,
     source_admin_of,
 )
-from streams.cli.console import answers, complain, duration, emit
-from streams.clients.lags import PartitionLag, standing
-from streams.errors import TopicError
-from streams.topics import unread
+from streams.looks.console import answers, complain, duration, emit
+from streams.model.topics import unread
 
 app = typer.Typer()
 

@@ -102,8 +102,8 @@ def main(argv: Sequence[str]) -> int:
 def _run(application: typer.Typer, argv: Sequence[str]) -> None:
     """Run the command. An option that is not given comes from the environment (``KES_RUN_WORKERS``), then from the file
     ``kes.toml`` (``[commands.run]``, ``workers = 2``)."""
-    from streams.settings_sources import COMMANDS as TABLE
-    from streams.settings_sources import PREFIX, SettingsSources
+    from streams.settings.sources import COMMANDS as TABLE
+    from streams.settings.sources import PREFIX, SettingsSources
 
     command = typer.main.get_command(application)
     _hide_variables(command)
@@ -111,8 +111,8 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
         command(args=list(argv), prog_name="kes")
     sources, defaults = SettingsSources(), {}
     if _called(argv) != "run":  # whose log says it
-        from streams.cli.console import complain
         from streams.cli.outside_options import unknown_variables
+        from streams.looks.console import complain
 
         for text in unknown_variables(command):
             complain(text)
@@ -127,7 +127,7 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
             from streams.cli.outside_options import places_of
 
             if places := places_of(sources, _called(argv)):
-                from streams.cli.console import complain
+                from streams.looks.console import complain
 
                 complain(f"options of this command are also in {', '.join(places)}")
         raise
@@ -177,7 +177,7 @@ def _words_to_complete() -> list[str]:
 
 def report(error: BaseException) -> int:
     """Write error and remedy to stderr; return the exit code. ``KES_DEBUG=1`` adds the stack trace."""
-    from streams.cli.console import complain
+    from streams.looks.console import complain
 
     if os.environ.get("KES_DEBUG") == "1":
         import traceback

@@ -12,12 +12,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, brokers, named_source
-from streams.cli.console import complain, emit, notices, print_whole
-from streams.clients.group_checks import GroupChecks
-from streams.config import EventSourceConfig
 from streams.errors import OffsetError
+from streams.kafka.questions.group_checks import GroupChecks
+from streams.looks.cluster import Json, Servers, SourceName, Timeout, await_listener, brokers, named_source
+from streams.looks.console import complain, emit, notices, print_whole
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset, further_positions
+from streams.settings.config import EventSourceConfig
 
 app = typer.Typer(no_args_is_help=True, help="Offsets of a group that contradict its changelog: accept.")
 

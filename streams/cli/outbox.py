@@ -15,16 +15,15 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers
-from streams.cli.cluster import watch as watch_again
-from streams.cli.console import answers, complain, duration, emit, notices
 from streams.cli.logging_setup import LogOptions
-from streams.cli.records import one_line, plain_bytes, plain_text
 from streams.cli.run import StatusLines, served
 from streams.cli.supervisor import Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import WorkerOptions
-from streams.config import host_name
 from streams.errors import ConfigError, OutboxError
+from streams.looks.cluster import Json, Servers
+from streams.looks.cluster import watch as watch_again
+from streams.looks.console import answers, complain, duration, emit, notices
+from streams.looks.records import one_line, plain_bytes, plain_text
 from streams.outbox.config import DATABASE_VARIABLE, RelayConfig
 from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, StashedRow, open_session
 from streams.outbox.purge import AfterRestore, PurgedShard, purge
@@ -34,6 +33,7 @@ from streams.outbox.schema import DEFAULT_TABLE, schema_sql
 from streams.outbox.shard import BatchRelayed, RelayEvent, described
 from streams.records import shown_key
 from streams.sak.restarts import RestartPolicy
+from streams.settings.config import host_name
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.settings_sources import (
+from streams.settings.sources import (
     CLIENTS,
     COMMANDS,
     FILE_VARIABLE,
@@ -51,7 +51,7 @@ def places_of(sources: SettingsSources, called: str) -> list[str]:
 def unknown_variables(command: Any) -> Iterator[str]:
     """Yield a sentence for each variable that looks like a setting, or an option of the command, and is none."""
     from streams.cli.main import COMMANDS as COMMAND_NAMES
-    from streams.config import EventSourceConfig
+    from streams.settings.config import EventSourceConfig
 
     fields = fields_of(EventSourceConfig)
     settings = {variable((name,)) for name in fields}

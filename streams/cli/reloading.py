@@ -14,7 +14,7 @@ from watchfiles import PythonFilter, watch
 
 from streams.cli.supervisor import CodeChange
 from streams.errors import ConfigError
-from streams.settings_sources import FILE_NAME
+from streams.settings.sources import FILE_NAME
 
 _LOOK_MS: Final = 200
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streams.clients.permissions import Right, on_group, on_topic
-from streams.config import EventSourceConfig
+from streams.kafka.permissions import Right, on_group, on_topic
+from streams.settings.config import EventSourceConfig
 
 
 def of_input(topic: str) -> list[Right]:

@@ -30,21 +30,21 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
-from streams.cli.console import emit, notices
-from streams.cli.records import Content, Decoder, Place, checked_place, one_line, shortened, shown_time
-from streams.cli.transaction import IN_DOUBT, transaction
-from streams.clients.group_checks import GroupChecks
-from streams.clients.producing.blocking import BlockingSlot
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
-from streams.config import EventSourceConfig
 from streams.errors import DecodeError, OffsetError, Stopped, TopicReplaced, TransactionFailed
+from streams.kafka.questions.group_checks import GroupChecks
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.kafka.writing.blocking import BlockingSlot
+from streams.looks.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
+from streams.looks.console import emit, notices
+from streams.looks.records import Content, Decoder, Place, checked_place, one_line, shortened, shown_time
+from streams.looks.transaction import IN_DOUBT, transaction
 from streams.records import IncomingRecord, Output
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.runtime.partition.dead_letters import dead_letter
 from streams.runtime.source_topics import TABLE
 from streams.sak.harmless import harmless
+from streams.settings.config import EventSourceConfig
 
 app = typer.Typer()
 

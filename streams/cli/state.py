@@ -12,9 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.cli.console import complain, emit, plain_table
-from streams.cli.records import one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
@@ -32,11 +29,14 @@ from streams.cli.state_sources import opened
 from streams.cli.state_writing import forget, import_, migrate, set_time
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import DecodeError
-from streams.event_source import EventSource
+from streams.looks.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.looks.console import complain, emit, plain_table
+from streams.looks.records import one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
+from streams.source.event_source import EventSource
 from streams.stores.several import TIME_KEY
 
 app = typer.Typer(no_args_is_help=True, help="The state of an event source: in its changelog, on disk, in snapshots.")

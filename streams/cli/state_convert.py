@@ -11,24 +11,24 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import typer
 
-from streams.cli.cluster import Json, SourceName, named_source
-from streams.cli.console import emit
 from streams.cli.folders import partitions_on_disk, reason_not_to_use
-from streams.cli.scans import late_lines
 from streams.cli.state_files import Folder, Partition, chosen, reported, rows_table
 from streams.cli.state_sources import folder_of
-from streams.config import EventSourceConfig
 from streams.core.checkpoints import FolderMark
 from streams.core.manifests import BLOCK_BYTES
 from streams.disk import RocksDB, SQLite
 from streams.errors import DiskDamaged, StoreError, StreamsError
+from streams.looks.cluster import Json, SourceName, named_source
+from streams.looks.console import emit
+from streams.looks.scans import late_lines
 from streams.protocols import DiskEngine, DiskStore
 from streams.records import TopicPartition
-from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import StateFolder, read_mark
+from streams.runtime.keeping.folders.entries import Damaged
+from streams.runtime.keeping.folders.folder import StateFolder, read_mark
+from streams.runtime.keeping.folders.place import place_of
 from streams.runtime.keeping.on_disk import DatabaseFolder, layout_of
-from streams.runtime.keeping.place import place_of
 from streams.runtime.ownership.replicas import make_store
+from streams.settings.config import EventSourceConfig
 from streams.stores.layered_bytes import without_engine
 
 _FILES: Final = "files"

@@ -17,25 +17,25 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.cli.console import complain, emit, plain_table
 from streams.cli.folders import codec_of, partitions_on_disk, reason_not_to_use
-from streams.cli.scans import late_lines
 from streams.cli.state_sources import folder_of, newest, snapshots_at, topic_id_of
 from streams.core.checkpoints import FolderMark, LogIdentity
 from streams.core.manifests import BLOCK_BYTES, SnapshotRefused
 from streams.errors import DiskDamaged, StoreError, StreamsError
-from streams.event_source import EventSource
+from streams.looks.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.looks.console import complain, emit, plain_table
+from streams.looks.scans import late_lines
 from streams.records import TopicPartition
-from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import StateFolder, check_private, partition_of_name, read_mark
+from streams.runtime.keeping.folders.entries import Damaged
+from streams.runtime.keeping.folders.folder import StateFolder, check_private, partition_of_name, read_mark
+from streams.runtime.keeping.folders.place import place_of, prepare_root
+from streams.runtime.keeping.folders.shelf import choose
 from streams.runtime.keeping.on_disk import finder_for, layout_of, read_database
-from streams.runtime.keeping.place import place_of, prepare_root
-from streams.runtime.keeping.shelf import choose
-from streams.runtime.keeping.snapshots import SnapshotStore
-from streams.runtime.keeping.snapshotting import WritingPace
+from streams.runtime.keeping.snapshots.bundles import SnapshotStore
+from streams.runtime.keeping.snapshots.snapshotting import WritingPace
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
+from streams.source.event_source import EventSource
 
 _TRIES: Final = 10
 _NUMBERS: Final = ("offset", "bytes", "written", "put", "deleted")

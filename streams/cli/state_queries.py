@@ -9,13 +9,13 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from streams.answers import Answer
-from streams.cli.cluster import brokers
-from streams.cli.records import checked_place, one_line, plain
 from streams.errors import ConfigError, DecodeError, EncodeError
-from streams.event_source import EventSource
+from streams.looks.cluster import brokers
+from streams.looks.records import checked_place, one_line, plain
+from streams.model.answers import Answer
 from streams.protocols import Codec
 from streams.records import TopicPartition
+from streams.source.event_source import EventSource
 
 T = TypeVar("T")
 

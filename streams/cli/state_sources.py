@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from streams.cli.cluster import admin_of, brokers
-from streams.cli.console import complain
 from streams.cli.folders import Receive, partitions_on_disk, read_partitions
-from streams.cli.scans import OffsetProgress, late_lines
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.config_groups import StateConfig
 from streams.core.manifests import Manifest, SnapshotRefused
 from streams.errors import StoreError, TopicError
-from streams.event_source import EventSource
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.looks.cluster import admin_of, brokers
+from streams.looks.console import complain
+from streams.looks.scans import OffsetProgress, late_lines
 from streams.records import IncomingRecord
 from streams.runtime.changelog import KEPT_PREFIXES
-from streams.runtime.keeping.entries import Damaged, decode_pieces
-from streams.runtime.keeping.snapshots import SnapshotStore, open_snapshots
+from streams.runtime.keeping.folders.entries import Damaged, decode_pieces
+from streams.runtime.keeping.snapshots.bundles import SnapshotStore, open_snapshots
+from streams.settings.groups import StateConfig
+from streams.source.event_source import EventSource
 
 
 @contextmanager

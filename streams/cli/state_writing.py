@@ -20,26 +20,26 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, brokers, named_source
-from streams.cli.console import emit, notices, print_whole
-from streams.cli.records import shortened
-from streams.cli.scans import late_lines
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
 from streams.cli.state_sources import StateAt, from_export, state_of
 from streams.cli.tail import time_of
-from streams.cli.transaction import transaction
-from streams.clients.group_checks import GroupChecks
-from streams.clients.producing.blocking import BlockingSlot
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
-from streams.event_source import EventSource
+from streams.kafka.questions.group_checks import GroupChecks
+from streams.kafka.writing.blocking import BlockingSlot
+from streams.looks.cluster import Json, Servers, SourceName, Timeout, brokers, named_source
+from streams.looks.console import emit, notices, print_whole
+from streams.looks.records import shortened
+from streams.looks.scans import late_lines
+from streams.looks.transaction import transaction
 from streams.records import IncomingRecord, Output, TopicPartition
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer, without_input
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.joined_rows import row_key
 from streams.sak.harmless import harmless
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
 from streams.stores.journalled import JournalledBytes
 from streams.stores.several import Stores
 

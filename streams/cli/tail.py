@@ -15,19 +15,19 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from streams.cli.cluster import Servers, Timeout, await_listener, brokers, client_settings_of, named_source
-from streams.cli.console import as_json
 from streams.cli.failures import discard
-from streams.cli.records import Decoder, facts_of, one_line, place_of, shown_time
-from streams.cli.scans import OffsetProgress
-from streams.clients.admin import TopicAdmin, Watermarks
-from streams.clients.consumer import TAIL, LogConsumer
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.errors import Stopped, TopicError
-from streams.event_source import EventSource
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.looks.cluster import Servers, Timeout, await_listener, brokers, client_settings_of, named_source
+from streams.looks.console import as_json
+from streams.looks.records import Decoder, facts_of, one_line, place_of, shown_time
+from streams.looks.scans import OffsetProgress
 from streams.records import IncomingRecord
 from streams.sak.harmless import harmless
+from streams.source.event_source import EventSource
 
 app = typer.Typer()
 

@@ -12,7 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import (
+from streams.errors import ConfigError, TopicError
+from streams.kafka.questions.admin import TopicAdmin, differences
+from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.wire import kafka_python_settings
+from streams.looks.cluster import (
     Json,
     Servers,
     SourceName,
@@ -23,16 +27,12 @@ from streams.cli.cluster import (
     source_admin_of,
     topic_option,
 )
-from streams.cli.console import complain, emit, notices, plain_table, print_whole
-from streams.clients import kafka_python_settings
-from streams.clients.admin import TopicAdmin, differences
-from streams.clients.group_view import GroupQuestions
-from streams.config import EventSourceConfig
-from streams.errors import ConfigError, TopicError
-from streams.event_source import EventSource
+from streams.looks.console import complain, emit, notices, plain_table, print_whole
+from streams.model.topics import TopicSpec, missing
 from streams.runtime import source_topics
 from streams.runtime.source_topics import INPUT, LOOKUP, OUTPUT, SOURCE
-from streams.topics import TopicSpec, missing
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
 
 app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply, grow.")
 

@@ -17,22 +17,22 @@ import typer
 from msgspec.structs import replace
 from rich.text import Text
 
-from streams.cli.cluster import brokers, named_source, topic_option
-from streams.cli.console import emit, notices, progress
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError
-from streams.event_source import EventSource
 from streams.events import event_type_of
-from streams.loading import described
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.looks.cluster import brokers, named_source, topic_option
+from streams.looks.console import emit, notices, progress
+from streams.model.loading import described
+from streams.model.topics import TopicSpec
 from streams.records import Record
 from streams.runtime.replay import refuse_several_inputs
 from streams.runtime.source_topics import TABLE, VISITS
 from streams.sak.murmur2 import partition_of
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
 from streams.testing.verification import Attack, Trial, Verdict
-from streams.topics import TopicSpec
 
 app = typer.Typer()
 _COMPACTED: Final = {"cleanup.policy": "compact"}

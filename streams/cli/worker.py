@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from streams.cli.console import complain
 from streams.cli.failures import innermost, leave
 from streams.cli.logging_setup import LogFormat, LogOptions, configure_logging, one_record
 from streams.cli.supervisor_channel import Channel, Done, GroupIdentity, Remove, Removed, Serving
@@ -38,8 +37,9 @@ from streams.errors import (
     StreamsError,
     TopicError,
 )
-from streams.loading import described, load
 from streams.logs import exception_info
+from streams.looks.console import complain
+from streams.model.loading import described, load
 from streams.statistics import SourceState
 
 log = logging.getLogger("streams.cli.worker")  # the module runs as __main__
@@ -140,9 +140,9 @@ class _Supervised:
         """Serve the source's metrics to the supervisor, on a free port of the loopback address; and facts for its
         pages. Every request needs a secret that goes over the channel only: other users of the machine, and pages of
         other sites by a name server, reach that port, too."""
-        from streams.event_source import EventSource
         from streams.observability import PrometheusMetrics, RelayMetrics
         from streams.outbox.relay import Relay
+        from streams.source.event_source import EventSource
 
         address, secret = "127.0.0.1:0", secrets.token_urlsafe(32)
         if isinstance(self.source, EventSource) and with_facts:
@@ -163,7 +163,7 @@ class _Supervised:
     def serve_queries(self, address: str, name: str) -> None:
         """Answer the queries of other processes at the address, the first worker's; the others take the ports behind
         it."""
-        from streams.event_source import EventSource
+        from streams.source.event_source import EventSource
 
         try:
             from streams.queries import QueryServer

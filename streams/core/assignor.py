@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from streams.core.claims import Claims, Draft, read_claims
-from streams.group import Assignment, MemberReport
+from streams.model.group import Assignment, MemberReport
 
 NEAR: Final = 100_000
 """Records in which copies of a partition may differ and still be as good as each other: they are read in a moment."""

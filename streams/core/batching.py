@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from streams.config_groups import PoolConfig
+from streams.settings.groups import PoolConfig
 
 LEAST_BYTES: Final = 16 * 1024
 """The bound in bytes is not halved further: one event may be larger, and goes alone."""

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from streams.group import THIS_GENERATION, Assignment, MemberReport
+from streams.model.group import THIS_GENERATION, Assignment, MemberReport
 
 
 class Move(msgspec.Struct, frozen=True):

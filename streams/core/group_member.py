@@ -18,7 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from streams.group import THIS_GENERATION, Assigned, Assignment, Copies, Lost, MemberReport, Order, Revoked, Snapshot
+from streams.model.group import (
+    THIS_GENERATION,
+    Assigned,
+    Assignment,
+    Copies,
+    Lost,
+    MemberReport,
+    Order,
+    Revoked,
+    Snapshot,
+)
 
 
 class Holdings:

@@ -30,7 +30,7 @@ import msgspec
 
 from streams.core.assignor import Room, kept_at, nearest, ready_at, shares
 from streams.core.claims import Claims, Draft, Move, read_claims
-from streams.group import Assignment, Assignor, MemberReport
+from streams.model.group import Assignment, Assignor, MemberReport
 
 UNKNOWN: Final = 1 << 62
 """Records left to restore, of a copy whose member did not report them."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from streams.errors import RegistrationError
 from streams.events import EventType
+from streams.model.tracing import Tracer
 from streams.outcomes import Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 from streams.sak.users_code import calling_place, place_of
-from streams.tracing import Tracer
 
 
 def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, bytes | None]:

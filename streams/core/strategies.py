@@ -14,7 +14,7 @@ from streams.core.assignor import sticky_plan
 from streams.core.claims import Draft, read_claims
 from streams.core.incremental import PlanSettings as PlanSettings
 from streams.core.incremental import incremental
-from streams.group import Assignment, Assignor, MemberReport
+from streams.model.group import Assignment, Assignor, MemberReport
 
 
 def assignor(name: str, settings: PlanSettings) -> Assignor:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from streams.core.origin import Origin, timer_origin
-from streams.tracing import Carrier
+from streams.model.tracing import Carrier
 
 _SLACK: Final = 64
 """So many outdated entries of the heap are not worth building it anew."""

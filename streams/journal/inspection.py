@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from streams.clients.admin import Watermarks
-from streams.clients.reader import PartitionReader
 from streams.core.journal import BARRIER_TYPE, CHECKPOINT_TYPE, LogOrder, checkpoint_of, term_of
 from streams.core.router import type_and_version
+from streams.kafka.questions.admin import Watermarks
+from streams.kafka.reading.reader import PartitionReader
 from streams.records import IncomingRecord
 
 _STALLED_SECONDS = 30.0

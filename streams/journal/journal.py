@@ -12,21 +12,21 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from typing import Any, Final, NamedTuple, TypeVar
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, NotLeading, OffsetError, TopicError, TopicReplaced
 from streams.journal.entries import EntryTypes
 from streams.journal.reader import JournalReader
 from streams.journal.term import JournalTerm
 from streams.journal.writer import TermWriter
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec, missing
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.candidate import Candidate
 from streams.runtime.ownership.tenure import SESSION_SECONDS, GroupTenures, Tenure, TenureOwner, remove_dead_member
-from streams.settings_sources import bootstrap_servers as named_servers
-from streams.settings_sources import joined_client_settings
-from streams.topics import TopicSpec, missing
+from streams.settings.sources import bootstrap_servers as named_servers
+from streams.settings.sources import joined_client_settings
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from typing import Final
 
 from anyio import CancelScope
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import TAIL, LogConsumer
-from streams.clients.settings import ClientSettings
 from streams.core.journal import LogOrder
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError
 from streams.journal.entries import EntryTypes, JournalItem
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.settings import ClientSettings
 from streams.records import PolledPartition
 from streams.runtime.bridge import Worker
 

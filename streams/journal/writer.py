@@ -23,8 +23,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from streams.clients.admin import Watermarks
-from streams.config import host_name
 from streams.core.journal import (
     TERM_TYPE,
     EntryMark,
@@ -49,9 +47,11 @@ from streams.errors import (
     TopicError,
 )
 from streams.errors import TransactionFailed as Failed
+from streams.kafka.questions.admin import Watermarks
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.tenure import Tenure
 from streams.sak.backoff import backoff_seconds
+from streams.settings.config import host_name
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from streams.errors import Stopped
-from streams.event_source import EventSource
+from streams.source.event_source import EventSource
 from streams.statistics import SourceState, SourceStatistics
 
 PROBE_SECONDS: Final = 0.5

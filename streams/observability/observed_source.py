@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from streams.event_source import EventSource
 from streams.metrics import Measurement
 from streams.observability import catalogue
 from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels, Sample, figures, readings
 from streams.observability.health import SCRAPE_SECONDS, SourceHealth
+from streams.source.event_source import EventSource
 
 Observe = Callable[[Instrument, float, Labels], None]
 

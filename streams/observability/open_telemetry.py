@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
 
-from streams.event_source import EventSource
 from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels
 from streams.observability.observed_source import ObservedSource
+from streams.source.event_source import EventSource
 
 FRESH_SECONDS: Final = 1.0
 """A look at the sources serves all instruments of one collection, which come one after the other."""

@@ -9,11 +9,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from streams.event_source import EventSource
 from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels
 from streams.observability.health import Verdict
 from streams.observability.http_server import HttpServer, Probe, metrics_application
 from streams.observability.observed_source import ObservedSource
+from streams.source.event_source import EventSource
 
 
 class PrometheusMetrics:

@@ -13,10 +13,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from streams.core.policy import text_of
-from streams.event_producer import EventProducer
-from streams.event_source import EventSource
+from streams.model.tracing import Carrier, EventSpan
 from streams.records import IncomingRecord
-from streams.tracing import Carrier, EventSpan
+from streams.source.event_producer import EventProducer
+from streams.source.event_source import EventSource
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _LONGEST_TEXT: Final = 2_000
@@ -45,7 +45,7 @@ class OpenTelemetryTraces:
 
 
 class _Tracer:
-    """Spans of one event source; the current trace of one producer. See ``streams.tracing.Tracer``."""
+    """Spans of one event source; the current trace of one producer. See ``streams.model.tracing.Tracer``."""
 
     def __init__(self, tracer: trace.Tracer, attributes: Mapping[str, AttributeValue]) -> None:
         self._tracer = tracer
@@ -89,7 +89,7 @@ class _Tracer:
 
 
 class _EventSpan:
-    """One span. See ``streams.tracing.EventSpan``."""
+    """One span. See ``streams.model.tracing.EventSpan``."""
 
     __slots__ = ("_context", "_is_over", "_tracer", "carrier", "span")
 

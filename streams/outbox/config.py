@@ -11,7 +11,7 @@ from typing import Any
 from streams.errors import ConfigError
 from streams.outbox.schema import DEFAULT_TABLE, checked_table
 from streams.runtime.ownership.tenure import SESSION_SECONDS
-from streams.settings_sources import bootstrap_servers, joined_client_settings
+from streams.settings.sources import bootstrap_servers, joined_client_settings
 
 DATABASE_VARIABLE = "KES_OUTBOX_DATABASE"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from streams.clients.admin import Watermarks
 from streams.core.outbox import RING, WAY_OUT, Ring, SentBatch, decode_batch, encode_batch, record_key
 from streams.errors import BrokerUnavailable, DecodeError, OffsetError, TopicError
+from streams.kafka.questions.admin import Watermarks
+from streams.model.topics import TopicSpec
 from streams.records import Output
 from streams.runtime.claim import Claim
-from streams.topics import TopicSpec
 
 _FIRST_STRETCH: Final = 4 * RING
 """Offsets that are read first: a batch is a record and a marker, and some are aborted."""

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple, get_args
 
-from streams.clients.settings import ClientSettings
 from streams.core.outbox import RING, Ring, SentBatch
 from streams.errors import ConfigError, OffsetError, OutboxError, TransactionFailed
+from streams.kafka.settings import ClientSettings
 from streams.outbox.config import RelayConfig
 from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, open_session
 from streams.outbox.positions import ShardPositions, other_topic, positions_name

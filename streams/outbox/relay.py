@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Final, Self
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, ConfigError, OutboxError, TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
 from streams.outbox.config import RelayConfig
 from streams.outbox.database import DatabaseLost, open_session
 from streams.outbox.positions import positions_name, positions_spec

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from streams.errors import ConfigError
+from streams.model.topics import MAX_NAME_LENGTH
 from streams.outbox.database import VERSION
 from streams.records import DEFAULT_MESSAGE_LIMIT, TYPE_HEADER
-from streams.topics import MAX_NAME_LENGTH
 
 DEFAULT_TABLE: Final = "kes_outbox"
 TOPIC_PATTERN: Final = rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}"

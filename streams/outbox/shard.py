@@ -28,9 +28,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from streams.clients.settings import ClientSettings
 from streams.core.outbox import SentBatch
 from streams.errors import BrokerUnavailable, RecordsRefused, TransactionFailed
+from streams.kafka.settings import ClientSettings
 from streams.outbox.config import RelayConfig
 from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, StashedRow, open_session
 from streams.outbox.positions import ShardPositions, other_topic, positions_name

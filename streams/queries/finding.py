@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import Final
 
-from streams.clients import kafka_python_settings
-from streams.clients.group_view import GroupQuestions
-from streams.clients.status_board import StatusBoard
-from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable
+from streams.kafka.group.status_board import StatusBoard
+from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.wire import kafka_python_settings
 from streams.queries.routing import Server, candidates, servers_of
+from streams.settings.config import EventSourceConfig
 
 SECONDS_BETWEEN_LOOKS: Final = 0.5
 """Between two looks at the group."""

@@ -12,9 +12,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import aiohttp
 import msgspec
 
-from streams.answers import Answer
 from streams.codecs import codec_for
-from streams.config import EventSourceConfig
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -24,19 +22,9 @@ from streams.errors import (
     StoreError,
     StreamsError,
 )
-from streams.event_source import EventSource
+from streams.model.answers import Answer
 from streams.protocols import Codec
 from streams.queries.finding import MemberFinder
-from streams.queries.questions import (
-    BUSY_SECONDS,
-    MOST_BYTES_IN,
-    MOST_BYTES_READ,
-    PATH,
-    PlacedOffset,
-    Question,
-    Refusal,
-    Reply,
-)
 from streams.queries.routing import Server, is_likely
 from streams.queries.tickets import (
     SEAL_HEADER,
@@ -48,8 +36,20 @@ from streams.queries.tickets import (
 )
 from streams.records import Delivery, TopicPartition
 from streams.runtime.ownership.replicas import make_store
+from streams.runtime.queries.questions import (
+    BUSY_SECONDS,
+    MOST_BYTES_IN,
+    MOST_BYTES_READ,
+    PATH,
+    PlacedOffset,
+    Question,
+    Refusal,
+    Reply,
+)
 from streams.sak.forks import MadeHere
 from streams.sak.murmur2 import partition_of
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
 from streams.stores.engines import after_prefix
 from streams.stores.table import Table
 

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from streams.clients.group_view import GroupView
 from streams.errors import ConfigError
+from streams.kafka.questions.group_view import GroupView
 from streams.runtime.status import status_of
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

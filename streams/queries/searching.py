@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from streams.answers import Answer
 from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, NotOwned
+from streams.model.answers import Answer
 from streams.queries.reader import StateReader
 from streams.records import TopicPartition
 

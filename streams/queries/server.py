@@ -13,11 +13,11 @@ import msgspec
 import uvicorn
 
 from streams.errors import ConfigError
-from streams.event_source import EventSource
 from streams.queries.bounded_protocol import BoundedProtocol, BoundedServer, closing_refusals
 from streams.queries.routing import LOOPBACK, checked_address
 from streams.queries.service import query_app
 from streams.queries.tickets import group_secret
+from streams.source.event_source import EventSource
 
 _log = logging.getLogger(__name__)
 

@@ -19,11 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from streams.answers import Answer
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, Stopped, StoreError, StreamsError
-from streams.event_source import EventSource
-from streams.queries.points import Crossing, is_point
-from streams.queries.questions import (
+from streams.model.answers import Answer
+from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_ticket, seal
+from streams.records import TopicPartition
+from streams.runtime.queries.points import Crossing, is_point
+from streams.runtime.queries.questions import (
     BUSY_SECONDS,
     LONGEST_SECONDS,
     MOST_BYTES_IN,
@@ -37,8 +38,7 @@ from streams.queries.questions import (
     checked,
     read_of,
 )
-from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_ticket, seal
-from streams.records import TopicPartition
+from streams.source.event_source import EventSource
 
 _log = logging.getLogger(__name__)
 

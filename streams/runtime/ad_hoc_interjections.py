@@ -14,11 +14,11 @@ from typing import Any
 
 from streams.core.router import Route
 from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError, WouldDeadlock
+from streams.model.tracing import Carrier, carried
 from streams.runtime.bridge import for_future
 from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Interjection, Proof
-from streams.tracing import Carrier, carried
 
 Handler = Callable[..., Any]
 _Future = asyncio.Future[Any] | concurrent.futures.Future[Any]

@@ -15,8 +15,8 @@ import msgspec
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import OffsetError
+from streams.model.tracing import Carrier
 from streams.records import IncomingRecord
-from streams.tracing import Carrier
 
 OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
 """Key of the one record per changelog partition and transaction that carries the input offset (protocol, section 6)."""

@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Final, Self
 
-from streams.clients.admin import TopicAdmin, Watermarks
-from streams.clients.producing.blocking import BlockingSlot
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.errors import RecordsRefused, TopicError, TransactionFailed
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.kafka.writing.blocking import BlockingSlot
+from streams.model.topics import missing
 from streams.records import IncomingRecord, Output
-from streams.topics import missing
 
 TRANSACTION_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 30.0

@@ -6,29 +6,29 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from streams.clients import kafka_python_settings
-from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import INPUT, ONE_OF_SEVERAL, TAIL, LogConsumer
-from streams.clients.librdkafka_connect import connect_librdkafka_group
-from streams.clients.membership import connect_group
-from streams.clients.plain_producer import PlainProducer
-from streams.clients.producing.cluster import Cluster
-from streams.clients.producing.encoded_transaction import EncodedTransaction
-from streams.clients.producing.settings import ProducerSettings
-from streams.clients.producing.transactions import WireSlot
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
-from streams.clients.status_board import StatusBoard
-from streams.clients.takeover import SourceLog
-from streams.config import EventSourceConfig
 from streams.core.strategies import PlanSettings, assignor
-from streams.group import Membership, TakeOver
+from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
+from streams.kafka.group.membership import connect_group
+from streams.kafka.group.status_board import StatusBoard
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.questions.takeover import SourceLog
+from streams.kafka.reading.consumer import INPUT, ONE_OF_SEVERAL, TAIL, LogConsumer
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.settings import ProducerSettings
+from streams.kafka.writing.encoded_transaction import EncodedTransaction
+from streams.kafka.writing.plain_producer import PlainProducer
+from streams.kafka.writing.transactions import WireSlot
+from streams.model.group import Membership, TakeOver
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for
 from streams.runtime.ports import Input
 from streams.runtime.reading.followed_topic import LogConnections
 from streams.runtime.reading.log_follower import Tail
 from streams.runtime.reading.poller import Poller
+from streams.settings.config import EventSourceConfig
 
 T = TypeVar("T")
 

@@ -17,14 +17,14 @@ from typing import Any, NoReturn
 import anyio
 from anyio.abc import TaskGroup
 
-from streams.clients.group_wire import ranges
-from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction, Waiter
 from streams.errors import EventFailure, StreamsError, TopicReplaced
-from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver, transactional_id
+from streams.kafka.wire.group_bytes import ranges
 from streams.metrics import Measurement, MembershipChanged
+from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver, transactional_id
+from streams.model.topics import InputSpec
 from streams.runtime.ad_hoc_interjections import AdHocInterjections
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
@@ -51,7 +51,7 @@ from streams.runtime.transactions.hung_calls import HungCalls
 from streams.runtime.transactions.pool import MergingPool, TransactionPool
 from streams.runtime.transactions.producer_slots import Slots
 from streams.runtime.transactions.recovery import Recovery
-from streams.topics import InputSpec
+from streams.settings.config import EventSourceConfig
 
 _log = logging.getLogger(__name__)
 

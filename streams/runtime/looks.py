@@ -12,7 +12,7 @@ order. Each but the lease is of a moment *after* the look, at which the partitio
 * else, where the group's answer proves nothing (the broker's own protocol, a rebalance, an outage), and for queries
   that are to be confirmed, an empty transaction, which sends the watermark again (rule R1).
 
-The look at a single key (``streams/queries/points.py``) that nothing unsettled changes has seen what is committed, so
+The look at a single key (``streams/runtime/queries/points.py``) that nothing unsettled changes has seen what is committed, so
 the lease alone proves it.
 """
 
@@ -23,7 +23,7 @@ from typing import Final
 
 from streams.core.transaction import UNSENT, Waiter
 from streams.errors import StreamsError
-from streams.group import Snapshot
+from streams.model.group import Snapshot
 from streams.records import Change
 from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn, Protocol
 
-from streams.config import EventSourceConfig
 from streams.core.router import Router
-from streams.group import Membership, TakeOver
 from streams.metrics import Measurement
+from streams.model.group import Membership, TakeOver
+from streams.model.topics import InputSpec
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.worker import PartitionWorker
@@ -22,7 +22,7 @@ from streams.runtime.system import Environment
 from streams.runtime.transactions.hung_calls import HungCalls
 from streams.runtime.transactions.pool import TransactionPool
 from streams.runtime.transactions.producer_slots import Slots
-from streams.topics import InputSpec
+from streams.settings.config import EventSourceConfig
 
 
 class Member(Protocol):

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from streams.clients.admin import TopicDescription, Watermarks
-from streams.clients.producing.encoded_transaction import EncodedTransaction
-from streams.group import Membership, Snapshot, TakeOver
+from streams.kafka.questions.admin import TopicDescription, Watermarks
+from streams.kafka.writing.encoded_transaction import EncodedTransaction
+from streams.model.group import Membership, Snapshot, TakeOver
+from streams.model.topics import TopicIdentity, TopicSpec
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
-from streams.topics import TopicIdentity, TopicSpec
 
 T = TypeVar("T")
 TableT_co = TypeVar("TableT_co", covariant=True)
@@ -32,7 +32,7 @@ class Blocking(Protocol):
 
 class TransactionSlot(Protocol):
     """One transactional id, used by one transaction of the pool at a time. On the loop.
-    (``clients.producing.transactions.WireSlot``, which documents the methods.)"""
+    (``kafka.writing.transactions.WireSlot``, which documents the methods.)"""
 
     transactional_id: str
     is_open: bool
@@ -52,7 +52,7 @@ class TransactionSlot(Protocol):
 
 
 class PlainProducer(Protocol):
-    """A producer without transactions (``clients.plain_producer.PlainProducer``, which documents the methods)."""
+    """A producer without transactions (``kafka.writing.plain_producer.PlainProducer``, which documents the methods)."""
 
     @property
     def is_broken(self) -> bool: ...
@@ -63,7 +63,7 @@ class PlainProducer(Protocol):
 
 
 class LogConsumer(Protocol):
-    """Reads partitions of one log, for one thread (``clients.consumer.LogConsumer``, which documents the methods)."""
+    """Reads partitions of one log, for one thread (``kafka.reading.consumer.LogConsumer``, which documents the methods)."""
 
     def add(self, partition: int, offset: int) -> None: ...
     def remove(self, partitions: Collection[int]) -> None: ...
@@ -134,7 +134,7 @@ class Input(Reading, Protocol):
 
 
 class Reader(Protocol):
-    """Reads partitions up to a position (``clients.reader.PartitionReader``)."""
+    """Reads partitions up to a position (``kafka.reading.reader.PartitionReader``)."""
 
     def read(
         self,
@@ -173,7 +173,7 @@ class LogTail(Tail, Protocol):
 
 
 class TopicRequests(Protocol):
-    """Requests about a followed topic (``clients.admin.TopicAdmin``). They block."""
+    """Requests about a followed topic (``kafka.questions.admin.TopicAdmin``). They block."""
 
     def identity(self, name: str, timeout_seconds: float) -> tuple[str, int] | None: ...
     def watermarks(
@@ -213,7 +213,7 @@ class LookupTables(Protocol):
 
 
 class SourceLog(Protocol):
-    """Requests about the source topic, on its own cluster (``clients.takeover.SourceLog``). They block; see
+    """Requests about the source topic, on its own cluster (``kafka.questions.takeover.SourceLog``). They block; see
     ``group.TakeOver``."""
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]: ...
@@ -222,14 +222,14 @@ class SourceLog(Protocol):
 
 
 class DescribedTopic(Protocol):
-    """A topic as it is (``clients.admin.TopicDescription``)."""
+    """A topic as it is (``kafka.questions.admin.TopicDescription``)."""
 
     @property
     def configs(self) -> Mapping[str, str]: ...
 
 
 class Topics(Protocol):
-    """Creates and checks topics (``clients.admin.TopicAdmin``)."""
+    """Creates and checks topics (``kafka.questions.admin.TopicAdmin``)."""
 
     def create(self, specs: Sequence[TopicSpec], timeout_seconds: float) -> list[str]: ...
     def differences(self, specs: Sequence[TopicSpec]) -> list[str]: ...
@@ -240,7 +240,7 @@ class Topics(Protocol):
 
 
 class StatusBoard(Protocol):
-    """The board of status notes (``clients.status_board.StatusBoard``, which documents the methods)."""
+    """The board of status notes (``kafka.group.status_board.StatusBoard``, which documents the methods)."""
 
     def publish(
         self, instance: str, notes: Mapping[tuple[str, int], tuple[int, str]], timeout_seconds: float

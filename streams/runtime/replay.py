@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from streams.config import EventSourceConfig
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import Origin
 from streams.core.partition import PartitionState
@@ -44,6 +43,7 @@ from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.reading.lookups import NO_LOOKUPS
+from streams.settings.config import EventSourceConfig
 
 _replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
 # Every failure of a replay is in its results, and not in the log. Other sources of the process go on logging theirs.

@@ -11,12 +11,12 @@ from typing import Final, TypeVar
 import anyio
 import msgspec
 
-from streams.config import EventSourceConfig
-from streams.config_groups import check_topic
 from streams.core.router import Router
 from streams.errors import BrokerUnavailable, RegistrationError, TopicError
+from streams.model.topics import InputSpec, TopicSpec, missing
 from streams.runtime.ports import Connections, Topics
-from streams.topics import InputSpec, TopicSpec, missing
+from streams.settings.config import EventSourceConfig
+from streams.settings.groups import check_topic
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Publish a running member's status for ``kes group`` (``clients/status_board.py``).
+"""Publish a running member's status for ``kes group`` (``kafka/group/status_board.py``).
 
 Only news is published: progress of restores and copies, moves, causes of rebalances. A member without copies and
 without news publishes nothing. No task waits for it, and a broker that refuses it gets no second request.
@@ -17,7 +17,7 @@ import msgspec
 
 from streams.core.visits import runs_of
 from streams.errors import BrokerUnavailable, StreamsError
-from streams.group import Assigned
+from streams.model.group import Assigned
 from streams.runtime.member import Member
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.replicas import Replicas

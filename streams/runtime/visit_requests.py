@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from streams.config import EventSourceConfig
 from streams.core.visits import VisitRequest, encode_request, request_headers
 from streams.errors import BrokerUnavailable, StreamsError, TopicError
 from streams.records import Acknowledgement, Record
 from streams.runtime.ports import Connections, PlainProducer
+from streams.settings.config import EventSourceConfig
 
 LOOK_SECONDS: Final = 10.0
 DELIVERY_SECONDS: Final = 30.0

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.permissions import Right, denied
-from streams.clients.settings import RESERVED, ClientSettings
-from streams.clients.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
+from streams.kafka.permissions import Right, denied
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import RESERVED, ClientSettings
+from streams.kafka.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
 from streams.spark.options import KafkaSettings, TokenCallback
 
 TIMEOUT_SECONDS = 30.0

@@ -20,8 +20,8 @@ from streams.codecs import (
     reason,
 )
 from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.model.shortcuts import bare_decoder, bare_encoder, shortcut_of
 from streams.protocols import Codec
-from streams.shortcuts import bare_decoder, bare_encoder, shortcut_of
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -10,10 +10,10 @@ import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX, reason
 from streams.errors import DecodeError, StoreError, TopicError
+from streams.model.shortcuts import encoder_of
 from streams.protocols import Codec, DiskEngine
 from streams.records import Change, IncomingRecord, Record, TopicPartition
 from streams.sak.murmur2 import partition_of
-from streams.shortcuts import encoder_of
 from streams.stores import table_access
 from streams.stores.engines import KeyValueEngine
 from streams.stores.memory import HashEngine

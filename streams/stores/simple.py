@@ -7,9 +7,9 @@ from typing import Generic, TypeVar, cast
 
 from streams.codecs import codec_for, str_codec
 from streams.errors import DecodeError, StoreError
+from streams.model.shortcuts import encoder_of
 from streams.protocols import Codec, DiskEngine
 from streams.records import Change, TopicPartition
-from streams.shortcuts import encoder_of
 from streams.stores.engines import OrderedKeyValueEngine, after_prefix
 from streams.stores.journalled import JournalledBytes
 from streams.stores.ordered import OrderedEngine

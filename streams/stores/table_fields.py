@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from streams.errors import DecodeError, StoreError
+from streams.model.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TopicPartition
-from streams.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.stores.engines import KeyValueEngine
 from streams.stores.journalled import JournalledBytes
 

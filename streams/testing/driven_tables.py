@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from streams.errors import ConfigError
-from streams.lookups import Lookup
+from streams.model.topics import InputSpec
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import JOIN_PREFIX
+from streams.source.lookups import Lookup
 from streams.stores.joined import Joined
 from streams.testing.simulation.broker import Log
-from streams.topics import InputSpec
 
 
 class DrivenTable:

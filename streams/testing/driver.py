@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from streams.errors import ConfigError, NotOwned
-from streams.event_source import EventSource
 from streams.events import to_record
-from streams.global_table import GlobalTable
-from streams.lookups import Lookup
 from streams.records import IncomingRecord, Record
 from streams.runtime.partition.event_context import EventContext
+from streams.source.event_source import EventSource
+from streams.source.lookups import Lookup
 from streams.statistics import SourceStatistics
 from streams.stores.joined import Joined, JoinedTable
 from streams.testing.driven_tables import DrivenTable, declared_table
@@ -25,6 +24,7 @@ from streams.testing.quiescence import broken_promises
 from streams.testing.simulation.faults import Conditions, Strike
 from streams.testing.simulation.virtual_time import elapse
 from streams.testing.world import CALM, committed_records, until, watched
+from streams.views.global_table import GlobalTable
 
 StoreT = TypeVar("StoreT")
 E = TypeVar("E")

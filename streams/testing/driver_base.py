@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from streams.errors import ConfigError, DecodeError, Stopped
-from streams.event_source import EventSource
 from streams.events import event_type_of, parse_version
+from streams.model.round_trips import everything_read_back
 from streams.records import VERSION_HEADER, IncomingRecord
-from streams.round_trips import everything_read_back
+from streams.source.event_source import EventSource
 from streams.testing import quiescence
 from streams.testing.simulation.faults import POSSIBLE, Conditions, Strike
 from streams.testing.world import DrivenMember, DrivenWorld, until

@@ -19,13 +19,13 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from streams.clients.producing.encoded_transaction import EncodedTransaction
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError
-from streams.event_source import EventSource
-from streams.group import Snapshot, TakeOver
+from streams.kafka.writing.encoded_transaction import EncodedTransaction
+from streams.model.group import Snapshot, TakeOver
 from streams.records import IncomingRecord
 from streams.runtime.connections import KafkaConnections
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
 from streams.testing.proxy import KafkaProxy as KafkaProxy
 from streams.testing.proxy_rules import ArmedRule as ArmedRule
 from streams.testing.proxy_rules import Rule as Rule

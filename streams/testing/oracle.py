@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 
-from streams.clients.admin import TopicAdmin, Watermarks
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import changelog_name
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
-from streams.topics import changelog_name
 
 State = dict[bytes, bytes]
 """A plain store: key bytes to value bytes."""

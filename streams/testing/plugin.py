@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from streams.event_source import EventSource
+    from streams.source.event_source import EventSource
     from streams.testing.clock import Clock
     from streams.testing.driver import TestDriver
     from streams.testing.event_factory import EventFactory

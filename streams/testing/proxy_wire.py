@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streams.clients import kafka_python
+from streams.kafka.wire import kafka_python
 
 Address = tuple[str, int]
 """(host, port)"""

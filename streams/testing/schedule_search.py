@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from streams.errors import ConfigError
-from streams.event_source import EventSource
+from streams.source.event_source import EventSource
 from streams.testing.driver import TestDriver
 from streams.testing.fault_search import FAULTS, Chaos, Fault, check_faults, conditions_of
 from streams.testing.quiescence import contents_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from streams.config_groups import StateConfig
+from streams.settings.groups import StateConfig
 
 
 def elsewhere(state: StateConfig, folder: str | Path) -> StateConfig:

@@ -27,16 +27,16 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from streams.broker import KafkaBroker
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import TIMER_PREFIX
+from streams.settings.config import EventSourceConfig
 from streams.testing.trial_process import TrialFailed, WorkerProcess
-from streams.topics import TopicSpec
 
 _log = logging.getLogger(__name__)
 

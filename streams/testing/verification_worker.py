@@ -12,8 +12,8 @@ import threading
 
 import msgspec
 
-from streams.event_source import EventSource
-from streams.loading import load
+from streams.model.loading import load
+from streams.source.event_source import EventSource
 from streams.testing.state_folder import elsewhere
 
 

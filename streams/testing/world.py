@@ -13,19 +13,20 @@ from typing import Any
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.config import EventSourceConfig
 from streams.core.router import Route, Router
 from streams.errors import ConfigError, StreamsError
-from streams.event_source import EventSource
-from streams.group import transactional_id
-from streams.lookups import Lookup
 from streams.metrics import Measurement
+from streams.model.group import transactional_id
+from streams.model.topics import InputSpec
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TopicPartition
 from streams.runtime.async_work.async_stage import Ahead
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.system import Environment
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
+from streams.source.lookups import Lookup
 from streams.testing.fault_points import Point, Trap, point_of_move
 from streams.testing.simulation.broker import Broker, Log, LogEntry
 from streams.testing.simulation.clients import SimConnections, SimInput
@@ -35,7 +36,6 @@ from streams.testing.simulation.process import Process, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 from streams.testing.simulation.wire_broker import WireBroker
 from streams.testing.state_folder import StateFolder
-from streams.topics import InputSpec
 
 Source = EventSource[Any] | Callable[[], EventSource[Any]]
 """A source, whose copies are run; or a function that makes one, called for each start of a member, as a new process

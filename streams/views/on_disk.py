@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
-from streams.clients.admin import Watermarks
 from streams.core.checkpoints import TOMBSTONES_MS, LogIdentity, distrust_by
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
+from streams.kafka.questions.admin import Watermarks
 from streams.protocols import DiskDatabase, DiskEngine, more_may_follow
 from streams.records import Change
-from streams.runtime.keeping.entries import Damaged, Point
+from streams.runtime.keeping.folders.entries import Damaged, Point
+from streams.runtime.keeping.folders.place import prepare_root
+from streams.runtime.keeping.folders.shelf import set_aside
 from streams.runtime.keeping.on_disk import DatabaseFolder
-from streams.runtime.keeping.place import prepare_root
-from streams.runtime.keeping.shelf import set_aside
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 import msgspec
 
 from streams.errors import StoreError, StreamsError
-from streams.global_table import GlobalTable, WholeTopic
 from streams.protocols import Codec
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.stores.table import Table
+from streams.views.global_table import GlobalTable, WholeTopic
 from streams.views.on_disk import SharedDiskEngine, ViewFolders
 from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine, SharedOrderedEngine
 

@@ -15,9 +15,6 @@ import anyio.to_thread
 import msgspec
 
 from streams.errors import ConfigError, NotCaughtUp, RegistrationError, Stopped, StoreError, StreamsError
-from streams.event_source import EventSource
-from streams.global_change_log import GlobalChangeLog
-from streams.global_table import make_table
 from streams.outcomes import STOP
 from streams.protocols import Codec, DiskEngine
 from streams.records import Delivery, TopicPartition
@@ -27,9 +24,12 @@ from streams.runtime.reading.followed_topic import FollowedTopic
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Starts
 from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
+from streams.source.event_source import EventSource
 from streams.statistics import SourceState
 from streams.stores.table import Table
 from streams.views.blocking import BlockingView, LoopThread
+from streams.views.global_change_log import GlobalChangeLog
+from streams.views.global_table import make_table
 from streams.views.on_disk import ViewFolders
 from streams.views.reads import ViewReads
 from streams.views.table import ViewChange, ViewTable, ViewWatch

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.cli.records import plain
 from streams.codecs import is_pydantic
 from streams.errors import RegistrationError, StreamsError
+from streams.looks.records import plain
 from streams.sak.harmless import harmless
 
 _log = logging.getLogger("streams.web.actions")

@@ -7,9 +7,9 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from streams.cli.records import shortened
+from streams.looks.records import shortened
+from streams.model.topology import Topology, TopologyTopic
 from streams.sak.harmless import harmless
-from streams.topology import Topology, TopologyTopic
 
 _WIDTH, _HEIGHT, _GAP = 250, 46, 14
 _MIDDLE: Final = 300

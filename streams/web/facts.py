@@ -7,9 +7,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from streams.event_source import EventSource
 from streams.metrics import Measurement, TransactionSettled
 from streams.observability.health import SourceHealth
+from streams.source.event_source import EventSource
 from streams.statistics import SourceStatistics
 
 COMMITS: Final = 512

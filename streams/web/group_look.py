@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
-from streams.cli.cluster import await_listener, brokers, client_settings_of
 from streams.cli.group import GroupReader, lags_of
-from streams.cli.group_live import Live, live_status
-from streams.cli.group_tables import Picture
-from streams.clients import kafka_python_settings
-from streams.clients.admin import TopicAdmin
-from streams.clients.group_view import GroupQuestions, GroupView
-from streams.clients.settings import ClientSettings
-from streams.clients.status_board import StatusBoard
-from streams.config import EventSourceConfig
+from streams.kafka.group.status_board import StatusBoard
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.questions.group_view import GroupQuestions, GroupView
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import kafka_python_settings
+from streams.looks.cluster import await_listener, brokers, client_settings_of
+from streams.looks.group_live import Live, live_status
+from streams.looks.group_tables import Picture
+from streams.settings.config import EventSourceConfig
 
 LOOK_SECONDS = 4.0
 

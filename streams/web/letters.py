@@ -10,16 +10,16 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from streams.cli.cluster import await_listener
-from streams.cli.letter_choice import LetterChoice, collect, explained, originals_of, problems_of, record_of
-from streams.cli.letter_tables import whole
-from streams.cli.letters import Letter, LetterBox, resent
-from streams.cli.records import Decoder, Place, one_line, place_of, shortened
-from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, NotCaughtUp, OffsetError, Stopped, TopicError, TransactionFailed
-from streams.event_source import EventSource
+from streams.kafka.settings import ClientSettings
+from streams.looks.cluster import await_listener
+from streams.looks.letter_choice import LetterChoice, collect, explained, originals_of, problems_of, record_of
+from streams.looks.letter_tables import whole
+from streams.looks.letters import Letter, LetterBox, resent
+from streams.looks.records import Decoder, Place, one_line, place_of, shortened
 from streams.records import Output
 from streams.sak.harmless import harmless
+from streams.source.event_source import EventSource
 from streams.web.actions import ActionRun
 from streams.web.group_look import GroupLook
 from streams.web.look_up import QuestionRefused

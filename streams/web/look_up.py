@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from streams.cli.records import one_line, plain, shortened
 from streams.errors import ConfigError, EncodeError, StreamsError
-from streams.event_source import EventSource
+from streams.looks.records import one_line, plain, shortened
 from streams.protocols import Codec
 from streams.queries.reader import StateReader
 from streams.queries.searching import search
+from streams.source.event_source import EventSource
 from streams.views.view import View
 from streams.web.group_look import GroupLook
 

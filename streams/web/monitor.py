@@ -14,9 +14,9 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from streams.errors import ConfigError, RegistrationError
-from streams.event_source import EventSource
 from streams.observability import PrometheusMetrics
 from streams.observability.http_server import parse_address
+from streams.source.event_source import EventSource
 from streams.statistics import SourceState
 from streams.views.view import View
 from streams.web.actions import Action, RegisteredAction

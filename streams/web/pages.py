@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 
-from streams.cli.console import duration
-from streams.cli.records import one_line
 from streams.errors import ConfigError, StreamsError
+from streams.looks.console import duration
+from streams.looks.records import one_line
 from streams.observability.health import Verdict
 from streams.sak.harmless import harmless
 from streams.web import api, rows

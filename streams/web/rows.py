@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.cli.console import duration
-from streams.cli.group_live import rebalances
-from streams.cli.group_tables import PartitionRow, doing, headline, names, owned_here, partition_rows, standing
-from streams.clients.group_view import MemberView
+from streams.kafka.questions.group_view import MemberView
+from streams.looks.console import duration
+from streams.looks.group_live import rebalances
+from streams.looks.group_tables import PartitionRow, doing, headline, names, owned_here, partition_rows, standing
 from streams.statistics import PartitionStatistics, RebalanceStatistics, SourceStatistics
 from streams.web.board import GroupSnapshot
 from streams.web.facts import CommitTimes, MemberFacts

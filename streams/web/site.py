@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from streams.cli.config import Setting, settings_of
-from streams.config import EventSourceConfig
-from streams.event_source import EventSource
 from streams.observability.health import Verdict
 from streams.sak.harmless import harmless
-from streams.settings_sources import SettingsSources, outside_settings
+from streams.settings.config import EventSourceConfig
+from streams.settings.sources import SettingsSources, outside_settings
+from streams.source.event_source import EventSource
 from streams.views.view import View
 from streams.web.actions import RegisteredAction
 from streams.web.board import Board

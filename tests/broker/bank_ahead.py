@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from streams import EventContext, EventSource
-from streams.async_jobs import AsyncJobScheduler
-from streams.job_settings import SchedulerConfig
 from streams.outcomes import Retry
+from streams.settings.jobs import SchedulerConfig
+from streams.source.jobs import AsyncJobScheduler
 from streams.testing.faults import FaultPlan
 
 KINDS = ("job", "process", "turn")

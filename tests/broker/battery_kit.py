@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec, changelog_name
 from streams.testing.oracle import ReplayOracle, Report
-from streams.topics import TopicSpec, changelog_name
 from tests.broker import bank
 from tests.broker.bank import Dump, Held, Store
 from tests.broker.membership_kit import set_broker_session

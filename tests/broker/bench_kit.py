@@ -8,11 +8,11 @@ from typing import Any, Self
 
 from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.records import TYPE_HEADER, IncomingRecord
-from streams.topics import TopicSpec
 from tests.broker.battery_kit import Worker
 from tests.broker.client_kit import read_topic
 

@@ -11,15 +11,15 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import LogConsumer
-from streams.clients.kafka_python import InitProducerIdRequest
-from streams.clients.kafka_python_client import KafkaPythonClient, raise_for
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.errors import StreamsError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.consumer import LogConsumer
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire.kafka_python import InitProducerIdRequest
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient, raise_for
+from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord
-from streams.topics import TopicSpec
 from tests.unit.waiting import wait_until
 
 PATIENCE = 60.0

@@ -16,8 +16,8 @@ import pytest
 from streams import EventSource
 from streams.broker import KafkaBroker
 from streams.cli import logging_setup, main
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress, OwnBroker
 from tests.broker.battery_kit import Bank, seed_of, wait_until
 from tests.broker.client_kit import Writer, writing

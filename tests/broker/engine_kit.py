@@ -15,15 +15,15 @@ import msgspec
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 
 from streams import EventSource, EventSourceConfig, IncomingRecord
-from streams.clients.admin import TopicAdmin, Watermarks
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
 from streams.metrics import Measurement
+from streams.model.topics import TopicSpec
 from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.dead_letters import PREFIX
-from streams.topics import TopicSpec
 from tests.unit.waiting import PATIENCE, until
 from tests.vocabulary import ADDED, INTS, TOTALS, Total, Totals, added, count, register, tell_total
 

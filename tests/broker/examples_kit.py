@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import Producer
 
 from streams import EventSource, IncomingRecord
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.events import event_type_of
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.battery_kit import PATIENCE, wait_until
 from tests.broker.client_kit import read_topic
 from tests.broker.kes_kit import ROOT, KesRun

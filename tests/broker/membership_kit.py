@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka import admin as _admin
 
-from streams.clients.kafka_python_settings import translate
-from streams.clients.librdkafka_connect import connect_librdkafka_group
-from streams.clients.membership import connect_group
-from streams.clients.settings import ClientSettings
 from streams.core.assignor import sticky_plan
-from streams.group import Assigned, Fatal, GroupEvent, Lost, Revoked
+from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
+from streams.kafka.group.membership import connect_group
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire.kafka_python_settings import translate
+from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked
 from tests.unit.waiting import PATIENCE, wait_until
 
 PARTITIONS = 10

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, Update, event_type
-from streams.clients.takeover import KafkaPythonTakeOver
 from streams.disk import SQLite
 from streams.errors import StreamsError
+from streams.kafka.questions.takeover import KafkaPythonTakeOver
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook

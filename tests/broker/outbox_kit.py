@@ -23,11 +23,11 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streams import Outbox, RelayConfig
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.outbox.positions import positions_name
 from streams.outbox.relay import apply
-from streams.topics import TopicSpec
 from tests.broker.battery_kit import start_program, wait_until
 from tests.broker.client_kit import read_topic
 

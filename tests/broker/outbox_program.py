@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from streams import Relay, RelayConfig
-from streams.clients.producing.blocking import BlockingSlot
+from streams.kafka.writing.blocking import BlockingSlot
 from streams.outbox.positions import ShardPositions
 from streams.outbox.postgres import PostgresSession
 

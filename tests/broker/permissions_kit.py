@@ -19,12 +19,12 @@ from confluent_kafka import TopicPartition
 
 from streams import DEAD_LETTER, AsyncJobScheduler, EventContext, EventProducer, EventSource, GlobalChangeLog
 from streams.broker import KafkaBroker
-from streams.clients.group_checks import GroupChecks
-from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.permissions import Right
-from streams.clients.status_board import StatusBoard
+from streams.kafka.group.status_board import StatusBoard
+from streams.kafka.permissions import Right
+from streams.kafka.questions.group_checks import GroupChecks
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.model.topics import commit_log_name, loop_name, visits_name
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
-from streams.topics import commit_log_name, loop_name, visits_name
 from tests.broker.client_kit import leave_hanging
 from tests.broker.engine_kit import Lab, Running, until
 from tests.broker.membership_kit import untyped as admin

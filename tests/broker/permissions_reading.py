@@ -10,8 +10,8 @@ from typing import Any
 from unittest.mock import patch
 
 from streams import EventSource, Journal, Table, View
-from streams.config_groups import QueryConfig
 from streams.queries import QueryServer, StateReader
+from streams.settings.groups import QueryConfig
 from tests.broker.engine_kit import Running
 from tests.broker.permissions_commands import SEEN
 from tests.broker.permissions_kit import (

@@ -25,13 +25,13 @@ import pytest
 
 from streams.codecs import int_codec
 from streams.errors import BrokerUnavailable
+from streams.model.topics import changelog_name
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.joined_rows import row_key
 from streams.sak.murmur2 import partition_of
 from streams.testing.faults import MOVE_POINTS, POINTS, FaultPlan
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import changelog_name
 from tests.broker import merged_program as program
 from tests.broker.battery_kit import Worker, let_pass, wait_until
 from tests.broker.bench_kit import Bench

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource
-from streams.clients.group_view import GroupQuestions
+from streams.kafka.questions.group_view import GroupQuestions
 from streams.runtime.ownership import blocked
 from tests.broker.engine_kit import Lab
 from tests.broker.gate import nightly

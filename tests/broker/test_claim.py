@@ -7,12 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.errors import RecordsRefused, TopicError, TransactionFailed
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.records import Output
 from streams.runtime.claim import Claim
-from streams.topics import TopicSpec
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource
-from streams.cli import letters, main
-from streams.cli.letters import MARK_KEY, LetterBox, Mark, resent
-from streams.clients.settings import ClientSettings
+from streams.cli import main
 from streams.errors import TransactionFailed
+from streams.kafka.settings import ClientSettings
+from streams.looks import letters
+from streams.looks.letters import MARK_KEY, LetterBox, Mark, resent
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.partition.dead_letters import dead_letter

@@ -11,15 +11,15 @@ import pytest
 
 from streams import EventSource, Record
 from streams.cli import checks, main
-from streams.clients.cluster_view import ClockView, ClusterQuestions
-from streams.clients.group_checks import GroupChecks
-from streams.clients.open_transactions import OpenTransactions
 from streams.errors import ConfigError
-from streams.group import OpenTransaction
+from streams.kafka.questions.cluster_view import ClockView, ClusterQuestions
+from streams.kafka.questions.group_checks import GroupChecks
+from streams.kafka.questions.open_transactions import OpenTransactions
+from streams.model.group import OpenTransaction
+from streams.model.topics import TopicSpec
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord
 from streams.sak import leaves
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.engine_kit import Lab, Running, producer_to, source_of
 from tests.unit.waiting import PATIENCE
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from streams.cli import logging_setup, main
-from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError
 from streams.journal import Journal, Replicated, SnapshotFolder
+from streams.kafka.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import rows, writing
 from tests.broker.test_replicated import Bank, Members, Moved, move

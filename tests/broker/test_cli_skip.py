@@ -13,9 +13,9 @@ import pytest
 
 from streams import EventSource
 from streams.cli import main
-from streams.clients.group_checks import GroupChecks
-from streams.clients.producing.blocking import BlockingSlot
 from streams.errors import EventFailure, OffsetError
+from streams.kafka.questions.group_checks import GroupChecks
+from streams.kafka.writing.blocking import BlockingSlot
 from streams.runtime.changelog import OFFSET_KEY
 from tests.broker.client_kit import writing
 from tests.broker.engine_kit import Lab, Running, facts, start_failure

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from streams.cli import main, scans
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.cli import main
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.looks import scans
+from streams.model.topics import TopicSpec
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.client_kit import Writer, writing
 from tests.broker.engine_kit import Lab, source_of
 from tests.broker.kes_kit import Kes

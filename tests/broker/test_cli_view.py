@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import PATIENCE, create, writing
 from tests.broker.gate import nightly

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from streams.broker import KafkaBroker
-from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import TAIL, LogConsumer
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
 from streams.runtime.reading.log_follower import Tail
 from tests.broker.client_kit import PATIENCE, Writer, create, rows, writing
@@ -35,7 +35,7 @@ def settings(broker: KafkaBroker) -> ClientSettings:
 def test_killed_and_restarted(
     broker: KafkaBroker, settings: ClientSettings, admin: TopicAdmin, caplog: pytest.LogCaptureFixture, request: Any
 ) -> None:
-    caplog.set_level(logging.INFO, logger="streams.clients.connection")
+    caplog.set_level(logging.INFO, logger="streams.kafka.connection")
     create(admin, "log", 2)
     heard: list[tuple[int, int, list[bytes | None], int, int]] = []
     failed: list[Exception] = []

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import TopicPartition
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.group_wire import metadata_of_no_member
-from streams.clients.reader import PartitionReader
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire.group_bytes import metadata_of_no_member
+from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord
 from streams.testing.faults import KafkaProxy, Rule
-from streams.topics import TopicSpec
 from tests.broker.client_kit import PATIENCE, Writer, create, numbers, rows, truncate, writing
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]

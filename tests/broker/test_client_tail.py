@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import INPUT, LOG_START, TAIL, LogConsumer, Profile
-from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError, TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.consumer import INPUT, LOG_START, TAIL, LogConsumer, Profile
+from streams.kafka.settings import ClientSettings
 from tests.broker.client_kit import PATIENCE, Received, Writer, create, numbers, rows, truncate, writing
 from tests.unit.waiting import wait_until
 

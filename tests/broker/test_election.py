@@ -13,12 +13,12 @@ import pytest
 
 from streams import Election, ElectionTerm, NotLeading
 from streams.broker.kafka_broker import KafkaBroker
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.election import ElectionEvent, LeaderAcquired, LeaderRevoked
 from streams.errors import ConfigError, TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.battery_kit import start_program, wait_until
 from tests.unit.waiting import until
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
 from tests.broker import bank
 from tests.broker.bank_ahead import KINDS
 from tests.broker.battery_kit import ENDLESS, QUICK, Bank, wait_until

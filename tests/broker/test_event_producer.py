@@ -14,10 +14,10 @@ import pytest
 
 from examples import web_service
 from streams import Delivery, EventProducer, NotDelivered, Record, TransactionRecords, to_record
-from streams.clients.admin import TopicAdmin
-from streams.clients.consumer import TAIL, LogConsumer
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, RegistrationError, Stopped, TransactionFailed
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
 from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import OwnBroker

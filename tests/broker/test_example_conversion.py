@@ -10,8 +10,8 @@ import pytest
 
 from examples import conversion, conversion_rates
 from examples.conversion import Booked, Paid, Rate
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
 from tests.broker.examples_kit import Make, example
 
 __all__ = ["example"]

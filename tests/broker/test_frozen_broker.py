@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streams.broker import KafkaCluster
-from streams.group import transactional_id
+from streams.model.group import transactional_id
 from tests.broker.battery_kit import ENDLESS, wait_until
 from tests.broker.wire_kit import set_transaction_version
 from tests.soak.kit import Watch, bank_on

@@ -12,9 +12,9 @@ import pytest
 
 from streams import SKIP, EventContext, EventSource, GlobalChangeLog, SourceState
 from streams.broker import KafkaBroker
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, DecodeError, OffsetError, StoreError, TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
 from streams.runtime.reading import log_reader
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import PATIENCE, Row, Writer, create, writing

@@ -17,12 +17,13 @@ import pytest
 
 from streams import EventSource, Outbox, Record, Relay, RelayConfig
 from streams.cli.main import main
-from streams.clients.admin import TopicAdmin
-from streams.clients.hanging_transactions import HangingTransactions
-from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, OffsetError
-from streams.group import HangingEnd
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.questions.hanging_transactions import HangingTransactions
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.model.group import HangingEnd
+from streams.model.topics import TopicSpec
 from streams.outbox import relay as relay_module
 from streams.outbox.positions import positions_name
 from streams.outbox.shard import ShardLoop
@@ -30,7 +31,6 @@ from streams.records import Output
 from streams.runtime.claim import Claim
 from streams.runtime.ownership import takeover
 from streams.testing.fixtures import OwnBroker
-from streams.topics import TopicSpec
 from tests.broker.client_kit import leave_hanging, read_topic
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
 from tests.broker.gate import gate

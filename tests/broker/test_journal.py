@@ -12,8 +12,6 @@ import msgspec
 import pytest
 
 from streams import NotLeading, event_type, upcaster
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.errors import (
     AppendConflict,
     ConfigError,
@@ -26,8 +24,10 @@ from streams.errors import (
 )
 from streams.journal import Journal, JournalCheckpoint, JournalEntry, JournalItem, JournalReader, SyncJournal, TermBegan
 from streams.journal.writer import TermWriter
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.client_kit import rows, truncate, writing
 from tests.broker.test_wire_producer import alter
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from streams.clients.group_wire import Metadata, parse_metadata
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
-from streams.group import Assigned, Lost, Revoked
+from streams.kafka.wire.group_bytes import Metadata, parse_metadata
+from streams.model.group import Assigned, Lost, Revoked
 from tests.broker.gate import gate
 from tests.broker.membership_kit import PARTITIONS, STEADY_MS, Desk, Transactor, set_broker_session, settled, until
 from tests.unit.waiting import stays

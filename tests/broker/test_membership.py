@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from streams.core.strategies import PlanSettings, assignor
 from streams.errors import MembershipFatal
-from streams.group import Assigned, Lost, Revoked
+from streams.model.group import Assigned, Lost, Revoked
 from streams.testing.fixtures import OwnBroker
 from tests.broker.membership_kit import PARTITIONS, SESSION_MS, Desk, Transactor, laid_desk, settled, until
 from tests.unit.waiting import stays

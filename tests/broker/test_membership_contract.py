@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streams.clients import group_wire
 from streams.errors import ConfigError, MembershipFatal
-from streams.group import Assigned, Lost, Revoked
+from streams.kafka.wire import group_bytes
+from streams.model.group import Assigned, Lost, Revoked
 from tests.broker.gate import gate, nightly
 from tests.broker.membership_kit import KINDS, PARTITIONS, SESSION_MS, Desk, Seat, Transactor, settled, until
 from tests.unit.waiting import stays
@@ -38,7 +38,7 @@ def test_alone_with_everything_and_only_the_published_metadata_is_taken(desk: De
 
     def forged(by: int = 0, member_id: str = "") -> bytes:
         snapshot = seat.membership.snapshot
-        return group_wire.group_metadata(desk.group, snapshot.generation + by, member_id or snapshot.member_id, None)
+        return group_bytes.group_metadata(desk.group, snapshot.generation + by, member_id or snapshot.member_id, None)
 
     assert forged() == seat.metadata
     assert transactor.commit(forged(+1)) == transactor.commit(forged(-1)) == "ILLEGAL_GENERATION"
@@ -258,7 +258,7 @@ def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk, se
         while not stop.is_set():
             seen = first.membership.snapshot
             valid = seen.generation >= 1
-            expected = group_wire.group_metadata(desk.group, seen.generation, seen.member_id, None) if valid else None
+            expected = group_bytes.group_metadata(desk.group, seen.generation, seen.member_id, None) if valid else None
             if seen.metadata != expected:
                 wrong.append(seen)
 

@@ -14,14 +14,14 @@ import pytest
 
 from streams import Outbox, Record, Relay, RelayConfig
 from streams.cli.main import main
-from streams.clients.admin import TopicAdmin
 from streams.core.outbox import RING
 from streams.errors import OffsetError, OutboxError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.model.topics import TopicSpec
 from streams.outbox.positions import positions_name
 from streams.outbox.purge import purge
 from streams.outbox.relay import apply
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.battery_kit import wait_until
 from tests.broker.gate import gate
 from tests.broker.outbox_kit import Ledger, PostgresServer, Standby

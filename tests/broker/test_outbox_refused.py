@@ -11,13 +11,13 @@ import pytest
 
 from streams import Outbox, Record, Relay
 from streams.cli.main import main
-from streams.clients.admin import TopicAdmin
 from streams.errors import OffsetError, OutboxError, TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.model.topics import TopicSpec
 from streams.outbox.positions import positions_name
 from streams.outbox.relay import apply
 from streams.outbox.shard import RelayEvent, RowParked
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.battery_kit import wait_until
 from tests.broker.client_kit import trim
 from tests.broker.outbox_kit import Ledger, PostgresServer

@@ -18,13 +18,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from streams import Outbox, Record, Relay, RelayConfig
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.outbox import relay as relay_module
 from streams.outbox.relay import apply
 from streams.outbox.shard import ShardAcquired, ShardReleased
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.battery_kit import let_pass, start_program, wait_until
 from tests.broker.client_kit import read_topic
 from tests.broker.outbox_kit import Ledger, PostgresServer

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.testing.faults import KafkaProxy, Rule
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.client_kit import read_topic
 from tests.broker.gate import gate
 

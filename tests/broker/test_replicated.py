@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from streams import event_type
-from streams.clients.settings import ClientSettings
 from streams.errors import NotLeading, OffsetError, RecordRefused, ReplicaFailed
 from streams.journal import Journal, JournalCheckpoint, JournalEntry, Replicated, SnapshotFolder
+from streams.kafka.settings import ClientSettings
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.battery_kit import let_pass
 from tests.broker.client_kit import truncate

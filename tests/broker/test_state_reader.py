@@ -22,14 +22,14 @@ from examples import query_service
 from streams import EventContext, EventProducer, EventSource, Table
 from streams.broker.probe import free_port, is_free
 from streams.codecs import int_codec
-from streams.config_groups import QueryConfig
 from streams.errors import ConfigError, NotCaughtUp, NotOwned, StoreError
 from streams.queries import QueryServer, StateReader
-from streams.queries.questions import PATH, Question, Reply
 from streams.queries.routing import Server
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, group_secret, ticket
 from streams.records import TopicPartition
+from streams.runtime.queries.questions import PATH, Question, Reply
 from streams.sak.murmur2 import partition_of
+from streams.settings.groups import QueryConfig
 from tests.broker.engine_kit import Lab, Running
 from tests.broker.kes_kit import ROOT, KesRun
 from tests.unit.private_kit import private

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.status_board import LONGEST, Note, StatusBoard, status_group
 from streams.errors import ConfigError
+from streams.kafka.group.status_board import LONGEST, Note, StatusBoard, status_group
+from streams.kafka.questions.admin import TopicAdmin
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import create
 

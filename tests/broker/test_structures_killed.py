@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.testing.fixtures import BrokerAddress
 from streams.testing.oracle import ReplayOracle
-from streams.topics import TopicSpec
 from tests.broker import clicks
 from tests.broker.battery_kit import BROKER_ENDS_SECONDS, Worker, let_pass, wait_until
 from tests.broker.gate import nightly

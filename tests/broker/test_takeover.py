@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, TopicError
+from streams.kafka.questions.takeover import KafkaPythonTakeOver
 from tests.broker.membership_kit import PARTITIONS, PATIENCE, Desk, Seat, Transactor, in_time, make_topic, until
 
 pytestmark = pytest.mark.broker

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from streams import EventProducer, EventSource
+from streams.model.tracing import carried
 from streams.observability import OpenTelemetryTraces
-from streams.tracing import carried
 from tests.broker.engine_kit import Lab, Running
 from tests.vocabulary import Added
 

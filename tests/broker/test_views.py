@@ -20,11 +20,11 @@ import pytest
 from examples import bank as example_bank
 from examples import view_service
 from streams import BlockingView, Delivery, EventProducer, Record, View, ViewState
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.disk.sqlite import SQLite
 from streams.errors import TopicError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
 from streams.testing.faults import FaultPlan
 from streams.testing.fixtures import BrokerAddress, OwnBroker

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource, Table, View
-from streams.config_groups import QueryConfig
 from streams.sak.murmur2 import partition_of
+from streams.settings.groups import QueryConfig
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.browser_kit import Watched, chromium, expect
 from tests.broker.engine_kit import Lab, Running

@@ -13,17 +13,17 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from streams.broker import KafkaBroker, KafkaCluster
 from streams.broker.probe import HOST
-from streams.clients.admin import TopicAdmin
-from streams.clients.group_wire import group_metadata
-from streams.clients.producing.broker_connection import connect
-from streams.clients.producing.messages import ADD_OFFSETS, END, PRODUCE, code_of, partition_codes, refused
-from streams.clients.producing.transactions import WireSlot
-from streams.clients.settings import ClientSettings
 from streams.errors import RecordsRefused, TransactionFailed
-from streams.group import Snapshot
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire.connection import connect
+from streams.kafka.wire.group_bytes import group_metadata
+from streams.kafka.wire.messages import ADD_OFFSETS, END, PRODUCE, code_of, partition_codes, refused
+from streams.kafka.writing.transactions import WireSlot
+from streams.model.group import Snapshot
+from streams.model.topics import TopicSpec
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, Headers, Output
 from streams.testing.fixtures import BrokerAddress
-from streams.topics import TopicSpec
 from tests.broker.wire_kit import (
     ANYBODY,
     committed,

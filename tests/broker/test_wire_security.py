@@ -12,9 +12,9 @@ import pytest
 from streams.broker import KafkaBroker, security
 from streams.broker.probe import HOST
 from streams.broker.security import MECHANISMS
-from streams.clients.settings import ClientSettings
 from streams.errors import TransactionFailed
-from streams.topics import TopicSpec
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from tests.broker.wire_kit import create, slot_at, transact
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]

@@ -10,18 +10,18 @@ from importlib import import_module
 from typing import Any
 
 from streams.broker.probe import HOST
-from streams.clients.admin import TopicAdmin
-from streams.clients.group_wire import metadata_of_no_member
-from streams.clients.producing.broker_connection import connect
-from streams.clients.producing.cluster import Cluster
-from streams.clients.producing.encoded_transaction import EncodedTransaction
-from streams.clients.producing.settings import ProducerSettings
-from streams.clients.producing.transactions import WireSlot
-from streams.clients.settings import ClientSettings
 from streams.errors import TopicError
-from streams.group import Snapshot
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.connection import connect
+from streams.kafka.wire.group_bytes import metadata_of_no_member
+from streams.kafka.wire.settings import ProducerSettings
+from streams.kafka.writing.encoded_transaction import EncodedTransaction
+from streams.kafka.writing.transactions import WireSlot
+from streams.model.group import Snapshot
+from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord, Output
-from streams.topics import TopicSpec
 from tests.broker.client_kit import read_topic
 
 ANYBODY = Snapshot(1, -1, "", metadata_of_no_member("group"))

@@ -5,7 +5,7 @@ partition is ended by the next marker of its producer there, whichever transacti
 version 2, so each has an epoch of its own (its serial here). Luck is where a transaction writes to, how it ends, and
 when a broker dies.
 
-``clients/producing/last_transaction.py`` and ``clients/hanging_transactions.py`` are the code. Not in it: a process
+``kafka/writing/last_transaction.py`` and ``kafka/questions/hanging_transactions.py`` are the code. Not in it: a process
 that dies and forgets its last transaction; version 1; compaction of the coordinators' log.
 """
 

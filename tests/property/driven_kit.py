@@ -27,11 +27,11 @@ from streams import (
     Table,
     event_type,
 )
-from streams.async_jobs import AsyncJobScheduler
-from streams.config_groups import PoolConfig
-from streams.job_settings import SchedulerConfig
 from streams.outcomes import DEAD_LETTER, ErrorResponse, Retry
 from streams.records import IncomingRecord
+from streams.settings.groups import PoolConfig
+from streams.settings.jobs import SchedulerConfig
+from streams.source.jobs import AsyncJobScheduler
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
 

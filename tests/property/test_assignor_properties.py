@@ -16,11 +16,11 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from streams.config_groups import STRATEGIES
 from streams.core.assignor import NEAR
 from streams.core.claims import read_claims
 from streams.core.strategies import PlanSettings, assignor
-from streams.group import Assignment, Copies, MemberReport, Order, Shelf
+from streams.model.group import Assignment, Copies, MemberReport, Order, Shelf
+from streams.settings.groups import STRATEGIES
 from tests.property.kit import seeded
 from tests.unit.group_kit import RECORDS, Group, Member
 

@@ -20,8 +20,8 @@ from streams import EventSourceConfig, StateConfig
 from streams.core.transaction import Cut
 from streams.records import Change, IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from tests.unit.kept_kit import IDENTITY, State, now_ms, reopened
 

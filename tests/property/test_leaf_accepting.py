@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.clients import accepting
+from streams.kafka.reading import accepting
 from tests.property.leaves_kit import needs_compiled, outcome, plain
 
 pytestmark = needs_compiled

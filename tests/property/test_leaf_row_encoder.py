@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streams.clients.producing import row_encoder
-from streams.clients.producing.placement import Placement
-from streams.clients.producing.record_batch import EncodedRecords, encode_headers
-from streams.clients.producing.rows import Rows, TopicRows
+from streams.kafka.wire.placement import Placement
+from streams.kafka.writing import row_encoder
+from streams.kafka.writing.record_batch import EncodedRecords, encode_headers
+from streams.kafka.writing.rows import Rows, TopicRows
 from streams.records import Change, Output
 from streams.sak.compiling import fields_of
 from tests.property.leaves_kit import needs_compiled, outcome, plain

@@ -21,6 +21,7 @@ from streams.core.router import Route
 from streams.core.transaction import Admitted
 from streams.errors import EventFailure, TopicError
 from streams.events import event_type_of
+from streams.model.topics import InputSpec
 from streams.outcomes import ErrorResponse, Retry
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.ownership.replica import Replica
@@ -30,7 +31,6 @@ from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.transactions.pool import MergingPool
 from streams.stores import HashEngine, Table
 from streams.stores.joined import Joined
-from streams.topics import InputSpec
 from tests.property.kit import seeded
 from tests.property.test_unit import LIMIT, Deed, Seen, World, act, deeds
 

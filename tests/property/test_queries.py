@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.clients.group_view import CLASSIC, GroupView, MemberView
 from streams.errors import ConfigError, StoreError
-from streams.group import Assignment
-from streams.queries.questions import ROWS_IN_A_TURN, Question, TurnRows, checked, read_of
+from streams.kafka.questions.group_view import CLASSIC, GroupView, MemberView
+from streams.model.group import Assignment
 from streams.queries.routing import Server, candidates, checked_address, servers_of
 from streams.queries.tickets import TicketRefused, check_seal, check_ticket, group_secret, seal, ticket
 from streams.records import TopicPartition
+from streams.runtime.queries.questions import ROWS_IN_A_TURN, Question, TurnRows, checked, read_of
 from streams.runtime.status import MemberStatus, note_of
 from streams.stores.table import Table
 from tests.unit.private_kit import private

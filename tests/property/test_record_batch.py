@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streams.clients.producing import messages
-from streams.clients.producing.compression import Compression, compression_of
-from streams.clients.producing.placement import Placement
-from streams.clients.producing.record_batch import EncodedRecords
-from streams.event_producer import TransactionRecords
+from streams.kafka.wire import messages
+from streams.kafka.wire.compression import Compression, compression_of
+from streams.kafka.wire.placement import Placement
+from streams.kafka.writing.record_batch import EncodedRecords
 from streams.records import Change, Output, Record, changelog_record
 from streams.sak.murmur2 import partition_of
+from streams.source.event_producer import TransactionRecords
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python's own

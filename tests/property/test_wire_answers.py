@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.clients.producing import messages
-from streams.clients.producing.broker_connection import BrokerConnection, LostConnection
-from streams.clients.producing.messages import MalformedAnswer, compact
+from streams.kafka.wire import messages
+from streams.kafka.wire.connection import BrokerConnection, LostConnection
+from streams.kafka.wire.messages import MalformedAnswer, compact
 
 ASKED = [("topic", 3)]
 DECODERS: list[Callable[[bytes], Any]] = [

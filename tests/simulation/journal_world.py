@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pytest
 
-from streams.clients.admin import Watermarks
 from streams.core.journal import LogOrder, Payload, SettledAppend, TermState
 from streams.errors import BrokerUnavailable, ConfigError, JournalError, NotLeading, TopicError, TransactionFailed
 from streams.journal import writer as module
 from streams.journal.writer import TermWriter
+from streams.kafka.questions.admin import Watermarks
 from streams.records import IncomingRecord, Output
 from tests.simulation.turns import Process, TurnWorld
 

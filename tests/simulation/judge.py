@@ -17,8 +17,8 @@ from streams.disk import SQLite
 from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
 from streams.events import event_type_of
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, TIMER_PREFIX, decode_offset, decode_timer
-from streams.runtime.keeping.entries import Damaged, decode_pieces
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders.entries import Damaged, decode_pieces
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.stores.framed import OWN
 from streams.testing.simulation.broker import Log, LogEntry
 

@@ -10,7 +10,7 @@ from streams.core import claims
 from streams.core.group_member import Holdings
 from streams.core.partition import PartitionState
 from streams.core.transaction import Cut
-from streams.group import Order
+from streams.model.group import Order
 from streams.runtime.changelog import RELEASE_KEY, ReleaseMarker
 from streams.runtime.engine import Engine
 from streams.runtime.ownership import takeover

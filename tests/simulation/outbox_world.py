@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from streams import RelayConfig
-from streams.clients.admin import Watermarks
 from streams.core.outbox import RowId
 from streams.errors import BrokerUnavailable, RecordsRefused, TransactionFailed
+from streams.kafka.questions.admin import Watermarks
 from streams.outbox import shard
 from streams.outbox.database import DatabaseLost, OutboxAbout, StashedRow
 from streams.records import Output, RefusedRecord

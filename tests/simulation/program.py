@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 
-from streams.async_jobs import AsyncJobScheduler
 from streams.codecs import codec_for
-from streams.config import EventSourceConfig
-from streams.config_groups import PoolConfig, StateConfig
 from streams.disk import SQLite
-from streams.event_source import EventSource
 from streams.events import event_type, event_type_of
-from streams.job_settings import SchedulerConfig
 from streams.outcomes import DEAD_LETTER, SKIP, ErrorResponse, ExecutionState, Retry
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.event_context import EventContext
+from streams.settings.config import EventSourceConfig
+from streams.settings.groups import PoolConfig, StateConfig
+from streams.settings.jobs import SchedulerConfig
+from streams.source.event_source import EventSource
+from streams.source.jobs import AsyncJobScheduler
 from streams.stores import Heap, Index, NamedTable, Stores, Table, Window, Windows
 from streams.stores.disk_table import DiskTable
 from streams.testing.simulation.virtual_time import elapse

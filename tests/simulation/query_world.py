@@ -14,9 +14,9 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from streams.errors import StreamsError
-from streams.queries.local import LocalQueries
-from streams.queries.points import PointRead
-from streams.queries.questions import Question, Reply
+from streams.runtime.queries.local import LocalQueries
+from streams.runtime.queries.points import PointRead
+from streams.runtime.queries.questions import Question, Reply
 from streams.testing import TestDriver
 from streams.testing.simulation.faults import Conditions
 from streams.testing.simulation.virtual_time import elapse

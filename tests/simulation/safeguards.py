@@ -14,7 +14,7 @@ from streams.core.partition import PartitionState
 from streams.core.policy import Failure
 from streams.core.timers import Timer, Timers
 from streams.core.transaction import Transaction
-from streams.group import Lost, Revoked, Snapshot
+from streams.model.group import Lost, Revoked, Snapshot
 from streams.records import Change, IncomingRecord
 from streams.runtime.async_work.job_stage import JobStage
 from streams.runtime.changelog import decode_timer

@@ -17,12 +17,12 @@ from streams.core.checkpoints import FolderMark
 from streams.core.transaction import Transaction
 from streams.metrics import TakeOverDone
 from streams.runtime.engine import Engine
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.entries import Point
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.entries import Point
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.keeping.on_disk import DatabaseFolder
-from streams.runtime.keeping.snapshots import SnapshotStore
+from streams.runtime.keeping.snapshots.bundles import SnapshotStore
 from streams.runtime.ownership.replica import Replica
 from tests.broker.gate import gate, nightly
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from streams.queries.copies import CopyReads
 from streams.runtime.looks import Looks
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Proof
+from streams.runtime.queries.copies import CopyReads
 
 from . import test_joins, test_loop, test_visits
 from .plans import plan_of

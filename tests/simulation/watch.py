@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from streams.group import Assignment, MemberReport
 from streams.metrics import BatchFailed, Measurement, OffsetMismatch, TransactionSettled
+from streams.model.group import Assignment, MemberReport
 from streams.runtime.changelog import ReleaseMarker
 from streams.testing.simulation.broker import LogEntry
 from streams.testing.simulation.virtual_time import elapse

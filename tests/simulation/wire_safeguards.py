@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from streams.clients.producing import answers
-from streams.clients.producing.answers import Meaning
-from streams.clients.producing.transactions import WireSlot
 from streams.core.transaction import Transaction, TransactionState
+from streams.kafka.wire import answers
+from streams.kafka.wire.answers import Meaning
+from streams.kafka.writing.transactions import WireSlot
 from streams.runtime.transactions.pool import TransactionPool
 
 from .safeguards import Patch, instead, left_out, missed, nothing

@@ -11,10 +11,10 @@ import zlib
 from typing import Any
 
 from streams.errors import MembershipFatal
-from streams.event_source import EventSource
 from streams.metrics import Measurement
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.system import Environment
+from streams.source.event_source import EventSource
 from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.clients import SimConnections, SimInput
 from streams.testing.simulation.faults import Faults

@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from streams.broker import KafkaCluster
-from streams.group import transactional_id
-from streams.topics import changelog_name
+from streams.model.group import transactional_id
+from streams.model.topics import changelog_name
 from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, Worker, seed_of, wait_until
 from tests.broker.releases import unpack

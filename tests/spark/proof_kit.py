@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 from confluent_kafka import Producer
 
-from streams.clients.admin import TopicAdmin
-from streams.clients.settings import ClientSettings
-from streams.topics import TopicSpec
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from tests.spark.log_kit import Log, until
 from tests.spark.proof_job import JobSpec
 from tests.spark.proof_points import Strike, environment, job_processes, signal_job

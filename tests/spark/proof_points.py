@@ -29,7 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from streams.clients.producing import forwarding
+from streams.kafka.writing import forwarding
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
 from streams.spark.writing import transaction
 

@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from streams import EventSource
-from streams.clients.admin import Watermarks
 from streams.events import event_type_of
+from streams.kafka.questions.admin import Watermarks
 from streams.metrics import Measurement
+from streams.model.topics import TopicSpec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord
-from streams.topics import TopicSpec
 from tests.broker.engine_kit import Lab, Running
 from tests.spark.replay_sources import PARTITIONS, Closed, Failing, Heavy, Moved, Slow, bank
 

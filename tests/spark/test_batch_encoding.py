@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streams.clients.producing.made_batch import MadeBatch
 from streams.errors import ConfigError, RecordRefused
+from streams.kafka.writing.made_batch import MadeBatch
 from streams.sak.murmur2 import murmur2, partition_of
 from streams.spark.reading import record_batches
 from streams.spark.replaying import replay_task

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 import streams.spark as kes_spark
 from streams import EventSource
-from streams.clients.group_checks import GroupChecks
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, OffsetError, TopicError
+from streams.kafka.questions.group_checks import GroupChecks
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from tests.broker.engine_kit import Lab, Running

@@ -10,11 +10,11 @@ import time
 import pytest
 
 from streams.broker import KafkaBroker, KafkaCluster
-from streams.clients.settings import ClientSettings
 from streams.errors import ConfigError, StreamsError
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.spark.writing.transaction import write_once
 from streams.spark.writing.write_options import stream_write_options
-from streams.topics import TopicSpec
 from tests.broker.test_wire_security import mutual, sasl
 from tests.broker.wire_kit import create, set_transaction_version
 from tests.spark.log_kit import Log

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from streams.clients.producing.forwarding import settings_of
 from streams.errors import ConfigError
+from streams.kafka.writing.forwarding import settings_of
 from streams.spark.kafka import client
 from streams.spark.options import TokenCallback, addressed, agreed, checked, kafka_settings
 from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options

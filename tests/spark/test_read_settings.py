@@ -12,16 +12,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 import streams.spark as kes_spark
-from streams.clients.consumer import reading_failed
-from streams.clients.translate import (
-    BLOCKED,
-    FENCED,
-    NO_SUCH_TOPIC,
-    NOT_AUTHORIZED,
-    READING_ENDS,
-    REFUSED,
-    request_failed,
-)
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -32,6 +22,16 @@ from streams.errors import (
     TransactionFailed,
 )
 from streams.events import event_type
+from streams.kafka.reading.consumer import reading_failed
+from streams.kafka.translate import (
+    BLOCKED,
+    FENCED,
+    NO_SUCH_TOPIC,
+    NOT_AUTHORIZED,
+    READING_ENDS,
+    REFUSED,
+    request_failed,
+)
 from streams.records import TopicPartition
 from streams.spark.kafka import client, translated
 from streams.spark.reading import reader, topic_logs

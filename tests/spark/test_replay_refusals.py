@@ -22,8 +22,8 @@ from streams import (
     EventSourceConfig,
     Table,
 )
-from streams.clients.producing.forwarding import settings_of
 from streams.errors import ConfigError, EventFailure, StreamsError
+from streams.kafka.writing.forwarding import settings_of
 from streams.spark.kafka import client
 from streams.spark.replaying import bootstrapping, replay_task
 from tests.spark import tokens

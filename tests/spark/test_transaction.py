@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streams.clients.producing import forwarding
-from streams.clients.producing.forwarding import BatchForwarder
-from streams.clients.producing.made_batch import MadeBatch
 from streams.errors import ConfigError, RecordRefused, StreamsError, TopicError, TransactionFailed
+from streams.kafka.writing import forwarding
+from streams.kafka.writing.forwarding import BatchForwarder
+from streams.kafka.writing.made_batch import MadeBatch
 from streams.sak.murmur2 import partition_of
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.markers import BatchRequest

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka import KafkaError
 
-from streams.clients.producing import forwarding, messages
-from streams.clients.producing.made_batch import MadeBatch
 from streams.errors import BrokerUnavailable, ConfigError
+from streams.kafka.wire import messages
+from streams.kafka.writing import forwarding
+from streams.kafka.writing.made_batch import MadeBatch
 from streams.spark.writing.transaction import write_once
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log

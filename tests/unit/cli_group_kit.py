@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.cli import group, group_tables
-from streams.cli.group_live import LiveMember
-from streams.cli.group_tables import Picture
-from streams.clients import group_wire
-from streams.clients.admin import Watermarks
-from streams.clients.group_view import GroupView, classic_view
-from streams.clients.lags import PartitionLag
-from streams.clients.status_board import Note
-from streams.group import Assignment, Copies, MemberReport
+from streams.cli import group
+from streams.kafka.group.status_board import Note
+from streams.kafka.questions.admin import Watermarks
+from streams.kafka.questions.group_view import GroupView, classic_view
+from streams.kafka.questions.lags import PartitionLag
+from streams.kafka.wire import group_bytes
+from streams.looks import group_tables
+from streams.looks.group_live import LiveMember
+from streams.looks.group_tables import Picture
+from streams.model.group import Assignment, Copies, MemberReport
 from streams.runtime.status import MemberStatus
 from streams.statistics import CopyStatistics, MoveStatistics
 
@@ -38,7 +39,7 @@ def entry(name: str, said: bytes = b"", answered: bytes = b"", **fields: Any) ->
 def ours(name: str, assignment: Assignment, **report: Any) -> SimpleNamespace:
     """A member of ours, on the topic ``orders``."""
     said = MemberReport(instance=name, sequence=int(BEGAN * 1e6) + 3, **report)
-    return entry(name, group_wire.encode_report("orders", said), group_wire.encode_assignment("orders", assignment))
+    return entry(name, group_bytes.encode_report("orders", said), group_bytes.encode_assignment("orders", assignment))
 
 
 def described(*members: SimpleNamespace, state: str = "Stable", protocol: str = "kes-incremental-2") -> SimpleNamespace:

@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 60.0
 DUMMY = '''
 import json, os, signal, sys, threading, time
 from types import SimpleNamespace
-from streams.config_groups import GroupConfig
+from streams.settings.groups import GroupConfig
 from streams.errors import BrokerUnavailable, ConfigError, DecodeError, EventFailure, TopicError
 from streams.statistics import SourceState
 

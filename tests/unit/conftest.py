@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.runtime.keeping import folder as folder_module
+from streams.runtime.keeping.folders import folder as folder_module
 from tests.unit.cli_kit import Kes, kes_with
 from tests.unit.kept_engine_kit import Kept
 from tests.unit.runtime_kit import Bench

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from streams import Change, GlobalChangeLog
-from streams.clients.admin import TopicDescription, Watermarks
-from streams.clients.consumer import LOG_START
 from streams.errors import BrokerUnavailable
+from streams.kafka.questions.admin import TopicDescription, Watermarks
+from streams.kafka.reading.consumer import LOG_START
 from streams.records import Headers, IncomingRecord, PolledPartition
 from streams.runtime.bridge import Worker
 from streams.runtime.reading.log_follower import Tail

@@ -14,7 +14,7 @@ from functools import partial
 from msgspec import UNSET
 
 from streams.core.group_member import Holdings
-from streams.group import Assignment, Assignor, Copies, MemberReport, Order, Shelf
+from streams.model.group import Assignment, Assignor, Copies, MemberReport, Order, Shelf
 
 RECORDS = 100
 """What has to be restored of a new copy."""

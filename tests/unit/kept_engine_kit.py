@@ -11,8 +11,8 @@ from typing import Any
 from streams import Change, EventContext, SimpleStore, StateConfig, Table, TopicPartition
 from streams.disk import RocksDB, SQLite
 from streams.metrics import TakeOverDone
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.stores import Index, NamedTable, Stores
 from tests.unit.runtime_kit import CHANGELOG, TOPIC, Bench, Named

@@ -15,8 +15,8 @@ import pytest
 
 from streams.core.checkpoints import LogIdentity
 from streams.records import Change
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.folder import StateFolder
 
 IDENTITY = LogIdentity("cluster", "g.in.changelog", "topic-id", 0, "Table(StrCodec, IntCodec)")
 DAY_MS = 86_400_000

@@ -11,9 +11,9 @@ from typing import Any
 
 from confluent_kafka import TopicPartition
 
-from streams.clients.librdkafka_group import Roster
-from streams.clients.librdkafka_membership import LibrdkafkaMembership
-from streams.group import Assigned, GroupEvent, Revoked
+from streams.kafka.group.librdkafka_group import Roster
+from streams.kafka.group.librdkafka_membership import LibrdkafkaMembership
+from streams.model.group import Assigned, GroupEvent, Revoked
 from tests.unit.waiting import PATIENCE, wait_until
 
 GROUP, TOPIC = "group", "topic"

@@ -14,14 +14,14 @@ import msgspec
 from streams import EventSource, EventSourceConfig, event_type
 from streams.errors import OffsetError
 from streams.events import event_type_of
-from streams.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
-from streams.handlers import Handler
+from streams.model.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
+from streams.model.topics import TopicIdentity
 from streams.records import Change, Headers, IncomingRecord, Output, PolledPartition, changelog_record
 from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.reading.poller import Poller
-from streams.topics import TopicIdentity
+from streams.source.registering import Handler
 from tests.unit.waiting import PATIENCE, until
 from tests.vocabulary import TOTALS
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from streams.clients.group_wire import group_metadata
-from streams.clients.producing.cluster import Cluster
-from streams.clients.producing.encoded_transaction import EncodedTransaction
-from streams.clients.producing.settings import ProducerSettings
-from streams.clients.producing.transactions import WireSlot
-from streams.group import Snapshot
+from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.group_bytes import group_metadata
+from streams.kafka.wire.settings import ProducerSettings
+from streams.kafka.writing.encoded_transaction import EncodedTransaction
+from streams.kafka.writing.transactions import WireSlot
+from streams.model.group import Snapshot
 from streams.records import Output
 
 with warnings.catch_warnings():

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from streams.clients.consumer import LogConsumer, Profile
-from streams.clients.settings import ClientSettings
+from streams.kafka.reading.consumer import LogConsumer, Profile
+from streams.kafka.settings import ClientSettings
 from streams.records import PolledPartition
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
@@ -76,8 +76,8 @@ class Reading:
             return SimpleNamespace(list_offsets=self.script.list_offsets, poll=lambda _: 0)
 
         # A real one tells of its own troubles.
-        monkeypatch.setattr("streams.clients.consumer.build", lambda *_: self.script)
-        monkeypatch.setattr("streams.clients.consumer.AdminClient", admin)
+        monkeypatch.setattr("streams.kafka.reading.consumer.build", lambda *_: self.script)
+        monkeypatch.setattr("streams.kafka.reading.consumer.AdminClient", admin)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.consumer = LogConsumer(ClientSettings("127.0.0.1:1"), "t", profile)
 

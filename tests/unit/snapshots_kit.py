@@ -9,8 +9,8 @@ from typing import Any
 
 from streams.core.manifests import Manifest, decode_manifest
 from streams.disk.blobs import Blobs, open_blobs
-from streams.runtime.keeping.folder import StateFolder
-from streams.runtime.keeping.snapshots import SavedSnapshot, SnapshotStore
+from streams.runtime.keeping.folders.folder import StateFolder
+from streams.runtime.keeping.snapshots.bundles import SavedSnapshot, SnapshotStore
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.kept_kit import DAY_MS, IDENTITY, State, now_ms, put, reopened
 from tests.unit.runtime_kit import CHANGELOG, Bench

@@ -27,12 +27,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streams.config_groups import STRATEGIES
 from streams.core.assignor import Room, sticky_plan
 from streams.core.claims import Move, read_claims
 from streams.core.incremental import place_standbys
 from streams.core.strategies import PlanSettings, assignor
-from streams.group import Assignment, Copies, MemberReport, Order
+from streams.model.group import Assignment, Copies, MemberReport, Order
+from streams.settings.groups import STRATEGIES
 from tests.unit.group_kit import Group, Member
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "assignor").glob("*.txt"))

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from streams import EventContext
-from streams.async_jobs import AsyncJobScheduler
 from streams.core.policy import Failure
 from streams.events import event_type_of
-from streams.job_settings import SchedulerConfig
 from streams.records import IncomingRecord
 from streams.runtime.replay import Completed, PartitionReplay, Program
+from streams.settings.jobs import SchedulerConfig
+from streams.source.jobs import AsyncJobScheduler
 from tests.unit.async_kit import new_source
 from tests.unit.runtime_kit import Named
 from tests.vocabulary import Added, Ring

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from streams.clients.producing.blocking import Transactions
-from streams.clients.settings import ClientSettings
 from streams.errors import RecordRefused, TransactionFailed
+from streams.kafka.settings import ClientSettings
+from streams.kafka.writing.blocking import Transactions
 from streams.records import Output
 from tests.unit.scripted_broker import GONE, MUTE, PARTITIONS, ScriptedBroker, named, output
 from tests.unit.waiting import only_new_garbage, threads_since, wait_until

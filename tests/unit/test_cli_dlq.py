@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.cli import dlq
-from streams.cli.letter_tables import described, summary_of, whole
-from streams.cli.letters import Letter, Mark, Settled, resent
-from streams.cli.records import Decoder, checked_place, one_line, plain, plain_bytes
-from streams.cli.transaction import transaction
 from streams.errors import OffsetError
+from streams.looks.letter_tables import described, summary_of, whole
+from streams.looks.letters import Letter, Mark, Settled, resent
+from streams.looks.records import Decoder, checked_place, one_line, plain, plain_bytes
+from streams.looks.transaction import transaction
 from streams.records import Headers, IncomingRecord
 from streams.sak.harmless import harmless
 from tests.unit.cli_kit import Kes, preset, source_of
@@ -108,7 +108,7 @@ def test_the_first_origin_stays() -> None:
     ],
 )
 def test_a_mark_of_another_program_is_an_error(value: bytes | None, error: str) -> None:
-    from streams.cli.letters import _settled_by
+    from streams.looks.letters import _settled_by
 
     with pytest.raises(OffsetError, match=error):
         _settled_by(IncomingRecord("dlq", 1, 7, b"", value, None))

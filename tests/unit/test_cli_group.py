@@ -15,12 +15,13 @@ from unittest.mock import ANY
 import pytest
 from rich.console import Console
 
-from streams.cli import cluster, group, group_tables
-from streams.cli.group_tables import Picture, facts, partition_rows
-from streams.clients import group_wire
-from streams.clients.group_view import GroupQuestions, GroupView, MemberView, broker_view, classic_view
+from streams.cli import group
 from streams.errors import BrokerUnavailable, TopicError
-from streams.group import Assignment, Copies, MemberReport, Shelf
+from streams.kafka.questions.group_view import GroupQuestions, GroupView, MemberView, broker_view, classic_view
+from streams.kafka.wire import group_bytes
+from streams.looks import cluster, group_tables
+from streams.looks.group_tables import Picture, facts, partition_rows
+from streams.model.group import Assignment, Copies, MemberReport, Shelf
 from tests.unit.cli_group_kit import (
     Cluster,
     described,
@@ -43,8 +44,8 @@ __all__ = ["moving"]  # the fixture
 
 
 def test_a_foreign_consumer_is_shown_as_far_as_kafka_tells() -> None:
-    said = group_wire.encode_report("orders", MemberReport(instance="x"))  # Kafka's part is all that is read of it
-    answered = group_wire.encode_assignment("orders", Assignment(own=frozenset({4, 5})))
+    said = group_bytes.encode_report("orders", MemberReport(instance="x"))  # Kafka's part is all that is read of it
+    answered = group_bytes.encode_assignment("orders", Assignment(own=frozenset({4, 5})))
     view = classic_view("shop", described(entry("consumer-1", said, answered), protocol="range"))
     assert view.members[0].owned == {"orders": {4, 5}}
     assert view.members[0].assignment is None
@@ -72,7 +73,7 @@ def test_words_that_are_not_understood_are_a_problem_of_that_member_only() -> No
     seed = int(os.environ.get("SEED") or time.time_ns() % 1_000_000)
     print(f"SEED={seed}")
     rng = random.Random(seed)
-    whole = group_wire.encode_report("orders", MemberReport(instance="x", owned=frozenset({1, 2})))
+    whole = group_bytes.encode_report("orders", MemberReport(instance="x", owned=frozenset({1, 2})))
     garbage = [b"\xff", b"\x00\x03", b"\x00" * 40, bytes(range(200))]
     told = [(each, each, True) for each in garbage]
     for _ in range(150):

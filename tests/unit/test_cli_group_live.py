@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.cli import group_tables
-from streams.cli.group_live import decoded, live_status
-from streams.cli.group_tables import Picture, partition_rows
-from streams.clients.group_view import GroupView, classic_view
-from streams.clients.status_board import LONGEST, Note
-from streams.config_groups import QueryConfig
 from streams.errors import BrokerUnavailable
-from streams.group import Assigned, Assignment, Snapshot
+from streams.kafka.group.status_board import LONGEST, Note
+from streams.kafka.questions.group_view import GroupView, classic_view
+from streams.looks import group_tables
+from streams.looks.group_live import decoded, live_status
+from streams.looks.group_tables import Picture, partition_rows
+from streams.model.group import Assigned, Assignment, Snapshot
 from streams.runtime.status import REBALANCES, Status
+from streams.settings.groups import QueryConfig
 from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics
 from tests.unit.cli_group_kit import BEGAN, Cluster, described, entry, id_of, moving, row_of, status, text_of, told
 

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from streams.cli import lag
 from streams.cli.lag import Pace, Speed
-from streams.clients.admin import Watermarks
-from streams.clients.lags import PartitionLag, Tails, standing
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, TopicError
+from streams.kafka.questions.admin import Watermarks
+from streams.kafka.questions.lags import PartitionLag, Tails, standing
+from streams.kafka.settings import ClientSettings
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
 
 __all__ = ["admin"]  # the fixture
@@ -212,7 +212,7 @@ def test_where_nothing_but_markers_is_left_the_lag_is_0(monkeypatch: pytest.Monk
         def close(self) -> None:
             read.clear()
 
-    monkeypatch.setattr("streams.clients.lags.PartitionReader", Reader)
+    monkeypatch.setattr("streams.kafka.questions.lags.PartitionReader", Reader)
     tails = Tails(ClientSettings("nowhere:1"))
     marks = {number: Watermarks(0, 100, 100) for number in range(5)} | {5: Watermarks(0, 98, 100)}
     found = standing({0: 99, 1: 98, 2: 100, 3: 50, 5: 99}, marks)

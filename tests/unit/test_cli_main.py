@@ -17,10 +17,11 @@ import pytest
 import typer
 from rich.text import Text
 
-from streams.cli import cluster, console, main
-from streams.cli.console import as_json
+from streams.cli import main
 from streams.cli.failures import escape_unknown_characters
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
+from streams.looks import cluster, console
+from streams.looks.console import as_json
 from tests.unit.cli_kit import Kes
 
 

@@ -21,10 +21,10 @@ import pytest
 from streams import EventSource, EventSourceConfig, NamedTable, Stores
 from streams.cli import state_files, state_sources, state_writing
 from streams.runtime.changelog import JOIN_PREFIX
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping import snapshotting
-from streams.runtime.keeping.folder import StateFolder, read_mark
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.folder import StateFolder, read_mark
 from streams.runtime.keeping.on_disk import DatabaseFolder
+from streams.runtime.keeping.snapshots import snapshotting
 from streams.runtime.partition.joined_rows import row_key
 from tests.unit.cli_kit import Answer, Kes
 from tests.unit.kept_engine_kit import STORES, Kept

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from streams import Table
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping import shelf
-from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import StateFolder, read_mark
-from streams.runtime.keeping.shelf import read_state
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders import shelf
+from streams.runtime.keeping.folders.entries import Damaged
+from streams.runtime.keeping.folders.folder import StateFolder, read_mark
+from streams.runtime.keeping.folders.shelf import read_state
 from tests.unit.cli_kit import Kes
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.kept_kit import IDENTITY, now_ms, put

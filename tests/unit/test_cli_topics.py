@@ -9,7 +9,7 @@ import pytest
 
 from streams import EventSource, EventSourceConfig
 from streams.cli import topics
-from streams.clients.group_view import MemberView
+from streams.kafka.questions.group_view import MemberView
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of, spec
 
 __all__ = ["admin"]  # the fixture

@@ -10,7 +10,7 @@ import pytest
 
 from streams.cli import transactions
 from streams.errors import OffsetError
-from streams.group import HangingEnd, ListedTransaction, OpenTransaction
+from streams.model.group import HangingEnd, ListedTransaction, OpenTransaction
 from tests.unit.cli_kit import FakeCluster, Kes, admin, spec
 
 __all__ = ["admin"]  # the fixture

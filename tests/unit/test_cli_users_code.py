@@ -12,15 +12,15 @@ import pytest
 import typer
 
 from streams.cli import verify
-from streams.cli.source_name import checked_name
-from streams.clients.admin import TopicAdmin, Watermarks
-from streams.clients.reader import PartitionReader
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError
-from streams.loading import load
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.reading.reader import PartitionReader
+from streams.looks.source_name import checked_name
+from streams.model.loading import load
+from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord
 from streams.sak.murmur2 import partition_of
-from streams.topics import TopicSpec
+from streams.settings.config import EventSourceConfig
 from tests.unit.cli_kit import Kes
 
 EVENTS = """

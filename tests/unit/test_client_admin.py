@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from streams import EventSourceConfig
-from streams.clients.admin import TopicAdmin, TopicDescription, _gather, differences
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, TopicError
+from streams.kafka.questions.admin import TopicAdmin, TopicDescription, _gather, differences
+from streams.kafka.settings import ClientSettings
+from streams.model.topics import TopicSpec
 from streams.runtime import source_topics
 from streams.runtime.bridge import Worker
-from streams.topics import TopicSpec
 from tests.unit.waiting import wait_until
 
 SPEC = TopicSpec(name="t", partitions=10, replication_factor=3, configs={"cleanup.policy": "compact"})

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.clients import received as received_module
-from streams.clients.consumer import INPUT, LOG_START, TAIL, LogConsumer
-from streams.clients.received import received
-from streams.clients.settings import ClientSettings
 from streams.errors import OffsetError, TopicError
+from streams.kafka.reading import received as received_module
+from streams.kafka.reading.consumer import INPUT, LOG_START, TAIL, LogConsumer
+from streams.kafka.reading.received import received
+from streams.kafka.settings import ClientSettings
 from tests.unit.scripted_consumer import DOWN, Reading, end, failure, record
 
 SILENCE = INPUT.silence_seconds
@@ -126,7 +126,7 @@ def test_failures_of_before_the_answer_are_not_told_as_another_outage(
     reading: Reading, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The end is asked for past the queue that failures come by."""
-    caplog.set_level(logging.INFO, logger="streams.clients.connection")
+    caplog.set_level(logging.INFO, logger="streams.kafka.connection")
     queued = [DOWN] * 2
 
     def poll(_timeout: float) -> None:
@@ -376,7 +376,7 @@ def test_overrides_of_the_user_win_over_the_bounds(monkeypatch: pytest.MonkeyPat
     seen: dict[str, object] = {}
     settings = ClientSettings("127.0.0.1:1", {"queued.max.messages.kbytes": 1234})
     with monkeypatch.context() as patch:
-        patch.setattr("streams.clients.consumer.build", lambda _factory, config, _connection: seen.update(config))
+        patch.setattr("streams.kafka.reading.consumer.build", lambda _factory, config, _connection: seen.update(config))
         LogConsumer(settings, "t", TAIL)
     assert seen["queued.max.messages.kbytes"] == 1234
     assert seen["fetch.max.bytes"] == 8 * 1024 * 1024

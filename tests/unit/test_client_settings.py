@@ -7,11 +7,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
-from streams.clients.connection import ConnectionLog
-from streams.clients.producing.settings import ProducerSettings
-from streams.clients.settings import RESERVED, ClientSettings, build
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError
+from streams.kafka.connection import ConnectionLog
+from streams.kafka.settings import RESERVED, ClientSettings, build
+from streams.kafka.wire.settings import ProducerSettings
+from streams.settings.config import EventSourceConfig
 
 NOBODY = "127.0.0.1:1"
 

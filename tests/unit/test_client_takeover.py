@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from streams.clients import questions, takeover
-from streams.clients.kafka_python import errors
-from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.takeover import KafkaPythonTakeOver
 from streams.errors import BrokerUnavailable, ConfigError
+from streams.kafka.questions import asking as questions
+from streams.kafka.questions import takeover
+from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.wire.kafka_python import errors
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -7,7 +7,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 import streams
-from streams.clients.translate import (
+from streams.errors import BrokerUnavailable, ConfigError, TopicError
+from streams.kafka.translate import (
     BAD_OFFSET,
     BLOCKED,
     FENCED,
@@ -19,7 +20,6 @@ from streams.clients.translate import (
     error_of,
     request_failed,
 )
-from streams.errors import BrokerUnavailable, ConfigError, TopicError
 
 STREAMS = Path(streams.__file__).parent
 E = KafkaError

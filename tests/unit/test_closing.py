@@ -15,12 +15,12 @@ import anyio.lowlevel
 import pytest
 
 from streams import AsyncJobScheduler, EventContext
-from streams.clients import membership as membership_module
-from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.membership import connect_group
-from streams.clients.takeover import KafkaPythonTakeOver
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
+from streams.kafka.group import membership as membership_module
+from streams.kafka.group.membership import connect_group
+from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 from streams.runtime import engine as lifecycle
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.takeover import TakeOvers

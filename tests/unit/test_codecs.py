@@ -26,9 +26,9 @@ from streams.codecs import (
 )
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.events import event_type, event_type_of
+from streams.model.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TopicPartition
-from streams.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.stores.simple import SimpleStore
 from streams.stores.table import Table
 

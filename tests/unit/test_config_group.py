@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from streams import EventSourceConfig, GroupConfig, QueueConfig, TimeoutConfig
-from streams.config_groups import GROUPS
 from streams.errors import ConfigError
+from streams.settings.groups import GROUPS
 
 
 def config(**settings: Any) -> EventSourceConfig:

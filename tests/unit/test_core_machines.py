@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from streams.config_groups import PoolConfig
 from streams.core import batching, journal, partition, transaction
 from streams.core.batching import Seal, decide, is_full
 from streams.core.journal import MemberState, TermState
 from streams.core.partition import PartitionState
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
+from streams.settings.groups import PoolConfig
 
 P, T, M, L = PartitionState, TransactionState, MemberState, TermState
 

@@ -21,11 +21,11 @@ from streams import disk
 from streams.disk.blobs import open_blobs
 from streams.protocols import DiskDatabase
 from streams.records import Change
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.entries import Point
-from streams.runtime.keeping.folder import StateFolder, no_step
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.entries import Point
+from streams.runtime.keeping.folders.folder import StateFolder, no_step
 from streams.runtime.keeping.on_disk import DatabaseFolder
-from streams.runtime.keeping.snapshots import SnapshotStore
+from streams.runtime.keeping.snapshots.bundles import SnapshotStore
 from streams.testing.engine_suite import MEMORY_BYTES, scan_all
 from tests.broker.gate import gate
 from tests.unit.kept_kit import DAY_MS, IDENTITY, State, contents, now_ms, put

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.clients.producing import answers, forwarding
-from streams.clients.producing.answers import Meaning
-from streams.clients.producing.forwarding import BatchForwarder
-from streams.clients.producing.made_batch import MadeBatch
-from streams.clients.producing.record_batch import BATCH_HEAD
-from streams.clients.producing.rows import Rows
 from streams.errors import TransactionFailed
+from streams.kafka.wire import answers
+from streams.kafka.wire.answers import Meaning
+from streams.kafka.writing import forwarding
+from streams.kafka.writing.forwarding import BatchForwarder
+from streams.kafka.writing.made_batch import MadeBatch
+from streams.kafka.writing.record_batch import BATCH_HEAD
+from streams.kafka.writing.rows import Rows
 from tests.unit.scripted_broker import GARBAGE, GONE, MUTE, SHORT, TORN, TWICE, WEB, ScriptedBroker, named
 
 with warnings.catch_warnings():

@@ -14,8 +14,8 @@ from streams import GlobalTable, IncomingRecord, event_type, upcaster
 from streams.codecs import MsgpackCodec, int_codec
 from streams.errors import DecodeError, StoreError
 from streams.events import event_type_of
-from streams.global_table import make_table
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
+from streams.views.global_table import make_table
 
 SECONDS = 30.0
 

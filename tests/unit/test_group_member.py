@@ -9,7 +9,7 @@ import re
 import pytest
 
 from streams.core.group_member import GracePeriod, GroupMember, Holdings
-from streams.group import THIS_GENERATION, Assignment, Copies, Lost, Order
+from streams.model.group import THIS_GENERATION, Assignment, Copies, Lost, Order
 
 
 def plan(text: str) -> Assignment:

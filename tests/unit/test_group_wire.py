@@ -9,10 +9,10 @@ import random
 import msgspec
 import pytest
 
-from streams.clients import group_wire
-from streams.clients.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.errors import ConfigError
-from streams.group import (
+from streams.kafka.wire import group_bytes
+from streams.kafka.wire.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from streams.model.group import (
     Assignment,
     Copies,
     MemberReport,
@@ -52,38 +52,38 @@ ASSIGNMENT = Assignment(
 
 
 def test_group_metadata_is_what_librdkafka_reads() -> None:
-    assert group_wire.group_metadata("g", 5, "m", None) == b"CGMDv2:\x05\x00\x00\x00g\x00m\x00\x01"
-    assert group_wire.group_metadata("g", 258, "m", "i") == b"CGMDv2:\x02\x01\x00\x00g\x00m\x00\x00i\x00"
-    assert group_wire.metadata_of_no_member("g") == b"CGMDv2:\xff\xff\xff\xffg\x00\x00\x01"
+    assert group_bytes.group_metadata("g", 5, "m", None) == b"CGMDv2:\x05\x00\x00\x00g\x00m\x00\x01"
+    assert group_bytes.group_metadata("g", 258, "m", "i") == b"CGMDv2:\x02\x01\x00\x00g\x00m\x00\x00i\x00"
+    assert group_bytes.metadata_of_no_member("g") == b"CGMDv2:\xff\xff\xff\xffg\x00\x00\x01"
 
 
 @pytest.mark.parametrize("wrong", [("", 3, "m"), ("g", -1, "m"), ("g", 3, ""), ("g", 3, "mü"), ("g", 3, "m\0")])
 def test_metadata_that_the_broker_would_not_fence_cannot_be_built(wrong: tuple[str, int, str]) -> None:
     for arguments in ((*wrong, None), ("g", 3, "m", "")):
         with pytest.raises(ValueError, match=r"not a member|printable ASCII"):
-            group_wire.group_metadata(*arguments)
+            group_bytes.group_metadata(*arguments)
 
 
 def decoded(assignment: Assignment, partitions: int = 10, member: str = "me") -> Assignment:
-    return group_wire.decode_assignment(group_wire.encode_assignment("topic", assignment), partitions, member)
+    return group_bytes.decode_assignment(group_bytes.encode_assignment("topic", assignment), partitions, member)
 
 
 def test_reports_and_assignments_survive_the_way() -> None:
-    data = group_wire.encode_report("topic", REPORT)
-    assert group_wire.decode_report("topic", "id", data) == (REPORT, None)
+    data = group_bytes.encode_report("topic", REPORT)
+    assert group_bytes.decode_report("topic", "id", data) == (REPORT, None)
     later = {**msgspec.to_builtins(REPORT), "shoe_size": 44}  # a field of a later version is skipped
     data = subscription(b"\x02" + msgspec.msgpack.encode(later))
-    assert group_wire.decode_report("topic", "id", data) == (REPORT, None)
+    assert group_bytes.decode_report("topic", "id", data) == (REPORT, None)
     assert decoded(ASSIGNMENT) == ASSIGNMENT
     assert decoded(Assignment()) == Assignment()
 
 
 def test_the_usual_tools_see_what_is_owned_and_assigned() -> None:
-    subscription = ConsumerProtocolSubscription.decode(group_wire.encode_report("topic", REPORT))
+    subscription = ConsumerProtocolSubscription.decode(group_bytes.encode_report("topic", REPORT))
     assert subscription.topics == ["topic"]
     assert [(entry.topic, entry.partitions) for entry in subscription.owned_partitions] == [("topic", [1, 3])]
     assert subscription.generation_id == 7
-    assigned = ConsumerProtocolAssignment.decode(group_wire.encode_assignment("topic", ASSIGNMENT))
+    assigned = ConsumerProtocolAssignment.decode(group_bytes.encode_assignment("topic", ASSIGNMENT))
     assert [(entry.topic, entry.partitions) for entry in assigned.assigned_partitions] == [("topic", [1, 2])]
 
 
@@ -114,7 +114,7 @@ def subscription(user_data: bytes | None, topic: str = "topic") -> bytes:
     ids=lambda data: repr(data)[:20],
 )
 def test_a_foreign_member_keeps_what_it_owns_until_it_gives_it_up(user_data: bytes | None) -> None:
-    report, wrong = group_wire.decode_report("topic", "id", subscription(user_data))
+    report, wrong = group_bytes.decode_report("topic", "id", subscription(user_data))
     assert report == MemberReport(instance="?id", owned=frozenset({1, 2}), generation=4, leaving=True)
     assert wrong is not None
     assert "user data" in wrong
@@ -122,7 +122,7 @@ def test_a_foreign_member_keeps_what_it_owns_until_it_gives_it_up(user_data: byt
 
 
 def test_a_member_of_another_topic_is_foreign_and_the_message_names_both() -> None:
-    report, wrong = group_wire.decode_report("other", "id", group_wire.encode_report("topic", REPORT))
+    report, wrong = group_bytes.decode_report("other", "id", group_bytes.encode_report("topic", REPORT))
     assert (report.leaving, report.owned) == (True, frozenset())
     assert wrong == "it works on 'topic', not on 'other'"
 
@@ -131,17 +131,17 @@ def test_no_bytes_raise_anything_else() -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(1 << 30)
     print("SEED", seed)
     chance = random.Random(seed)
-    good = group_wire.encode_report("topic", REPORT), group_wire.encode_assignment("topic", ASSIGNMENT)
+    good = group_bytes.encode_report("topic", REPORT), group_bytes.encode_assignment("topic", ASSIGNMENT)
     for _ in range(3000):
         base = bytearray(chance.choice([*good, chance.randbytes(chance.randrange(60))]))
         for _ in range(chance.randrange(4)):
             if base:
                 base[chance.randrange(len(base))] = chance.randrange(256)
         data = bytes(base[: chance.randrange(len(base) + 1)])
-        report, _ = group_wire.decode_report("topic", "id", data)
+        report, _ = group_bytes.decode_report("topic", "id", data)
         assert isinstance(report, MemberReport)
         with contextlib.suppress(ValueError):
-            assert isinstance(group_wire.decode_assignment(data, 10, "me"), Assignment)
+            assert isinstance(group_bytes.decode_assignment(data, 10, "me"), Assignment)
 
 
 def changed(**changes: object) -> MemberReport:
@@ -170,14 +170,14 @@ def changed(**changes: object) -> MemberReport:
 )
 def test_a_report_that_cannot_be_true_is_foreign(changes: dict[str, object], wrong: str) -> None:
     report = changed(**changes)
-    read, why = group_wire.decode_report("topic", "id", group_wire.encode_report("topic", report))
+    read, why = group_bytes.decode_report("topic", "id", group_bytes.encode_report("topic", report))
     assert read == MemberReport(instance="?id", owned=report.owned, generation=7, leaving=True)
     assert wrong in str(why)
 
 
 def test_partitions_that_the_topic_does_not_have_are_nobodys() -> None:
-    assert group_wire.within(7, REPORT) == REPORT
-    assert group_wire.within(3, REPORT) == changed(
+    assert group_bytes.within(7, REPORT) == REPORT
+    assert group_bytes.within(3, REPORT) == changed(
         owned=frozenset({1}),
         releasing={},
         incoming=frozenset(),
@@ -206,7 +206,7 @@ def test_a_release_of_before_reads_a_report_with_folders() -> None:
 def test_without_a_folder_the_bytes_are_those_of_before() -> None:
     """The code of before wrote these."""
     report = MemberReport(instance="a", owned=frozenset({1}), copies=Copies(ready=frozenset({2})))
-    user_data = ConsumerProtocolSubscription.decode(group_wire.encode_report("topic", report)).user_data
+    user_data = ConsumerProtocolSubscription.decode(group_bytes.encode_report("topic", report)).user_data
     fields = msgspec.msgpack.decode(user_data[1:])
     assert list(fields["copies"]) == ["ready", "preparing", "late", "sizes", "asked"]
     assert user_data.hex() == (
@@ -252,18 +252,18 @@ def test_a_thousand_partitions_fit() -> None:
     giver = msgspec.structs.replace(
         owner, releasing={number: Order("worker-2-" + "x" * 36, 9) for number in everything}
     )
-    sizes = [len(group_wire.encode_report("topic", report)) for report in (owner, keeper, giver)]
+    sizes = [len(group_bytes.encode_report("topic", report)) for report in (owner, keeper, giver)]
     assignment = Assignment(
         own=frozenset(range(500)), standby=frozenset(range(500, 1000)), members=tuple(f"worker-{n}" for n in range(100))
     )
-    sizes.append(len(group_wire.encode_assignment("topic", assignment)))
+    sizes.append(len(group_bytes.encode_assignment("topic", assignment)))
     assert all(size < limit for size, limit in zip(sizes, (20_000, 8_000, 100_000, 8_000), strict=True)), sizes
 
 
 def test_a_strategy_is_a_protocol_of_its_own() -> None:
-    assert group_wire.protocol("range") == "kes-range-2"
+    assert group_bytes.protocol("range") == "kes-range-2"
     with pytest.raises(ConfigError, match="strategy"):
-        group_wire.protocol("")
+        group_bytes.protocol("")
 
 
 NOBODYS = (
@@ -287,11 +287,11 @@ def test_a_transactional_id_belongs_to_one_group_only() -> None:
 @pytest.mark.parametrize("name", ["", " a", "a\n", "ä", "a" * 201, "a\0b", "host.example"])
 def test_names_that_cannot_be_written_are_refused(name: str) -> None:
     """Of an instance a dot as well: it is taken for the end of the group's name."""
-    assert group_wire.checked_name("group.id", "a.b") == "a.b"
+    assert group_bytes.checked_name("group.id", "a.b") == "a.b"
     with pytest.raises(ConfigError, match=r"instance must (be|not contain a dot)"):
-        group_wire.checked_name("instance", name, dots=False)
+        group_bytes.checked_name("instance", name, dots=False)
 
 
 def test_partitions_for_people() -> None:
-    assert group_wire.ranges([3, 0, 1, 2, 7, 9, 10]) == "0-3, 7, 9-10"
-    assert group_wire.ranges([]) == "none"
+    assert group_bytes.ranges([3, 0, 1, 2, 7, 9, 10]) == "0-3, 7, 9-10"
+    assert group_bytes.ranges([]) == "none"

@@ -9,11 +9,11 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from streams.clients import hanging_transactions
-from streams.clients.hanging_transactions import HangingTransactions, _Finding
-from streams.clients.raw_log import LogBatch, Stretch
 from streams.errors import OffsetError
-from streams.group import OpenTransaction
+from streams.kafka.questions import hanging_transactions
+from streams.kafka.questions.hanging_transactions import HangingTransactions, _Finding
+from streams.kafka.questions.raw_log import LogBatch, Stretch
+from streams.model.group import OpenTransaction
 
 TXN = OpenTransaction(
     topic="t", partition=1, producer_id=7, producer_epoch=3, coordinator_epoch=0, start_offset=9, last_timestamp_ms=0

@@ -12,10 +12,10 @@ import pytest
 from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Retry, Table
 from streams.errors import ConfigError, OffsetError, RegistrationError, TopicReplaced
 from streams.events import event_type
-from streams.postgres_sink import PostgresSink
 from streams.records import TYPE_HEADER, Record
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.runtime.replay import PartitionReplay
+from streams.source.postgres_sink import PostgresSink
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.virtual_time import elapse

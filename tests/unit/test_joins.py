@@ -20,10 +20,10 @@ from streams import (
     Retry,
     Update,
 )
-from streams.cli.letter_choice import problems_of
-from streams.cli.letters import Letter
 from streams.errors import ConfigError, EventFailure, RegistrationError, StoreError, TopicError
 from streams.events import event_type
+from streams.looks.letter_choice import problems_of
+from streams.looks.letters import Letter
 from streams.records import Record
 from streams.runtime.replay import PartitionReplay
 from streams.stores.joined import PARTITIONERS

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.clients.received import received
-from streams.clients.settings import ClientSettings
 from streams.core.journal import TERM_TYPE, EntryMark, Payload, TermRecord, control, output_of, outputs_of
 from streams.errors import BrokerUnavailable, DecodeError, Stopped, StreamsError
 from streams.journal import reader as module
 from streams.journal.entries import EntryTypes, JournalEntry
 from streams.journal.reader import JournalReader
+from streams.kafka.reading.received import received
+from streams.kafka.settings import ClientSettings
 from streams.records import VERSION_HEADER, IncomingRecord, PolledPartition
 from tests.unit.waiting import PATIENCE
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from streams.clients.producing.placement import Placement
-from streams.clients.producing.record_batch import EncodedRecords
-from streams.clients.producing.row_encoder import add_outputs
 from streams.core.journal import (
     CHECKPOINT_TYPE,
     TERM_TYPE,
@@ -27,6 +24,9 @@ from streams.core.journal import (
     term_of,
 )
 from streams.errors import DecodeError, JournalError
+from streams.kafka.wire.placement import Placement
+from streams.kafka.writing.record_batch import EncodedRecords
+from streams.kafka.writing.row_encoder import add_outputs
 from streams.records import Headers, IncomingRecord
 
 

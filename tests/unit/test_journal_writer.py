@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from streams.clients.admin import Watermarks
 from streams.core.journal import Payload, TermState
 from streams.errors import (
     AppendUnsettled,
@@ -26,6 +25,7 @@ from streams.journal import writer as module
 from streams.journal.entries import EntryTypes
 from streams.journal.term import JournalTerm
 from streams.journal.writer import TermWriter
+from streams.kafka.questions.admin import Watermarks
 from streams.records import IncomingRecord, Output, RefusedRecord
 from streams.runtime.bridge import Worker
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from streams.clients.kafka_python_client import KafkaPythonClient, _quiet_kafka_python
-from streams.clients.kafka_python_manager import with_last_words
-from streams.clients.kafka_python_settings import security_only, translate
 from streams.errors import ConfigError
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient, _quiet_kafka_python
+from streams.kafka.wire.kafka_python_manager import with_last_words
+from streams.kafka.wire.kafka_python_settings import security_only, translate
 
 SECRET = "planted-secret"
 
@@ -142,7 +142,7 @@ def test_a_bootstrap_that_does_not_go_on_is_begun_anew(monkeypatch: pytest.Monke
     """Whatever of kafka-python it waits for: its connection, or the metadata that another one wanted."""
     future = import_module("kafka.future").Future
     client = KafkaPythonClient("127.0.0.1:1", "test", {})
-    monkeypatch.setattr("streams.clients.kafka_python_client.LOST_SECONDS", 0.05)
+    monkeypatch.setattr("streams.kafka.wire.kafka_python_client.LOST_SECONDS", 0.05)
     began, metadata = [], future()
 
     async def bootstrap(deadline: float | None) -> bool:

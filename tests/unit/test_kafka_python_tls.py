@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.clients.kafka_python_settings import translate
-from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
-from streams.group import Fatal, GroupEvent
+from streams.kafka.group.membership import connect_group
+from streams.kafka.wire.kafka_python_settings import translate
+from streams.model.group import Fatal, GroupEvent
 from tests.unit.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")

@@ -16,8 +16,8 @@ import pytest
 from streams import EventContext, StateConfig, Table
 from streams.disk import RocksDB, SQLite
 from streams.errors import StoreError, TransactionFailed
-from streams.runtime.keeping.folder import StateFolder
-from streams.runtime.keeping.shelf import read_state
+from streams.runtime.keeping.folders.folder import StateFolder
+from streams.runtime.keeping.folders.shelf import read_state
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.kept_kit import IDENTITY, Script, contents, now_ms, put
 from tests.unit.runtime_kit import CHANGELOG, Named, Slot

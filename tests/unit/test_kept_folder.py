@@ -19,10 +19,10 @@ from streams.core import checkpoints
 from streams.core.checkpoints import MARGIN_MS, FolderMark, reason_to_distrust, reason_to_refuse
 from streams.errors import ConfigError
 from streams.records import Change
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.entries import Damaged, decode, encode
-from streams.runtime.keeping.folder import Broken, StateFolder, read_mark
-from streams.runtime.keeping.place import prepare_root
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.entries import Damaged, decode, encode
+from streams.runtime.keeping.folders.folder import Broken, StateFolder, read_mark
+from streams.runtime.keeping.folders.place import prepare_root
 from tests.unit.kept_kit import (
     DAY_MS,
     IDENTITY,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.folder import StateFolder
 from tests.unit.kept_kit import IDENTITY, Cut, FullDisk, contents, now_ms, put
 
 pytestmark = pytest.mark.usefixtures("unflushed")

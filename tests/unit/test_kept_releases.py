@@ -15,7 +15,7 @@ from streams.disk import RocksDB, SQLite
 from streams.disk.sqlite import SQLiteDatabase
 from streams.errors import StoreError, StreamsError
 from streams.runtime.engine import Engine
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.sak import open_files
 from streams.sak.open_files import LEFT_FREE

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from streams.core.checkpoints import FolderMark
+from streams.model.topics import TopicIdentity
 from streams.records import IncomingRecord
 from streams.runtime.changelog import decode_offset
 from streams.runtime.engine import Engine
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping.entries import Damaged
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.entries import Damaged
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.ownership.replica import Replica
-from streams.topics import TopicIdentity
 from tests.unit.kept_engine_kit import STORES, Kept, count, other_log, stays_full
 from tests.unit.kept_kit import IDENTITY, Script, lose_power, now_ms, put, reopened
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group, Slot

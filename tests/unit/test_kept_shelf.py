@@ -15,13 +15,13 @@ import pytest
 
 from streams.core.checkpoints import FORMAT, distrust_by
 from streams.errors import RecordRefused
-from streams.group import Copies, Shelf
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping import shelf as shelf_module
-from streams.runtime.keeping.folder import StateFolder
+from streams.model.group import Copies, Shelf
+from streams.model.topics import TopicIdentity
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders import shelf as shelf_module
+from streams.runtime.keeping.folders.folder import StateFolder
+from streams.runtime.keeping.folders.shelf import ShelfWatch
 from streams.runtime.keeping.on_disk import DatabaseFolder
-from streams.runtime.keeping.shelf import ShelfWatch
-from streams.topics import TopicIdentity
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.kept_kit import DAY_MS, IDENTITY, Script, now_ms, put, reopened
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group

@@ -16,11 +16,11 @@ import pytest
 
 from streams import Table
 from streams.errors import ConfigError
+from streams.model.topics import TopicIdentity
 from streams.runtime.engine import Engine
-from streams.runtime.keeping import folder as folder_module
 from streams.runtime.keeping import keeper as keeper_module
-from streams.runtime.keeping.folder import StateFolder
-from streams.topics import TopicIdentity
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.folders.folder import StateFolder
 from tests.unit.kept_engine_kit import STORES, Kept, count, other_log, stays_full
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from streams.clients import group_wire
-from streams.clients.kafka_python_client import KafkaPythonClient
-from streams.clients.librdkafka_group import Roster, RosterMember, RosterTakeOver
 from streams.errors import BrokerUnavailable, MembershipFatal
-from streams.group import Assigned, Fatal, Lost, Revoked
+from streams.kafka.group.librdkafka_group import Roster, RosterMember, RosterTakeOver
+from streams.kafka.wire import group_bytes
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.model.group import Assigned, Fatal, Lost, Revoked
 from tests.unit.librdkafka_kit import GROUP, TOPIC, Stage
 from tests.unit.waiting import PATIENCE, stays, wait_until
 
@@ -46,7 +46,7 @@ def test_nothing_is_published_before_the_first_assignment(stages: Stages) -> Non
     consumer.call_back("on_assign", 0, 1)
     assert stage.wait(Assigned).added == frozenset({0, 1})
     seen = stage.heard[0][1]
-    assert (seen.generation, seen.metadata) == (3, group_wire.group_metadata(GROUP, 3, "id-1", None))
+    assert (seen.generation, seen.metadata) == (3, group_bytes.group_metadata(GROUP, 3, "id-1", None))
 
 
 def test_a_new_generation_is_published_between_callbacks_and_within_a_barrier(stages: Stages) -> None:
@@ -251,7 +251,7 @@ def test_the_coordinator_is_waited_for(stages: Stages) -> None:
 
 
 def test_of_two_that_joined_at_once_the_larger_id_goes(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.clients.librdkafka_membership._RIVAL_LOOK", 0.02)
+    monkeypatch.setattr("streams.kafka.group.librdkafka_membership._RIVAL_LOOK", 0.02)
     goes, remains = (stages(rebalance_seconds=0.2, check=lambda _: 0.1) for _ in range(2))
     goes.take_over.members = [Roster(), roster("id-0", "id-1")]
     goes.joined(0)
@@ -278,8 +278,8 @@ def test_one_outage_is_told_once(
     stages: Stages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client would warn, too, when one question takes it long enough: as long as it takes to stand still for."""
-    monkeypatch.setattr("streams.clients.kafka_python_client._LOG_UNREACHABLE_AFTER", -1.0)  # at once
-    monkeypatch.setattr("streams.clients.librdkafka_membership._ASK_SECONDS", 0.05)
+    monkeypatch.setattr("streams.kafka.wire.kafka_python_client._LOG_UNREACHABLE_AFTER", -1.0)  # at once
+    monkeypatch.setattr("streams.kafka.group.librdkafka_membership._ASK_SECONDS", 0.05)
     client = KafkaPythonClient("127.0.0.1:1", "me", {})
     take_over, asked = RosterTakeOver(client, GROUP, TOPIC), queue.SimpleQueue[int]()
 

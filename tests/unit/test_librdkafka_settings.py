@@ -6,31 +6,31 @@ from typing import Any
 
 import pytest
 
-from streams.clients import group_wire
-from streams.clients.librdkafka_connect import (
+from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
+from streams.kafka.group.librdkafka_connect import (
     broker_assignor,
     broker_session_ms,
     classic_assignors,
     connect_librdkafka_group,
     no_other_protocol,
 )
-from streams.clients.librdkafka_group import GroupLog, Roster, explained
-from streams.clients.librdkafka_membership import LibrdkafkaMembership
-from streams.clients.settings import ClientSettings
-from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
+from streams.kafka.group.librdkafka_group import GroupLog, Roster, explained
+from streams.kafka.group.librdkafka_membership import LibrdkafkaMembership
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import group_bytes
 from tests.unit.librdkafka_kit import FakeTakeOver, raw
 
 
 def test_what_metadata_mean() -> None:
-    static = group_wire.group_metadata("g", 7, "m", "i")
-    assert group_wire.parse_metadata(static).member_id == "m"
-    assert group_wire.parse_metadata(static).generation == 7
-    assert group_wire.parse_metadata(static).is_member
+    static = group_bytes.group_metadata("g", 7, "m", "i")
+    assert group_bytes.parse_metadata(static).member_id == "m"
+    assert group_bytes.parse_metadata(static).generation == 7
+    assert group_bytes.parse_metadata(static).is_member
     for data in (raw(-1, "m"), raw(0, "m"), raw(1, "")):
-        assert not group_wire.parse_metadata(data).is_member
+        assert not group_bytes.parse_metadata(data).is_member
     for data in (b"", b"CGMDv3:" + static[7:], b"CGMDv2:\1\0\0\0", static[:12]):
         with pytest.raises(ValueError, match="unknown version"):
-            group_wire.parse_metadata(data)
+            group_bytes.parse_metadata(data)
 
 
 def connected(*strategies: str, broker_side: bool = False, **settings: int) -> LibrdkafkaMembership:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, Retry, Table, errors
-from streams.async_jobs import AsyncJobScheduler
 from streams.cli.rights import of_source
 from streams.cli.topics import wanted_topics
 from streams.errors import ConfigError, EncodeError, EventFailure, LoopTooLong, OffsetError, RegistrationError
@@ -23,6 +22,7 @@ from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.looping import HOPS_HEADER
 from streams.runtime.replay import PartitionReplay
 from streams.sak.murmur2 import partition_of
+from streams.source.jobs import AsyncJobScheduler
 from streams.testing import TestDriver
 from streams.testing.simulation.broker import Txn
 from streams.testing.simulation.clients import SimTakeOver

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.clients import group_wire
-from streams.clients.membership import KafkaPythonMembership, connect_group
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
-from streams.group import (
+from streams.kafka.group.membership import KafkaPythonMembership, connect_group
+from streams.kafka.wire import group_bytes
+from streams.model.group import (
     Assigned,
     Assignment,
     Assignor,
@@ -76,7 +76,7 @@ class Member:
         meanwhile()
         self.drain()
         told = msgspec.structs.replace(assignment, sequence=self.reported.sequence)
-        return self.membership.joined(self.generation, group_wire.encode_assignment("t", told))
+        return self.membership.joined(self.generation, group_bytes.encode_assignment("t", told))
 
     def release(self, partition: int, incarnation: int) -> None:
         self.membership.released([partition], incarnation, self.membership.snapshot.generation)
@@ -113,14 +113,14 @@ def test_another_member_id_is_another_incarnation(member: Member) -> None:
     assert (membership.snapshot.incarnation, membership.snapshot.generation) == (before.incarnation, 4)
     membership.published(5, "m-2")
     assert membership.snapshot.incarnation == before.incarnation + 1
-    assert membership.snapshot.metadata == group_wire.group_metadata("g", 5, "m-2", None)
+    assert membership.snapshot.metadata == group_bytes.group_metadata("g", 5, "m-2", None)
     assert [type(event) for event in member.heard] == [Lost]
 
 
 def test_an_assignment_that_comes_after_the_loss_is_not_applied(member: Member) -> None:
     """Lost between the answers to JoinGroup and SyncGroup."""
     run(member.plan(Assignment(own=frozenset({1})), lambda: member.membership.voided("session expired")))
-    data = group_wire.encode_assignment("t", Assignment(own=frozenset({1}), sequence=member.reported.sequence))
+    data = group_bytes.encode_assignment("t", Assignment(own=frozenset({1}), sequence=member.reported.sequence))
     run(member.membership.joined(-1, data))
     assert [type(event) for event in member.heard] == [Lost]
     assert member.owned == frozenset()
@@ -200,10 +200,10 @@ def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     offered = membership.subscriptions()
     assert [protocol for protocol, _ in offered] == ["kes-new-2", "kes-old-2"]
     assert offered[0][1] == offered[1][1], "one report, not two: the assignment echoes its counter"
-    other = group_wire.encode_report("t", MemberReport(instance="b", owned=frozenset({1, 4})))
+    other = group_bytes.encode_report("t", MemberReport(instance="b", owned=frozenset({1, 4})))
     plan = membership.lead("kes-old-2", {"m-a": offered[1][1], "m-b": other, "m-c": b"\xff\xff"})
     assert plan.keys() == {"m-a", "m-b", "m-c"}
-    assert all(group_wire.decode_assignment(data, 4, member) == Assignment() for member, data in plan.items())
+    assert all(group_bytes.decode_assignment(data, 4, member) == Assignment() for member, data in plan.items())
     ((name, partitions, reports),) = chosen
     assert (name, partitions) == ("old", 4)
     assert reports["m-b"].owned == frozenset({1}), "a partition that the topic does not have"

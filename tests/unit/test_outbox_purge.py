@@ -9,9 +9,9 @@ from typing import Any, Self
 import pytest
 
 from streams import RelayConfig
-from streams.clients.admin import Watermarks
 from streams.core.outbox import RowId, SentBatch, encode_batch, record_key
 from streams.errors import OffsetError
+from streams.kafka.questions.admin import Watermarks
 from streams.outbox import purge as module
 from streams.outbox.database import OutboxAbout
 from streams.outbox.purge import AfterRestore, PurgedShard, purge

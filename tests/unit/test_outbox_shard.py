@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from streams import RelayConfig
-from streams.clients.admin import Watermarks
 from streams.core.outbox import RowId
+from streams.kafka.questions.admin import Watermarks
 from streams.outbox.database import OutboxAbout, StashedRow
 from streams.outbox.shard import RowParked, ShardLoop
 from streams.records import Output

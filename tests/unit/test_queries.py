@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, StoreError, WouldDeadlock
-from streams.queries.local import unfit
-from streams.queries.points import PointRead
-from streams.queries.questions import Question
 from streams.records import Delivery, Record, TopicPartition
 from streams.runtime.looks import Looks
+from streams.runtime.queries.local import unfit
+from streams.runtime.queries.points import PointRead
+from streams.runtime.queries.questions import Question
 from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimTakeOver

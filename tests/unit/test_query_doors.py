@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.answers import Answer
 from streams.cli.worker import port_behind
-from streams.config_groups import QueryConfig
 from streams.errors import BrokerUnavailable, ConfigError, NotOwned, StoreError
+from streams.model.answers import Answer
+from streams.settings.groups import QueryConfig
 from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE, wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
@@ -30,7 +30,7 @@ from tests.unit.web_kit import raw, source_of, until_closed
 from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
 from streams.queries import reader as reader_module  # isort: skip
 from streams.queries import server as server_module  # isort: skip
-from streams.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply, TurnRows  # isort: skip
+from streams.runtime.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply, TurnRows  # isort: skip
 from streams.queries.routing import Server  # isort: skip
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams import DEAD_LETTER, SKIP, EventContext, Record
-from streams.clients.producing.cluster import Cluster
 from streams.core.timers import Timer
 from streams.errors import ConfigError, TransactionFailed
+from streams.kafka.wire.cluster import Cluster
 from streams.records import Headers, IncomingRecord, record_size
 from streams.runtime.partition.dead_letters import PARTS, DeadLetter, dead_letter
 from streams.testing import TestDriver

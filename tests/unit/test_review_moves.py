@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from streams import Change, EventContext, EventSource
-from streams.clients.group_coordinator import GroupCoordinator
-from streams.clients.membership import connect_group
 from streams.core.assignor import sticky_plan
 from streams.core.partition import PartitionState
-from streams.group import Assigned, Assignment, Copies
+from streams.kafka.group.coordinator import GroupCoordinator
+from streams.kafka.group.membership import connect_group
+from streams.model.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.transactions.pool import TransactionPool
 from streams.testing.simulation.clients import SimTakeOver

@@ -12,7 +12,7 @@ import pytest
 
 from streams import EventContext, EventSource
 from streams.errors import StreamsError
-from streams.group import Lost, Snapshot
+from streams.model.group import Lost, Snapshot
 from tests.unit.runtime_kit import OUT, Bench, Group, Named, Slot
 from tests.unit.waiting import PATIENCE
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from streams import EventContext
-from streams.group import Assigned, Assignment
+from streams.model.group import Assigned, Assignment
 from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading import thread

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.clients.consumer import LOG_START
 from streams.errors import OffsetError, TopicError
+from streams.kafka.reading.consumer import LOG_START
 from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.reading.log_follower import Tail
 from tests.unit.runtime_kit import FakeConsumer

@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from streams.broker.diagnosis import timed_out
-from streams.clients.translate import broker_unavailable
 from streams.errors import EmbeddedBrokerError, TransactionFailed
+from streams.kafka.translate import broker_unavailable
 from streams.testing.oracle import Report
 from tests.conftest import is_hiccup
 

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from streams import EventProducer
-from streams.clients import plain_producer, sending
-from streams.clients.plain_producer import DeliveryReport, PlainProducer
-from streams.clients.sending import SendQueue
-from streams.clients.settings import ClientSettings
 from streams.errors import BrokerUnavailable, NotDelivered, RecordRefused, Stopped, StreamsError
+from streams.kafka.settings import ClientSettings
+from streams.kafka.writing import plain_producer, sending
+from streams.kafka.writing.plain_producer import DeliveryReport, PlainProducer
+from streams.kafka.writing.sending import SendQueue
 from streams.records import Record
 
 NOT_ALLOWED = KafkaError.TOPIC_AUTHORIZATION_FAILED

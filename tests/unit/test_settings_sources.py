@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from streams import DEAD_LETTER, EventProducer, EventSourceConfig, GroupConfig, PoolConfig, Retry
-from streams.cli import cluster
 from streams.cli.supervisor import Supervisor
 from streams.errors import ConfigError
+from streams.looks import cluster
 from streams.outcomes import ErrorResponse
-from streams.settings_sources import bootstrap_servers, joined_client_settings
+from streams.settings.sources import bootstrap_servers, joined_client_settings
 from tests.unit.cli_kit import Kes, kes_with
 
 SECRET = "hunter2-planted"

@@ -18,9 +18,10 @@ from streams.core.manifests import Block
 from streams.disk import SQLite
 from streams.disk.blobs import Blobs, open_blobs
 from streams.errors import Stopped
-from streams.runtime.keeping import on_disk, snapshotting
-from streams.runtime.keeping.entries import decode_pieces
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping import on_disk
+from streams.runtime.keeping.folders.entries import decode_pieces
+from streams.runtime.keeping.folders.folder import StateFolder
+from streams.runtime.keeping.snapshots import snapshotting
 from tests.unit.kept_kit import DAY_MS, IDENTITY, Cut
 from tests.unit.s3_kit import object_store
 from tests.unit.snapshots_kit import Disk

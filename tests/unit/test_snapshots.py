@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from streams.core.manifests import Block, Manifest, decode_manifest, encode_manifest
-from streams.runtime.keeping import folder as folder_module
-from streams.runtime.keeping import snapshotting
-from streams.topics import TopicIdentity
+from streams.model.topics import TopicIdentity
+from streams.runtime.keeping.folders import folder as folder_module
+from streams.runtime.keeping.snapshots import snapshotting
 from tests.unit.kept_engine_kit import STORES, count, other_log
 from tests.unit.private_kit import private
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group

@@ -11,8 +11,8 @@ import pytest
 from streams import EventSourceConfig, TopicPartition
 from streams.core.position import Position
 from streams.errors import OffsetError
-from streams.group import OpenTransaction
 from streams.metrics import Measurement, OffsetMismatch
+from streams.model.group import OpenTransaction
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.takeover import InputStand, Stalls, TakeOvers

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 from streams import EventSource, Table
-from streams.config_groups import QueryConfig
 from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, NotOwned, RegistrationError, StoreError
+from streams.settings.groups import QueryConfig
 from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE
 from tests.unit.web_kit import source_of
 
 from streams.queries import reader as reader_module  # isort: skip
-from streams.queries.questions import Question, Reply  # isort: skip
+from streams.runtime.queries.questions import Question, Reply  # isort: skip
 from streams.queries.reader import StateReader  # isort: skip
 from streams.queries.routing import Server  # isort: skip
 

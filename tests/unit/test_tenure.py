@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streams.errors import BrokerUnavailable, MembershipFatal
-from streams.group import Assigned, Assignment, Fatal, GroupEvent, Lost, Revoked, Snapshot
+from streams.model.group import Assigned, Assignment, Fatal, GroupEvent, Lost, Revoked, Snapshot
 from streams.runtime.ownership.tenure import GroupTenures, Tenure
 
 

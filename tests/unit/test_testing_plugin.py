@@ -18,7 +18,7 @@ from .driver_kit import build
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
-HEAVY = ("confluent_kafka", "kafka", "pyspark", "anyio", "streams.event_source", "streams.testing.driver")
+HEAVY = ("confluent_kafka", "kafka", "pyspark", "anyio", "streams.source.event_source", "streams.testing.driver")
 
 PROJECT = """
 import sys

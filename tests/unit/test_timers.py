@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from streams import AsyncBatcher, BatchItem, BatchProducer, EventContext, EventSource, Record
-from streams.async_jobs import AsyncJobScheduler
 from streams.errors import EventFailure, StoreError
-from streams.job_settings import SchedulerConfig
 from streams.metrics import EventFailed
 from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, Retry
 from streams.runtime.changelog import TIMER_PREFIX
+from streams.settings.jobs import SchedulerConfig
+from streams.source.jobs import AsyncJobScheduler
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config
 from tests.vocabulary import TOTALS, Added, Ring, Total, Words, register, touch

@@ -13,6 +13,7 @@ import pytest
 from streams import EventSourceConfig
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicError, TopicReplaced
 from streams.metrics import Measurement, PartitionsAdded
+from streams.model.topics import TopicIdentity
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.ownership.replica import Replica
@@ -20,7 +21,6 @@ from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.system import Environment
 from streams.testing import TestDriver, world
 from streams.testing.simulation.clients import SimConnections, SimTakeOver
-from streams.topics import TopicIdentity
 from tests.vocabulary import Totals
 
 from .driver_kit import OUT, Added, Slow, Total, build, config

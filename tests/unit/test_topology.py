@@ -17,8 +17,8 @@ from streams import (
     event_type,
 )
 from streams.errors import ConfigError, EventFailure, RegistrationError, StreamsError
+from streams.model.topology import Topology, TopologyHandler, TopologyTopic
 from streams.testing import TestDriver
-from streams.topology import Topology, TopologyHandler, TopologyTopic
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of, spec
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, send, totals
 from tests.vocabulary import KINDS, TOTALS, Added, tell_total

@@ -27,10 +27,10 @@ from streams import (
     event_type,
 )
 from streams.errors import RegistrationError
+from streams.model.tracing import carried, stamped
 from streams.observability import OpenTelemetryTraces
 from streams.records import Headers, IncomingRecord
 from streams.testing import TestDriver
-from streams.tracing import carried, stamped
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

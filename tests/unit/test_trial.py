@@ -13,7 +13,7 @@ import pytest
 
 from streams import EventSource, Table
 from streams.cli.verify import _text
-from streams.config import EventSourceConfig, StateConfig
+from streams.settings.config import EventSourceConfig, StateConfig
 from streams.testing.verification import Attack, Left, Trial, TrialFailed, differences
 from streams.testing.verification_worker import moved
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from streams.errors import EncodeError
-from streams.round_trips import everything_read_back
-from streams.shortcuts import encoder_of
+from streams.model.round_trips import everything_read_back
+from streams.model.shortcuts import encoder_of
 
 
 class Renames:

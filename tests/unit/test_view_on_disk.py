@@ -17,7 +17,7 @@ import pytest
 from streams import SKIP, Retry, View, ViewState
 from streams.disk.sqlite import SQLite, SQLiteDatabase
 from streams.errors import ConfigError, DiskDamaged, NotCaughtUp, StoreError, StreamsError
-from streams.runtime.keeping.folder import StateFolder
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.reading.log_follower import FROM_START
 from streams.views import on_disk

@@ -9,11 +9,11 @@ import pytest
 
 from streams import EventSource, EventSourceConfig, Table
 from streams.cli import visit
-from streams.cli.group_live import LiveMember
 from streams.cli.main import main
-from streams.clients.group_view import GroupView
 from streams.core.visits import VisitRequest
 from streams.errors import BrokerUnavailable, RecordRefused
+from streams.kafka.questions.group_view import GroupView
+from streams.looks.group_live import LiveMember
 from streams.observability.catalogue import VISIT_KEYS, VISIT_RUNNING, figures
 from streams.records import Acknowledgement, Record
 from streams.runtime import visit_requests
@@ -129,7 +129,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[VisitRequest]:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("streams.interjecting.send_request", send)
+    monkeypatch.setattr("streams.source.interjecting.send_request", send)
     monkeypatch.setattr(visit, "await_listener", lambda servers, seconds: None)
     monkeypatch.setattr(visit, "GroupQuestions", Nobody)
     monkeypatch.setattr(visit, "StatusBoard", Nobody)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from streams import EventSource, Table
-from streams.config import PoolConfig, StateConfig
 from streams.disk import SQLite
 from streams.errors import ConfigError, RegistrationError, TopicError
 from streams.records import Record
 from streams.runtime.partition import visiting
 from streams.runtime.partition.visiting import AT_ONCE, Visiting
+from streams.settings.config import PoolConfig, StateConfig
 from streams.testing.fault_points import Point
 from streams.testing.simulation.clients import SimTopics
 from streams.testing.simulation.virtual_time import elapse

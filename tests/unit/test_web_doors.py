@@ -16,7 +16,7 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.queries.tickets import group_secret
-from streams.runtime.keeping.snapshots import read_secret
+from streams.runtime.keeping.snapshots.bundles import read_secret
 from tests.unit.private_kit import private
 from tests.unit.web_kit import (
     ACT,

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
-from streams.cli.letters import Letter, Settled
 from streams.errors import BrokerUnavailable
+from streams.looks.letters import Letter, Settled
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.partition.dead_letters import PREFIX
 from tests.unit.private_kit import private

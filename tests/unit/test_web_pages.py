@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from streams.model.topology import Topology, TopologyHandler, TopologyTopic
 from streams.statistics import (
     CopyStatistics,
     MoveStatistics,
@@ -25,7 +26,6 @@ from streams.statistics import (
     SourceStatistics,
     StageStatistics,
 )
-from streams.topology import Topology, TopologyHandler, TopologyTopic
 from tests.unit.private_kit import private
 from tests.unit.waiting import wait_until
 from tests.unit.web_kit import ACT, LOOK, TOKENS, ask, form_of, raw, served, signed_in, source_of

@@ -11,15 +11,15 @@ import pytest
 
 from streams import EventSource, Table
 from streams.codecs import codec_for
-from streams.config_groups import QueryConfig
 from streams.errors import BrokerUnavailable, NotCaughtUp, NotOwned, StoreError
 from streams.sak.murmur2 import partition_of
+from streams.settings.groups import QueryConfig
 from streams.stores.simple import SimpleStore
 from tests.unit.private_kit import private
 from tests.unit.test_web_pages import HOSTILE, _Reading
 from tests.unit.web_kit import ACT, QUERY, TOKENS, ask, served, source_of
 
-from streams.queries.questions import Question, Reply  # isort: skip
+from streams.runtime.queries.questions import Question, Reply  # isort: skip
 from streams.queries.reader import StateReader  # isort: skip
 from streams.web import look_up  # isort: skip
 

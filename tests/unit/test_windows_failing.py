@@ -12,10 +12,10 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Retry
-from streams.cli.letter_choice import problems_of
-from streams.cli.letters import Letter
 from streams.codecs import int_codec
 from streams.errors import ConfigError, EventFailure
+from streams.looks.letter_choice import problems_of
+from streams.looks.letters import Letter
 from streams.metrics import EventFailed, Measurement
 from streams.records import IncomingRecord
 from streams.runtime.partition.timekeeping import WindowFailed

@@ -9,14 +9,15 @@ from unittest.mock import Mock
 import pytest
 from confluent_kafka import KafkaError
 
-from streams.clients.producing import answers, encoded_transaction
-from streams.clients.producing import cluster as cluster_module
-from streams.clients.producing import transactions as transactions_module
-from streams.clients.producing.broker_connection import LostConnection
-from streams.clients.producing.cluster import Cluster
-from streams.clients.producing.settings import ProducerSettings
-from streams.clients.producing.transactions import WireSlot
 from streams.errors import ConfigError, RecordsRefused, TransactionFailed
+from streams.kafka.wire import answers
+from streams.kafka.wire import cluster as cluster_module
+from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.settings import ProducerSettings
+from streams.kafka.writing import encoded_transaction
+from streams.kafka.writing import transactions as transactions_module
+from streams.kafka.writing.transactions import WireSlot
 from tests.unit.scripted_broker import (
     GONE,
     MUTE,

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.clients.group_wire import group_metadata
-from streams.clients.producing import protocol
-from streams.clients.producing.transactions import WireSlot
 from streams.core.recovery import Patience
 from streams.errors import RecordsRefused, TransactionFailed
-from streams.group import Snapshot
+from streams.kafka.wire import protocol
+from streams.kafka.wire.group_bytes import group_metadata
+from streams.kafka.writing.transactions import WireSlot
+from streams.model.group import Snapshot
 from streams.records import Output, RefusedRecord
 from tests.unit.scripted_broker import (
     GARBAGE,

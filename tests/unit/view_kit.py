@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from streams import View, ViewChange, global_change_log
+from streams import View, ViewChange
 from streams.codecs import int_codec
+from streams.views import global_change_log
 from tests.unit.global_log_kit import MemoryConnections, MemoryTopic, memory_topic
 
 number = int_codec.encode

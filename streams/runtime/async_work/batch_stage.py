@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
 from streams.errors import BatchError
-from streams.job_settings import BatcherConfig
+from streams.model.tracing import EventSpan, under_span
 from streams.runtime.async_work.async_stage import (
     AtTurn,
     Blocked,
@@ -24,8 +24,8 @@ from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
+from streams.settings.jobs import BatcherConfig
 from streams.statistics import StageStatistics
-from streams.tracing import EventSpan, under_span
 
 ValueT = TypeVar("ValueT")
 

@@ -11,7 +11,6 @@ import msgspec
 
 from streams.core.policy import Answered, Decision, Failure, apply_error_policy
 from streams.errors import StoreError
-from streams.job_settings import SchedulerConfig
 from streams.outcomes import ExecutionState, Retry
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.async_work.async_stage import described
@@ -21,6 +20,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry, WaitingContext
+from streams.settings.jobs import SchedulerConfig
 from streams.statistics import StageStatistics
 
 

@@ -14,10 +14,10 @@ import stamina
 
 from streams.core.router import check_callable
 from streams.errors import RegistrationError
+from streams.model.tracing import with_context
 from streams.outcomes import Retry
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
-from streams.tracing import with_context
 
 _log = logging.getLogger(__name__)
 _has_logged: ContextVar[bool] = ContextVar("_has_logged", default=False)

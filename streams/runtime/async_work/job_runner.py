@@ -9,9 +9,9 @@ from collections.abc import Hashable
 from typing import Final
 
 from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
-from streams.job_settings import SchedulerConfig
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.reorder_buffer import Entry
+from streams.settings.jobs import SchedulerConfig
 from streams.statistics import StageStatistics
 
 WAITING_PER_PERMIT: Final = 16

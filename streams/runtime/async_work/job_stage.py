@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from streams.job_settings import SchedulerConfig
 from streams.metrics import JobEnded
+from streams.model.tracing import under_span
 from streams.runtime.async_work.async_stage import (
     AsyncStage,
     Follower,
@@ -22,8 +22,8 @@ from streams.runtime.async_work.job_runner import Job, JobRunner
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.reorder_buffer import Entry
+from streams.settings.jobs import SchedulerConfig
 from streams.statistics import StageStatistics
-from streams.tracing import under_span
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

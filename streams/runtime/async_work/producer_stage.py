@@ -12,6 +12,7 @@ import msgspec
 
 from streams.core.policy import Answered
 from streams.errors import BrokerUnavailable, Stopped
+from streams.model.tracing import stamped
 from streams.outcomes import ExecutionState
 from streams.records import Acknowledgement, Delivery, Record
 from streams.runtime.async_work.async_stage import AtTurn, Blocked, ItemsStage, ItemsWork, TurnEntry, described
@@ -20,7 +21,6 @@ from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.ports import Blocking, Connections, PlainProducer
 from streams.runtime.signal import Signal
 from streams.statistics import StageStatistics
-from streams.tracing import stamped
 
 POLL_SECONDS = 0.1
 """The thread's wait for reports between two checks that it is still needed."""

@@ -20,26 +20,26 @@ from pathlib import Path
 from typing import Any, Final
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.config import EventSourceConfig
 from streams.core.admission import size_of_changes
 from streams.core.checkpoints import FolderMark, LogIdentity, distrust_by
 from streams.core.transaction import Cut
-from streams.group import TakeOver
+from streams.model.group import TakeOver
+from streams.model.topics import TopicIdentity
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import KEPT_PREFIXES, OFFSET_KEY
-from streams.runtime.keeping.entries import Damaged, HalfLoaded, NotKept, Point
 from streams.runtime.keeping.figures import LoadRate, figures_of, room_at, room_for
-from streams.runtime.keeping.folder import PIECE, Broken, StateFolder
+from streams.runtime.keeping.folders.entries import Damaged, HalfLoaded, NotKept, Point
+from streams.runtime.keeping.folders.folder import PIECE, Broken, StateFolder
+from streams.runtime.keeping.folders.place import prepare_root
+from streams.runtime.keeping.folders.shelf import LOOK_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
 from streams.runtime.keeping.intake import Intake, KeeperHost
-from streams.runtime.keeping.place import prepare_root
-from streams.runtime.keeping.shelf import LOOK_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
-from streams.runtime.keeping.snapshotting import REQUEST_SECONDS, Snapshotting
+from streams.runtime.keeping.snapshots.snapshotting import REQUEST_SECONDS, Snapshotting
 from streams.runtime.ports import Blocking, Topics
 from streams.runtime.signal import Signal
 from streams.sak.open_files import refuse_if_few_are_free
+from streams.settings.config import EventSourceConfig
 from streams.statistics import FolderStatistics
-from streams.topics import TopicIdentity
 
 _log = logging.getLogger(__name__)
 

@@ -19,18 +19,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from streams.config import EventSourceConfig
 from streams.core.checkpoints import FolderMark, LogIdentity, reason_to_distrust
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, DiskStore, more_may_follow
 from streams.records import Change
 from streams.runtime.changelog import KEPT_PREFIXES
-from streams.runtime.keeping.entries import HEAD, Damaged, HalfLoaded, NotKept, Point, decode_pieces, encode
 from streams.runtime.keeping.figures import room_for
-from streams.runtime.keeping.folder import Broken, StateFolder, check_private, read_mark
+from streams.runtime.keeping.folders.entries import HEAD, Damaged, HalfLoaded, NotKept, Point, decode_pieces, encode
+from streams.runtime.keeping.folders.folder import Broken, StateFolder, check_private, read_mark
+from streams.runtime.keeping.folders.shelf import set_aside
 from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
-from streams.runtime.keeping.shelf import set_aside
-from streams.runtime.keeping.snapshotting import WantedFolder
+from streams.runtime.keeping.snapshots.snapshotting import WantedFolder
+from streams.settings.config import EventSourceConfig
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from msgspec import UNSET
 
 from streams.core.partition import PartitionState
 from streams.errors import OffsetError, StreamsError
-from streams.group import Assigned, Copies, Order
 from streams.metrics import PartitionMoved
+from streams.model.group import Assigned, Copies, Order
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.readiness import Readiness

@@ -20,7 +20,7 @@ from streams.core.partition import PartitionState
 from streams.errors import BrokerUnavailable, DiskDamaged, OffsetError, Stopped
 from streams.records import Change, IncomingRecord, TopicPartition, shown_key
 from streams.runtime.changelog import OffsetRecord
-from streams.runtime.keeping.shelf import tombstones_ms_of
+from streams.runtime.keeping.folders.shelf import tombstones_ms_of
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas

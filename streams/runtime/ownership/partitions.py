@@ -19,7 +19,7 @@ from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.core.position import Position, offsets_of, position_of
 from streams.core.transaction import Cut
 from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
-from streams.group import Order
+from streams.model.group import Order
 from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.keeping.keeper import KeptPartition

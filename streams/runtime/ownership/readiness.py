@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection
 from typing import Final
 
-from streams.clients.group_wire import ranges
 from streams.core.partition import PartitionState
+from streams.kafka.wire.group_bytes import ranges
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replicas import Replicas

@@ -22,7 +22,7 @@ from streams.runtime.changelog import (
     decode_release,
     decode_timer,
 )
-from streams.runtime.keeping.entries import Point
+from streams.runtime.keeping.folders.entries import Point
 from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.reading.log_follower import FROM_START, FollowedPartition

@@ -23,10 +23,10 @@ from streams.protocols import StateStore
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OffsetRecord, TopicIds
-from streams.runtime.keeping.entries import HalfLoaded
+from streams.runtime.keeping.folders.entries import HalfLoaded
+from streams.runtime.keeping.folders.shelf import tombstones_ms_of
 from streams.runtime.keeping.keeper import KeptPartition
 from streams.runtime.keeping.on_disk import load_after_snapshot, open_for, refuse_without_folder
-from streams.runtime.keeping.shelf import tombstones_ms_of
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.joined_rows import JoinedRows

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from streams.errors import StreamsError
-from streams.group import HangingEnd, OpenTransaction
+from streams.model.group import HangingEnd, OpenTransaction
 from streams.runtime.member import Member
 
 _log = logging.getLogger(__name__)

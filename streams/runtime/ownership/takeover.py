@@ -18,8 +18,8 @@ import msgspec
 from streams.core.position import Position, offsets_of, position_of
 from streams.core.transaction import Cut, Transaction
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError, TransactionFailed
-from streams.group import TakeOver
 from streams.metrics import OffsetMismatch, TakeOverDone
+from streams.model.group import TakeOver
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
 from streams.runtime.member import Member

@@ -12,13 +12,14 @@ import time
 import uuid
 from typing import Final, Protocol
 
-from streams.clients import kafka_python_settings, takeover
-from streams.clients.membership import connect_group
-from streams.clients.settings import ClientSettings
-from streams.config import host_name
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable
-from streams.group import Assigned, Fatal, GroupEvent, Lost, Membership, Revoked, TakeOver
+from streams.kafka.group.membership import connect_group
+from streams.kafka.questions import takeover
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import kafka_python_settings
+from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Membership, Revoked, TakeOver
+from streams.settings.config import host_name
 
 SESSION_SECONDS: Final = 6.0
 REBALANCE_SECONDS: Final = 30.0

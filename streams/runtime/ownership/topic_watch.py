@@ -13,16 +13,16 @@ from typing import Final
 
 import anyio
 
-from streams.config import EventSourceConfig
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError, TopicReplaced
-from streams.group import TakeOver
 from streams.metrics import PartitionsAdded
+from streams.model.group import TakeOver
+from streams.model.topics import TopicIdentity, unread
 from streams.runtime.changelog import TopicIds
 from streams.runtime.member import Member
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import SourceLog
-from streams.topics import TopicIdentity, unread
+from streams.settings.config import EventSourceConfig
 
 _log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from streams.core.router import Route, Router
 from streams.core.timers import Timer
 from streams.errors import RegistrationError
 from streams.metrics import BatchFailed
+from streams.model.tracing import EventSpan, Tracer, carried
 from streams.records import IncomingRecord
 from streams.runtime.partition.event_context import OWN_NAME, EventContext
 from streams.runtime.partition.failures import RestartNeeded, describe, trace_of
@@ -26,7 +27,6 @@ from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timekeeping import WindowFailed
 from streams.runtime.partition.unit import Unit
-from streams.tracing import EventSpan, Tracer, carried
 
 _log = logging.getLogger(__name__)
 

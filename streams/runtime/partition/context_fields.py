@@ -10,9 +10,9 @@ import msgspec
 from streams.core.origin import INTERJECTION, Origin
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RecordRefused, StoreError
+from streams.model.tracing import EventSpan
 from streams.records import Change, IncomingRecord, Output, Record, TopicPartition, as_bytes
 from streams.runtime.partition.timers import PartitionTimers
-from streams.tracing import EventSpan
 
 
 class ContextFields(msgspec.Struct, eq=False):

@@ -21,6 +21,7 @@ from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
 from streams.events import parse_version
 from streams.metrics import EventFailed
+from streams.model.tracing import EventSpan, carried, stamped, with_context
 from streams.outcomes import ExecutionState, Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
@@ -39,7 +40,6 @@ from streams.runtime.partition.interjections import Interjection
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timekeeping import ClosedWindow, WindowFailed
 from streams.runtime.partition.unit import Unit
-from streams.tracing import EventSpan, carried, stamped, with_context
 
 _log = logging.getLogger(__name__)
 

@@ -6,20 +6,20 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from streams.config import EventSourceConfig
 from streams.core.position import Position
 from streams.core.router import Route, Router
 from streams.core.runs import Run
 from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction, Waiter
 from streams.metrics import Measurement
+from streams.model.topics import InputSpec
 from streams.records import Change, Output
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.partition.state import Partition
 from streams.runtime.ports import Connections, Input, LookupTables
-from streams.topics import InputSpec
+from streams.settings.config import EventSourceConfig
 
 
 class Admission(Protocol):

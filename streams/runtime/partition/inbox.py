@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from streams.config import EventSourceConfig
 from streams.core.merging import run_length
 from streams.records import IncomingRecord
 from streams.runtime.partition.interjections import Interjection
 from streams.runtime.ports import Input
 from streams.runtime.signal import Signal
+from streams.settings.config import EventSourceConfig
 
 
 class Inbox:

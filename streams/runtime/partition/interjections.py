@@ -10,8 +10,8 @@ from typing import Any, Final
 from streams.core.router import Route
 from streams.core.schedule import Schedule
 from streams.core.transaction import Waiter
+from streams.model.tracing import Carrier
 from streams.outcomes import Retry
-from streams.tracing import Carrier
 
 
 class Proof(enum.Enum):

@@ -8,6 +8,7 @@ from typing import Final
 from streams.core.policy import Decision, apply_error_policy
 from streams.core.router import Route, type_and_version
 from streams.errors import DecodeError
+from streams.model.tracing import Tracer, carried
 from streams.records import IncomingRecord
 from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.failures import of_policy
@@ -15,7 +16,6 @@ from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.state import Partition
-from streams.tracing import Tracer, carried
 
 MOST_AT_ONCE: Final = 64
 """Events that enter between two looks at the loop: their jobs begin then."""

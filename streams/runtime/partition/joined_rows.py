@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
+from streams.model.topics import InputSpec
 from streams.records import Change, IncomingRecord
 from streams.runtime.changelog import JOIN_PREFIX
-from streams.topics import InputSpec
 
 _log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError, EncodeError, LoopTooLong
 from streams.records import IncomingRecord
 from streams.runtime.partition import forwarding
 from streams.runtime.partition.context_fields import ContextFields
+from streams.settings.config import EventSourceConfig
 
 HOPS_HEADER: Final = "__kes_hops"
 """Header of a record in the loop: how many events of the loop led to one another up to it, in decimal digits."""

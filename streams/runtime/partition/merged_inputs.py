@@ -15,12 +15,12 @@ from streams.core import runs as runs_of_several
 from streams.core.merging import InputHead, InputKind, Wait, next_input
 from streams.core.position import Position
 from streams.core.runs import Run
+from streams.model.topics import InputSpec
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.changelog import InputPosition
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.state import Partition
 from streams.statistics import InputStatistics
-from streams.topics import InputSpec
 
 SHORT: Final = 128
 """Records of a queued batch that gets those behind it, too: a slice ends where the batch of any input does."""

@@ -10,7 +10,7 @@ Why the loop looks as it does:
   instructions more on Python 3.11, which takes them for methods.
 * A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``). An event that
   fails behind it does not take the row back: it is complete.
-* Records mostly have the same headers as the one before (the same tuple: ``clients.received``), so the handler is
+* Records mostly have the same headers as the one before (the same tuple: ``kafka.reading.received``), so the handler is
   looked up when these change.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, Final
 from streams.core.policy import Answered
 from streams.core.router import type_and_version
 from streams.core.runs import Run, name_input
+from streams.model.tracing import carried
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord, Output
 from streams.runtime.partition.event_context import EventContext
@@ -31,7 +32,6 @@ from streams.runtime.partition.host import Host
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
 from streams.sak import leaves
-from streams.tracing import carried
 
 CLASSES: Final = (Change, EventContext, IncomingRecord)
 """Whose fields are read by their places in memory when this is compiled. Contexts are only made that way: a handler may

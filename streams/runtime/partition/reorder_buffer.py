@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any, Protocol
 
 from streams.core.router import Route
+from streams.model.tracing import EventSpan
 from streams.records import IncomingRecord
 from streams.runtime.partition.event_context import EventContext
-from streams.tracing import EventSpan
 
 Finish = Callable[[EventContext[Any]], Any]
 """The function of an event at its turn. May be asynchronous."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from streams.config import EventSourceConfig
 from streams.core.origin import Origin
 from streams.core.router import Router
 from streams.core.timers import Timer, Timers
@@ -19,6 +18,7 @@ from streams.records import Change
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.ports import LookupTables
+from streams.settings.config import EventSourceConfig
 
 
 class TimerHost(Protocol):

@@ -12,13 +12,13 @@ from typing import Any
 
 from streams.core.policy import Answered
 from streams.core.transaction import Waiter
+from streams.model.tracing import stamped
 from streams.outcomes import ExecutionState
 from streams.records import Change, Output
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import change_too_large, of_policy
 from streams.runtime.partition.host import Admission
 from streams.runtime.partition.state import Partition
-from streams.tracing import stamped
 
 
 class Unit:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import anyio
 
-from streams.clients.admin import TopicAdmin, Watermarks
-from streams.clients.consumer import TAIL, LogConsumer
-from streams.clients.settings import ClientSettings
 from streams.core.checkpoints import TOMBSTONES_MS
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.settings import ClientSettings
 from streams.runtime import ports
 from streams.runtime.bridge import Worker
 from streams.runtime.reading.log_follower import Tail

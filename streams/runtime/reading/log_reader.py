@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import anyio
 
-from streams.clients.admin import Watermarks
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -25,6 +24,7 @@ from streams.errors import (
     StreamsError,
     TopicError,
 )
+from streams.kafka.questions.admin import Watermarks
 from streams.runtime.bridge import Inlet
 from streams.runtime.ports import LogClients, LogTail
 from streams.runtime.reading.followed_topic import REQUEST_SECONDS, FollowedTopic, loop_time

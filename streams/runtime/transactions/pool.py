@@ -21,20 +21,20 @@ from typing import Final
 import anyio
 import msgspec
 
-from streams.clients.producing.encoded_transaction import EncodedTransaction
-from streams.config import EventSourceConfig
 from streams.core import batching
 from streams.core.position import Position, offsets_of
 from streams.core.runs import Run, name_input
 from streams.core.transaction import Transaction, TransactionState, Waiter
 from streams.errors import TransactionFailed
-from streams.group import Snapshot
+from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.metrics import TransactionSettled
+from streams.model.group import Snapshot
 from streams.records import Change, Output
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker
 from streams.runtime.ports import TransactionSlot
 from streams.runtime.signal import Broadcast, Signal
 from streams.runtime.transactions.producer_slots import Slots
+from streams.settings.config import EventSourceConfig
 
 ENCODED_TOGETHER: Final = 64
 """Outputs that are encoded while a transaction is filled, at a time: 30 us. The rest is encoded when it is sealed."""

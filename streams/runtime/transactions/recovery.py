@@ -15,8 +15,6 @@ from typing import Final
 
 import anyio
 
-from streams.config import EventSourceConfig
-from streams.config_groups import DELIVERY_SHARE
 from streams.core.origin import describe, is_interjection, place_of
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
@@ -26,6 +24,8 @@ from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
 from streams.runtime.partition.dead_letters import DeadLetter
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.transactions.pool import TransactionPool
+from streams.settings.config import EventSourceConfig
+from streams.settings.groups import DELIVERY_SHARE
 
 _log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from streams.clients.permissions import on_topic
-from streams.clients.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError
+from streams.kafka.permissions import on_topic
+from streams.kafka.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
 from streams.spark.kafka import client, topic_admin, translated
 from streams.spark.reading.consumers import KeptConsumer, fetch_settings, keep, take
 from streams.spark.reading.planning import Advance, split

@@ -23,8 +23,8 @@ from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
 
-from streams.clients.translate import NO_ANSWER, NO_SUCH_TOPIC
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
+from streams.kafka.translate import NO_ANSWER, NO_SUCH_TOPIC
 from streams.records import TopicPartition
 from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, no_such_topic, translated
 from streams.spark.options import agreed

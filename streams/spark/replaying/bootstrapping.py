@@ -29,16 +29,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from streams.clients.group_checks import GroupChecks
-from streams.clients.producing.forwarding import BatchForwarder
-from streams.config import EventSourceConfig
 from streams.errors import ConfigError, OffsetError, StreamsError
-from streams.event_source import EventSource
+from streams.kafka.questions.group_checks import GroupChecks
+from streams.kafka.writing.forwarding import BatchForwarder
 from streams.records import Change
 from streams.records import TopicPartition as Partition
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.replay import Program, refuse_several_inputs
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
 from streams.spark.replaying.replay_task import loaded
 from streams.spark.replaying.replays import State
 from streams.spark.typed.tables import is_reserved

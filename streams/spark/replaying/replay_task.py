@@ -25,12 +25,12 @@ import msgspec
 import pyarrow as pa
 from pyspark.serializers import CloudPickleSerializer
 
-from streams.clients.received import received
 from streams.errors import ConfigError, StreamsError
-from streams.event_source import EventSource
-from streams.loading import described, load
+from streams.kafka.reading.received import received
+from streams.model.loading import described, load
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, Output
 from streams.runtime.replay import PartitionReplay, Program
+from streams.source.event_source import EventSource
 from streams.spark.reading.record_batches import HEADERS, header_column
 from streams.spark.writing.header_columns import type_headers
 

@@ -23,10 +23,10 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from streams.errors import ConfigError, EventFailure, StreamsError
-from streams.event_source import EventSource
 from streams.protocols import Codec
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.replay import Program
+from streams.source.event_source import EventSource
 from streams.spark.columns import HEADERS_TYPE
 from streams.spark.options import addressed, agreed, names_brokers
 from streams.spark.replaying.replay_task import END, POSITION, RECORD, RESULT, STATE, loaded, replayer, travelling

@@ -2,7 +2,7 @@
 
 Rows are gathered, sorted by topic and partition (each keeps its order), and encoded: what stands between key and value
 is computed for all rows at once, and Arrow joins the pieces. Producer, epoch and sequence stay empty: the driver has
-them (``clients.producing.forwarding``).
+them (``kafka.writing.forwarding``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as _compute
 
-from streams.clients.producing.compression import ATTRIBUTES, Compression, codec_of, lz4_frame
-from streams.clients.producing.made_batch import MadeBatch
-from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.errors import RecordRefused
+from streams.kafka.wire.compression import ATTRIBUTES, Compression, codec_of, lz4_frame
+from streams.kafka.writing.made_batch import MadeBatch
+from streams.kafka.writing.record_batch import BATCH_HEAD
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, shown_key
 from streams.spark.columns import SINK_COLUMNS
 from streams.spark.options import KafkaSettings

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as _compute
 
-from streams.clients.producing.record_batch import encode_headers
 from streams.errors import RecordRefused
+from streams.kafka.writing.record_batch import encode_headers
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers
 from streams.spark.writing.placing import Numbers
 

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from streams.clients.admin import TopicDescription
-from streams.clients.producing.made_batch import MadeBatch
-from streams.clients.producing.record_batch import BATCH_HEAD
-from streams.clients.producing.rows import Rows
-from streams.clients.reader import PartitionReader
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
+from streams.kafka.questions.admin import TopicDescription
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.writing.made_batch import MadeBatch
+from streams.kafka.writing.record_batch import BATCH_HEAD
+from streams.kafka.writing.rows import Rows
 from streams.spark.kafka import TIMEOUT_SECONDS, settings_of, topic_admin
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.markers import Stored
 
 if TYPE_CHECKING:
-    from streams.clients.producing.forwarding import BatchForwarder
+    from streams.kafka.writing.forwarding import BatchForwarder
 
 _LOG_SECONDS: Final = 120.0
 

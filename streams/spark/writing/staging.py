@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from streams.clients.producing.made_batch import MadeBatch
-from streams.clients.producing.record_batch import BATCH_HEAD
 from streams.errors import ConfigError, StagingError
+from streams.kafka.writing.made_batch import MadeBatch
+from streams.kafka.writing.record_batch import BATCH_HEAD
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.folders import StagingFolder, reason
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from streams.clients.permissions import on_group, on_topic, on_transactional_id
-from streams.clients.producing.made_batch import MadeBatch
-from streams.clients.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
+from streams.kafka.permissions import on_group, on_topic, on_transactional_id
+from streams.kafka.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
+from streams.kafka.writing.made_batch import MadeBatch
 from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
@@ -32,7 +32,7 @@ from streams.spark.writing.markers import Request, Stored, Written, inherited, l
 from streams.spark.writing.write_options import SinkOptions
 
 if TYPE_CHECKING:
-    from streams.clients.producing.forwarding import BatchForwarder
+    from streams.kafka.writing.forwarding import BatchForwarder
 
 _ROUNDS: Final = 3
 _LONGEST_SECONDS: Final = 900.0
@@ -122,7 +122,7 @@ def settle(target: WriteTarget, doing: object) -> None:
 @contextlib.contextmanager
 def _fenced(target: WriteTarget, doing: object, size: int) -> Iterator[BatchForwarder]:
     """A new forwarder after ``init_transactions``; what is open when the block ends is aborted."""
-    forwarding = import_module("streams.clients.producing.forwarding")  # tasks do without: it costs them 0.3 s
+    forwarding = import_module("streams.kafka.writing.forwarding")  # tasks do without: it costs them 0.3 s
     settings = forwarding.settings_of(target.kafka, "kes-spark")
     with forwarding.BatchForwarder(settings, target.identity, _seconds(target.kafka, size)) as forwarder:
         try:

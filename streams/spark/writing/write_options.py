@@ -150,7 +150,7 @@ def _kafka(plain: Mapping[str, str]) -> KafkaSettings:
     compression(found)
     if any(name.startswith(("security.", "sasl.", "ssl.")) for name in found):
         try:
-            import_module("streams.clients.producing.forwarding").settings_of(found, "kes-spark")
+            import_module("streams.kafka.writing.forwarding").settings_of(found, "kes-spark")
         except ConfigError as error:
             raise ConfigError(f"an option kafka.* cannot be used for writing: {error}") from error
     return found

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from streams.model.topics import TopicIdentity
 from streams.records import Headers, IncomingRecord
 from streams.runtime.changelog import RELEASE_KEY
 from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
-from streams.topics import TopicIdentity
 
 TOPIC_LIMIT: Final = 1_048_588
 """``max.message.bytes`` of topics, by default."""

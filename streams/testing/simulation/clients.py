@@ -8,18 +8,19 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from streams.clients.producing.cluster import Cluster
-from streams.clients.producing.encoded_transaction import EncodedTransaction
-from streams.clients.producing.settings import ProducerSettings
-from streams.clients.producing.transactions import WireSlot
-from streams.config import EventSourceConfig
 from streams.core.admission import size_of_records
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, OffsetError, Stopped
-from streams.group import HangingEnd, OpenTransaction, Snapshot, instance_of
+from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.settings import ProducerSettings
+from streams.kafka.writing.encoded_transaction import EncodedTransaction
+from streams.kafka.writing.transactions import WireSlot
+from streams.model.group import HangingEnd, OpenTransaction, Snapshot, instance_of
+from streams.model.topics import TopicIdentity, TopicSpec
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
+from streams.settings.config import EventSourceConfig
 from streams.testing.simulation.broker import Broker, Refuses
 from streams.testing.simulation.followed import SimLogClients
 from streams.testing.simulation.group import Illegal, Unknown
@@ -30,7 +31,6 @@ from streams.testing.simulation.process import Process, SimWorker, wait_for
 from streams.testing.simulation.tail import SimTail
 from streams.testing.simulation.virtual_time import ORDERED
 from streams.testing.simulation.wire_broker import WireBroker
-from streams.topics import TopicIdentity, TopicSpec
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from streams.clients.admin import TopicDescription, Watermarks
+from streams.kafka.questions.admin import TopicDescription, Watermarks
 from streams.testing.simulation.process import Process, SimWorker
 from streams.testing.simulation.tail import SimTail
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from streams.group import Assignment, Assignor, MemberReport
+from streams.model.group import Assignment, Assignor, MemberReport
 from streams.testing.simulation.broker import Broker, Refuses
 
 

@@ -1,4 +1,4 @@
-"""A member of the simulated group, that behaves as ``clients.membership`` does.
+"""A member of the simulated group, that behaves as ``kafka.group.membership`` does.
 
 Its state is the real ``core.group_member``. Calls of the engine reach it some time later, in order, as calls do that
 cross to another thread; its events reach the engine some time later too.
@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from streams.clients.group_wire import group_metadata
 from streams.core.group_member import GroupMember, Holdings
 from streams.errors import MembershipFatal
-from streams.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
+from streams.kafka.wire.group_bytes import group_metadata
+from streams.model.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
 from streams.testing.simulation.group import Group, Illegal, Inconsistent, Unknown
 from streams.testing.simulation.virtual_time import ORDERED, elapse
 

@@ -25,7 +25,7 @@ class SimPlainProducer:
         self._reports: list[Acknowledgement] = []
 
     def produce(self, record: Record, token: object) -> bool:
-        """See ``clients.plain_producer``."""
+        """See ``kafka.writing.plain_producer``."""
         if len(self._queue) >= self._process.faults.queue_limit:
             return False
         self._process.passes("plain.produce")
@@ -34,7 +34,7 @@ class SimPlainProducer:
         return True
 
     def poll(self, timeout_seconds: float) -> list[Acknowledgement]:
-        """See ``clients.plain_producer``."""
+        """See ``kafka.writing.plain_producer``."""
         process = self._process
         deadline = process.loop.time() + timeout_seconds
         while not self._reports and process.loop.time() < deadline:
@@ -43,7 +43,7 @@ class SimPlainProducer:
         return reports
 
     def close(self) -> None:
-        """See ``clients.plain_producer``."""
+        """See ``kafka.writing.plain_producer``."""
         self._closed = True
         self._queue.clear()
 

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streams.clients import kafka_python
+from streams.kafka.wire import kafka_python
 from streams.testing.simulation.broker import TOPIC_LIMIT, Broker, LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
 

@@ -1,1 +1,0 @@
-"""The transactional producer that speaks Kafka's protocol itself, on the event loop."""

@@ -1,0 +1,307 @@
+"""A group whose members are librdkafka's: its settings, its members, and the questions of a take-over.
+
+librdkafka's members carry no data of ours, so no assignment names the other members. Their client id is their
+instance name instead (that of kafka-python members is too), and the coordinator lists the members.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Collection
+from importlib import import_module
+from typing import Any, Final
+
+import msgspec
+from confluent_kafka import KafkaError
+
+from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal, StreamsError
+from streams.kafka import permissions
+from streams.kafka.connection import ConnectionLog
+from streams.kafka.group.coordinator import refused
+from streams.kafka.permissions import denied
+from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.wire import group_bytes
+from streams.kafka.wire.kafka_python import DescribeConfigsRequest, DescribeGroupsRequest, errors
+from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+
+log = logging.getLogger(__name__)
+
+_GROUP_RESOURCE = 32
+_ApiMessage: Any = import_module("kafka.protocol.api_message").ApiMessage
+
+
+class RosterMember(msgspec.Struct, frozen=True):
+    """One member as the coordinator knows it. ``client_id`` is its instance name, if it is a member of ours."""
+
+    member_id: str
+    client_id: str
+    static_id: str | None
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """The members of a group at one moment. ``kind``: ``classic``, ``consumer`` (KIP-848), or ``none``: no such group,
+    or no member in it. ``protocol``: the assignor that they share, empty while they agree on it."""
+
+    kind: str = "none"
+    protocol: str = ""
+    members: tuple[RosterMember, ...] = ()
+
+    @property
+    def instances(self) -> frozenset[str]:
+        """The instance names of all members, foreign ones as they call themselves."""
+        return frozenset(member.client_id for member in self.members)
+
+    def rivals(self, instance: str, member_id: str) -> list[RosterMember]:
+        """Other members of the same instance name."""
+        return [member for member in self.members if member.client_id == instance and member.member_id != member_id]
+
+
+class RosterTakeOver(KafkaPythonTakeOver):
+    """The questions of a take-over, in a group whose assignments do not name the members.
+
+    ``member_id``: gives this member's own id at the moment, empty when it is none.
+    """
+
+    member_id: Callable[[], str] = str
+
+    async def _present(self, members: Collection[str], deadline: float) -> frozenset[str]:
+        """List the group's instances by the coordinator, after the open transactions; ``members`` is ignored.
+
+        In this order, so that no live member is fenced. An instance with a transaction open when they were listed, and
+        still at work, was a member before, and is one still; if it left in between, it has settled all it had; if it
+        was evicted, its transaction is to be ended. An instance that joins in between is on neither list, or on the
+        second one only. The list counts as complete only if this member is on it itself: else
+        ``BrokerUnavailable``, nothing is fenced, and the take-over is tried again.
+        """
+        roster = await self._roster(deadline)
+        own = self.member_id()
+        if own not in {member.member_id for member in roster.members}:
+            raise BrokerUnavailable(
+                f"group {self._group_id}: the coordinator's list of members does not have this member "
+                f"({own or 'none at the moment'}); no member is fenced by it"
+            )
+        return roster.instances
+
+    def roster(self, deadline: float) -> Roster:
+        """List the members of the group. ``ConfigError`` without the right to describe it. The caller has to log an
+        outage: the client does not, however long it lasts."""
+
+        async def work() -> Roster:
+            await self._client.connected(deadline, quiet=True)
+            return await self._roster(deadline)
+
+        return self._client.call(work, deadline)
+
+    def group_settings(self, deadline: float) -> dict[str, str]:
+        """Return the broker's settings for this group (``consumer.session.timeout.ms`` ...), empty if it refuses to
+        describe them. The caller has to log an outage, as with ``roster``."""
+
+        async def attempt() -> dict[str, str]:
+            resource = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=_GROUP_RESOURCE, resource_name=self._group_id, configuration_keys=None
+            )
+            request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, min_version=1)
+            result = (await self._client.send(request, None, deadline)).results[0]
+            try:
+                raise_for(result.error_code)
+            except (errors.AuthorizationError, errors.InvalidRequestError) as refusal:
+                log.info("group %s: the broker does not report its settings (%s)", self._group_id, refusal)
+                return {}
+            return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+
+        return self._client.ask(f"reading the settings of group {self._group_id}", deadline, attempt, quiet=True)
+
+    # ------------------------------------------------------------------ IO thread
+
+    async def _roster(self, deadline: float) -> Roster:
+        step = f"asking for the members of group {self._group_id}"
+        needed = [permissions.on_group("Describe", self._group_id)]
+        return await self._until(deadline, step, self._roster_once, needed)
+
+    async def _roster_once(self, deadline: float) -> Roster:
+        node = await self._client.coordinator(GROUP, self._group_id, deadline)
+        classic, broker_side = await describe_group(self._client, self._group_id, node, deadline)
+        if classic is not None and classic.members:
+            members = tuple(RosterMember(m.member_id, m.client_id, m.group_instance_id) for m in classic.members)
+            return Roster("classic", classic.protocol_data, members)
+        if broker_side is not None and broker_side.members:
+            members = tuple(RosterMember(m.member_id, m.client_id, m.instance_id) for m in broker_side.members)
+            return Roster("consumer", broker_side.assignor_name, members)
+        return Roster()
+
+
+async def describe_group(client: KafkaPythonClient, group_id: str, node: int, deadline: float) -> tuple[Any, Any]:
+    """The group as a classic one, and as one of the broker's protocol: it is of one kind at a time, and ``None`` as the
+    other; twice ``None``: there is no such group."""
+    request = DescribeGroupsRequest(groups=[group_id], min_version=4, max_version=5)
+    classic = (await client.send(request, node, deadline)).groups[0]
+    raise_for(classic.error_code)
+    if classic.group_state != "Dead":
+        return classic, None
+    request = _ConsumerGroupDescribeRequest(group_ids=[group_id], include_authorized_operations=False)
+    try:
+        described = (await client.send(request, node, deadline)).groups[0]
+    except errors.UnsupportedVersionError:  # a broker that has classic groups only
+        return None, None
+    if described.error_code == errors.GroupIdNotFoundError.errno:
+        return None, None
+    raise_for(described.error_code)
+    return None, described
+
+
+class GroupLog(ConnectionLog):
+    """Remembers a fatal error: librdkafka reports it in several places, in each of them once."""
+
+    fatal: KafkaError | None = None
+
+    def on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal = self.fatal or error
+        else:
+            super().on_error(error)
+
+
+class Term:
+    """One Consumer, from its subscription to its end. ``held``: what librdkafka believes the group gave it."""
+
+    def __init__(self, consumer: Any, log: GroupLog) -> None:
+        self.consumer, self.log = consumer, log
+        self.held: frozenset[int] = frozenset()
+        self.over = False
+        self.unsubscribed = False
+        self.stale_since: float | None = None  # the membership was found void; ``held`` has still to be given up
+
+    @property
+    def is_stale(self) -> bool:
+        """Check whether librdkafka still holds what the membership has lost."""
+        return self.stale_since is not None
+
+    @property
+    def reason(self) -> str:
+        """Reason of the loss of the membership, as far as it is known."""
+        if self.log.down:
+            return f"the coordinator did not answer for a session timeout ({self.log.reason})"
+        return "the group does not know this member any more"
+
+    def metadata(self) -> group_bytes.Metadata:
+        """The group metadata now. 5 us, and a question to librdkafka's main thread."""
+        return group_bytes.parse_metadata(self.consumer.consumer_group_metadata())
+
+
+_FATAL: Final = (
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.UNRELEASED_INSTANCE_ID,
+    KafkaError.GROUP_ID_NOT_FOUND,
+    KafkaError.UNSUPPORTED_ASSIGNOR,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_MAX_SIZE_REACHED,
+)
+
+
+def name_of(error: KafkaError) -> str:
+    """Return the name of an error. The error that ended a Consumer comes as ``_FATAL``, with its description in the
+    text."""
+    if error.code() == KafkaError._FATAL:
+        for code in _FATAL:
+            if KafkaError(code).str() in error.str():
+                return KafkaError(code).name()
+    return error.name()
+
+
+def explained(code: str, text: str, group_id: str, instance: str, topic: str) -> StreamsError | None:
+    """Translate an error of librdkafka's group membership by its name. ``None``: it passes."""
+    group = f"group {group_id}"
+    match code:
+        case "UNRELEASED_INSTANCE_ID":
+            return MembershipFatal(
+                f"{group}: another member is static instance {instance!r}; each process needs an instance name of its "
+                "own (one that was killed is in the group until its session expires)"
+            )
+        case "INCONSISTENT_GROUP_PROTOCOL":
+            return MembershipFatal(
+                f"{group}: its members use another membership or strategy; stop all of them before changing it, or "
+                "use a group id of its own"
+            )
+        case "UNSUPPORTED_ASSIGNOR":
+            return ConfigError(f"{group}: the broker has no such assignor ({text}); see its group.consumer.assignors")
+        case "UNSUPPORTED_VERSION" | "_UNSUPPORTED_FEATURE":
+            return ConfigError(f"{group}: the broker is too old for this membership ({text}); KIP-848 needs Kafka 4.0")
+        case "GROUP_AUTHORIZATION_FAILED" | "TOPIC_AUTHORIZATION_FAILED":
+            needed = permissions.on_group("Read", group_id), permissions.on_topic("Describe", topic)
+            return ConfigError(f"joining {group}: {denied(code, needed)}")
+        case _:
+            return refused(code, group_id, instance)
+
+
+# ---------------------------------------------------------------------- API 69, which kafka-python does not have yet
+
+
+def _field(name: str, kind: str, *fields: dict[str, Any], **more: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "versions": "0+", **({"fields": list(fields)} if fields else {}), **more}
+
+
+def _api(kind: str, *fields: dict[str, Any]) -> dict[str, Any]:
+    name = f"ConsumerGroupDescribe{kind.title()}"
+    return {
+        "apiKey": 69,
+        "type": kind,
+        "name": name,
+        "validVersions": "0",
+        "flexibleVersions": "0+",
+        "fields": list(fields),
+    }
+
+
+_NULLABLE: Final = {"nullableVersions": "0+", "default": "null"}
+_PLACES: Final = _field(
+    "TopicPartitions",
+    "[]TopicPartitions",
+    _field("TopicId", "uuid"),
+    _field("TopicName", "string"),
+    _field("Partitions", "[]int32"),
+)
+_REQUEST: Final = _api("request", _field("GroupIds", "[]string"), _field("IncludeAuthorizedOperations", "bool"))
+_MEMBER: Final = (
+    _field("MemberId", "string"),
+    _field("InstanceId", "string", **_NULLABLE),
+    _field("RackId", "string", **_NULLABLE),
+    _field("MemberEpoch", "int32"),
+    _field("ClientId", "string"),
+    _field("ClientHost", "string"),
+    _field("SubscribedTopicNames", "[]string"),
+    _field("SubscribedTopicRegex", "string", **_NULLABLE),
+    _field("Assignment", "Assignment", _PLACES),
+    _field("TargetAssignment", "Assignment", _PLACES),
+)
+_GROUP: Final = (
+    _field("ErrorCode", "int16"),
+    _field("ErrorMessage", "string", **_NULLABLE),
+    _field("GroupId", "string"),
+    _field("GroupState", "string"),
+    _field("GroupEpoch", "int32"),
+    _field("AssignmentEpoch", "int32"),
+    _field("AssignorName", "string"),
+    _field("Members", "[]Member", *_MEMBER),
+    _field("AuthorizedOperations", "int32", default="-2147483648"),
+)
+_RESPONSE: Final = _api("response", _field("ThrottleTimeMs", "int32"), _field("Groups", "[]DescribedGroup", *_GROUP))
+
+
+def _message(base_name: str, schema: dict[str, Any]) -> Any:
+    """A message class of kafka-python for a schema that it does not ship. It finds schemas by the name of the class,
+    and lets the class change what it found."""
+
+    def json_patch(_metaclass: Any, _shipped: Any) -> dict[str, Any]:
+        return schema
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
+        return type(_ApiMessage)(base_name, (_ApiMessage,), {"json_patch": classmethod(json_patch)})
+
+
+_ConsumerGroupDescribeRequest: Any = _message("DescribeGroupsRequest", _REQUEST)
+_ConsumerGroupDescribeResponse: Any = _message("DescribeGroupsResponse", _RESPONSE)

@@ -1,0 +1,1 @@
+"""What a cluster is asked: topics, offsets, groups, transactions, rights."""

@@ -1,0 +1,227 @@
+"""Check that a group stands still and has no past, before a tool writes what only the group's members write."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Final, Self
+
+from streams.errors import OffsetError, Stopped, TopicError
+from streams.kafka import permissions
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.questions.takeover import KafkaPythonTakeOver, SourceLog
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.group_bytes import metadata_of_no_member
+from streams.kafka.wire.kafka_python import errors as kafka_errors
+from streams.kafka.wire.kafka_python_client import (
+    GROUP,
+    KafkaPythonClient,
+    commit_request,
+    entries_of,
+    forget_request,
+    raise_for,
+)
+from streams.kafka.writing.blocking import BlockingSlot
+from streams.kafka.writing.plain_producer import PlainProducer
+from streams.model.topics import TopicSpec
+from streams.records import IncomingRecord, Record
+from streams.settings.config import EventSourceConfig
+
+_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.1
+_CLOSE_SECONDS: Final = 2.0
+_AT_REST: Final = ("Empty", "Dead", "")
+
+
+class GroupChecks:
+    """Questions about one event source's group and logs. Blocks; one thread. ``with GroupChecks(config) as checks``."""
+
+    def __init__(self, config: EventSourceConfig, *, seconds: float = _SECONDS) -> None:
+        self._config, self._seconds = config, seconds
+        security = kafka_python_settings.security_of(config.client_settings)
+        self._settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-checks")
+        self._client = KafkaPythonClient(config.bootstrap_servers, "kes-checks", security)
+        self._client.start()
+        self._questions = GroupQuestions(config.bootstrap_servers, security)
+        self._group_log = KafkaPythonTakeOver(
+            self._client, config.group_id, config.offsets_topic, changelog=config.changelog
+        )
+        self._elsewhere = _elsewhere(config)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._seconds
+
+    @property
+    def _source_log(self) -> KafkaPythonTakeOver:
+        return self._elsewhere or self._group_log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.close()
+        self._questions.close()
+        self._client.close(_CLOSE_SECONDS)
+
+    def source(self, topic: str = "") -> tuple[dict[int, tuple[int, int]], str]:
+        """(log start, high watermark) of each partition of the source topic, or of another input, and the topic's id.
+        Raises ``TopicError``."""
+        numbers, deadline = range(self._config.num_partitions), self._deadline()
+        return self._source_log.log_range(topic or self._config.topic, numbers, deadline), self.source_id(topic)
+
+    def source_id(self, topic: str = "") -> str:
+        """The id of the source topic, or of another input."""
+        return self._source_log.identity(topic or self._config.topic, self._deadline()).topic_id
+
+    def changelog_id(self) -> str:
+        """The id of the changelog."""
+        return self._group_log.identity(self._config.changelog, self._deadline()).topic_id
+
+    def create(self, specs: list[TopicSpec]) -> None:
+        """Create topics that are missing; ``TopicError`` for those that are not as they must be."""
+        with contextlib.closing(TopicAdmin(self._settings)) as admin:
+            admin.create(specs)
+            differences = admin.differences(specs)
+        if differences:
+            raise TopicError("; ".join(differences))
+
+    def refuse_if_alive(self) -> None:
+        """Raises ``OffsetError`` when the group has members. What departed members left open is ended, so that it
+        cannot be committed any more."""
+        config = self._config
+        group = self._questions.look(config.group_id, self._seconds)
+        if group.state not in _AT_REST or group.members:
+            raise _is_alive(config, ", ".join(member.instance for member in group.members[:5]) or group.state)
+        self._group_log.fence_departed((), self._deadline())
+
+    def refuse_unless_at_rest(self) -> None:
+        """Raises ``OffsetError`` when the group has members, or committed offsets. What departed members left open is
+        ended first."""
+        self.refuse_if_alive()
+        # The barrier: what a missed fence left open must not be committed after we have looked.
+        self._refuse_position(self.committed(list(range(self._config.num_partitions))))
+
+    def hold(self, slot: BlockingSlot, offsets: Mapping[int, int], topic: str = "") -> None:
+        """Send offsets of the group (in an input, by default the source's own topic) into a transaction, and check
+        after that that no member is alive: a member that joins later waits, before it takes over one of these
+        partitions, for the end of the transaction (its barrier: committed offsets that are pending). Raises
+        ``OffsetError``, ``TransactionFailed``."""
+        metadata = metadata_of_no_member(self._config.group_id)
+        slot.send_offsets(topic or self._config.offsets_topic, offsets, metadata)
+        self.refuse_if_alive()
+
+    def refuse_if_begun(self) -> None:
+        """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group:
+        while they are pending there is no barrier to wait for."""
+        self.refuse_if_alive()
+        group = self._questions.look(self._config.group_id, self._seconds)
+        self._refuse_position(group.committed.get(self._config.offsets_topic, {}))
+
+    def _refuse_position(self, offsets: Mapping[int, int | None]) -> None:
+        config = self._config
+        if committed := {number: offset for number, offset in offsets.items() if offset is not None}:
+            number, offset = min(committed.items())
+            raise OffsetError(
+                f"group {config.group_id} has a position already ({config.topic}[{number}] at offset {offset}): "
+                "delete the group's offsets and the changelog to start over, or use another group_id"
+            )
+
+    def committed(self, partitions: list[int], topic: str = "") -> dict[int, int | None]:
+        """The group's committed offsets in the source topic, or in another input; ``None``: none."""
+        return self._group_log.stable_offsets(partitions, self._deadline(), topic)
+
+    def set_offsets(self, offsets: Mapping[int, int], topic: str = "") -> None:
+        """Commit these offsets for the group, in the source topic or in another input. Raises ``OffsetError`` when a
+        member has joined it meanwhile."""
+        config, deadline, topic = self._config, self._deadline(), topic or self._config.offsets_topic
+        request = commit_request(config.group_id, {(topic, number): (offset, "") for number, offset in offsets.items()})
+
+        async def attempt() -> None:
+            node = await self._client.coordinator(GROUP, config.group_id, deadline)
+            answer = await self._client.send(request, node, deadline)
+            try:
+                list(entries_of(answer.topics))  # raises for one that was refused
+            except kafka_errors.UnknownMemberIdError as error:  # commits from outside are for empty groups
+                raise _is_alive(config, "a member has joined") from error
+
+        if offsets:
+            needed = permissions.on_group("Read", config.group_id), permissions.on_topic("Read", topic)
+            self._client.ask(f"setting the offsets of group {config.group_id}", deadline, attempt, needed=needed)
+
+    def forget_offsets(self, topic: str) -> None:
+        """Delete the group's offsets in an input that it does not read any more, if there are any. Raises
+        ``OffsetError`` when a member has joined it meanwhile."""
+        config, deadline = self._config, self._deadline()
+        request = forget_request(config.group_id, topic, range(config.num_partitions))
+
+        async def attempt() -> None:
+            node = await self._client.coordinator(GROUP, config.group_id, deadline)
+            answer = await self._client.send(request, node, deadline)
+            try:
+                raise_for(answer.error_code)
+                list(entries_of(answer.topics))
+            except (kafka_errors.GroupIdNotFoundError, kafka_errors.UnknownTopicOrPartitionError):
+                pass  # there are none: they go with their topic
+            except (kafka_errors.NonEmptyGroupError, kafka_errors.GroupSubscribedToTopicError) as error:
+                raise _is_alive(config, "a member has joined") from error
+
+        needed = permissions.on_group("Delete", config.group_id), permissions.on_topic("Read", topic)
+        self._client.ask(
+            f"deleting the offsets of group {config.group_id} in {topic}", deadline, attempt, needed=needed
+        )
+
+    def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
+        """The last committed record with this key in each partition; those without one are left out."""
+        ranges = self._group_log.log_range(topic, partitions, self._deadline())
+        with contextlib.closing(PartitionReader(self._settings)) as reader:
+            return reader.last_with_key(topic, ranges, key, stalled_after_seconds=self._seconds)
+
+    def write(self, topic: str, key: bytes, values: Mapping[int, bytes]) -> None:
+        """Write one record with this key into each of these partitions. On return all in-sync replicas have them.
+        Raises what the first failed one met."""
+        with contextlib.closing(
+            PlainProducer(self._settings, delivery_timeout_ms=int(self._seconds * 1000))
+        ) as producer:
+            for number, value in values.items():
+                producer.produce(Record(topic, value, key, partition=number), number)
+            left = set(values)
+            while left:
+                for report in producer.poll(_POLL_SECONDS):
+                    if report.error is not None:
+                        raise report.error
+                    left.discard(report.token)
+
+    def refuse_unless_empty(self, topic: str) -> None:
+        """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""
+        ranges = self._group_log.log_range(topic, range(self._config.num_partitions), self._deadline())
+        ranges = {number: span for number, span in ranges.items() if span[0] < span[1]}
+        found: list[IncomingRecord] = []
+        with contextlib.closing(PartitionReader(self._settings)) as reader, contextlib.suppress(Stopped):
+            reader.read(
+                topic,
+                ranges,
+                lambda _, records: found.extend(record for record in records if record.value is not None),
+                stalled_after_seconds=self._seconds,
+                cancelled=lambda: bool(found),
+            )
+        if found:
+            raise OffsetError(
+                f"{found[0].where} holds state or a position already: delete the group's offsets and the changelog to "
+                "start over, or use another group_id"
+            )
+
+
+def _elsewhere(config: EventSourceConfig) -> SourceLog | None:
+    if not config.source_is_elsewhere:
+        return None
+    security = kafka_python_settings.security_of(config.source_client_settings)
+    return SourceLog(config.source_bootstrap_servers, "kes-checks", security)
+
+
+def _is_alive(config: EventSourceConfig, names: str) -> OffsetError:
+    return OffsetError(f"group {config.group_id} is alive ({names}): stop all members of the event source first")

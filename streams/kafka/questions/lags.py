@@ -1,0 +1,97 @@
+"""The lag of a group: by offsets, and without the markers of transactions at the end of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from streams.errors import BrokerUnavailable, StreamsError
+from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from streams.kafka.questions.admin import Watermarks
+
+TAIL_OFFSETS: Final = 16
+"""A longer tail is not read: one transaction leaves one marker in a partition, behind its last record."""
+_SECONDS: Final = 3.0
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """Lag of a group in a partition: ``end - committed``, as other tools have it, transaction markers included.
+
+    ``committed`` is ``None`` where the group has no offset; ``lag`` counts from ``start`` then.
+    """
+
+    partition: int
+    committed: int | None
+    start: int
+    stable: int
+    end: int
+    lag: int
+
+
+def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> list[PartitionLag]:
+    """Committed offsets beside the ends of the log, by partition; they may come from different clusters."""
+    return [
+        PartitionLag(
+            number,
+            committed.get(number),
+            mark.start,
+            mark.stable,
+            mark.end,
+            max(mark.end - committed.get(number, mark.start), 0),
+        )
+        for number, mark in sorted(marks.items())
+    ]
+
+
+class Tails:
+    """Reads the last offsets of partitions. One thread; it connects when it is needed first, and ``close`` ends that.
+
+    A topic that is written by transactions ends in a marker, so a group that has handled everything is 1 or more behind
+    by the offsets alone.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._reader: PartitionReader | None = None
+        self._refused: set[str] = set()
+        self._ended: dict[tuple[str, int], tuple[int | None, int]] = {}
+        """Committed offset and end between which nothing but markers was; of each partition the last ones."""
+
+    def without_markers(self, topic: str, lags: Sequence[PartitionLag]) -> list[PartitionLag]:
+        """Return the lags with a 0 where no record is left behind the committed offset. Where that cannot be read (no
+        right to it, no answer) they stay as they are."""
+        unknown = {
+            entry.partition: (entry.committed, entry.end)
+            for entry in lags
+            if topic not in self._refused
+            and entry.committed is not None
+            and 0 < entry.lag <= TAIL_OFFSETS
+            and entry.start <= entry.committed
+            and entry.stable == entry.end  # else a transaction is open, and its records may come to count
+            and not self._is_at_end(topic, entry)
+        }
+        if unknown:
+            if self._reader is None:
+                self._reader = PartitionReader(self._settings)
+            try:
+                found = self._reader.read_all(topic, unknown, stalled_after_seconds=_SECONDS)
+                self._ended |= {(topic, number): unknown[number] for number, records in found.items() if not records}
+            except BrokerUnavailable:
+                pass
+            except StreamsError:  # no right to read it
+                self._refused.add(topic)
+        return [msgspec.structs.replace(one, lag=0) if self._is_at_end(topic, one) else one for one in lags]
+
+    def _is_at_end(self, topic: str, entry: PartitionLag) -> bool:
+        return self._ended.get((topic, entry.partition)) == (entry.committed, entry.end)
+
+    def close(self) -> None:
+        """Close the connections."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()

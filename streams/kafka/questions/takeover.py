@@ -1,0 +1,399 @@
+"""The broker requests of a take-over: ``streams.model.group.TakeOver`` over kafka-python.
+
+Why not librdkafka: its clients cannot list or fence transactions, wait for stable offsets in steps of 100 to 500 ms,
+and one that lived through a broker restart may answer FENCED_LEADER_EPOCH to every request. Here each request reads
+the cluster's metadata first.
+
+Threads: all methods block and may be called from any thread but the client's IO thread, several at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Any
+
+from streams.errors import BrokerUnavailable, StreamsError
+from streams.kafka import permissions
+from streams.kafka.group.coordinator import leave_group
+from streams.kafka.questions.asking import Questions
+from streams.kafka.questions.hanging_transactions import HangingTransactions
+from streams.kafka.questions.open_transactions import OpenTransactions, describe_transaction
+from streams.kafka.wire.kafka_python import (
+    DeleteRecordsRequest,
+    DescribeLogDirsRequest,
+    HeartbeatRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    OffsetFetchRequest,
+)
+from streams.kafka.wire.kafka_python import errors as kafka_errors
+from streams.kafka.wire.kafka_python_client import (
+    GROUP,
+    TRANSACTION,
+    KafkaPythonClient,
+    commit_request,
+    entries_of,
+    offsets_request,
+    raise_for,
+)
+from streams.model.group import HangingEnd, OpenTransaction, Snapshot, instance_of, instance_of_unmarked
+from streams.model.topics import TopicIdentity
+
+log = logging.getLogger(__name__)
+
+_OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
+_EARLIEST, _LATEST = -2, -1
+_FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
+
+_NOT_A_MEMBER = (
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.FencedInstanceIdError,
+    kafka_errors.RebalanceInProgressError,
+    kafka_errors.StaleMemberEpochError,  # of the broker's protocol (KIP-848)
+)
+_CLOSE_SECONDS = 2.0
+FENCE_SECONDS = 3.0
+"""Time for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
+
+
+class KafkaPythonTakeOver(Questions):
+    """Questions of one group about its source ``topic``, on a client that it shares and does not close.
+    ``streams.model.group.TakeOver`` documents the methods."""
+
+    def __init__(
+        self, client: KafkaPythonClient, group_id: str, topic: str, *, instance: str = "", changelog: str = ""
+    ) -> None:
+        super().__init__(client)
+        self._group_id, self._topic = group_id, topic
+        self._instance, self._changelog = instance, changelog
+        self._membership = [permissions.on_group("Read", group_id)]
+
+    def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
+        """End open transactions of this group's instances that are not in ``members``; returns their transactional ids.
+
+        Done by a throw-away InitProducerId: it aborts what is open, and fences the producer that held it. Raises
+        ``ConfigError`` without the right to describe and write transactional ids.
+
+        Brokers are queried side by side. One that does not answer within ``BROKER_SECONDS``, or an abort that takes
+        longer than ``FENCE_SECONDS``, is left out with a warning: **a missed fence costs time, no record**. What a
+        departed member left open has either sent its offsets, then the barrier (``stable_offsets``) waits for its end;
+        or it has not, then the broker refuses them, because the generation is over, and without offsets no producer
+        commits it. Records of it below the high watermark keep a ``read_committed`` reader below, until they are
+        settled. So it holds up the partitions that it wrote to, and no others; a take-over that it holds up fences
+        again.
+        """
+
+        async def work() -> list[str]:
+            await self._connected(deadline)
+            found = await self._open_ids(deadline)
+            owners = {name: instance_of(self._group_id, name) for name in found}
+            unmarked = {name: instance_of_unmarked(self._group_id, name) for name in found if not owners[name]}
+            if not any((*owners.values(), *unmarked.values())):
+                return []
+            present = await self._present(members, deadline)
+            departed = [name for name, owner in owners.items() if owner and owner not in present]
+            # This process opens nothing under an unmarked id, so what is open there was left by one before an upgrade.
+            present -= {self._instance}
+            suspects = [name for name, owner in unmarked.items() if owner and owner not in present]
+            fences = {name: self._client.manager.call_soon(self._fence, name, deadline) for name in departed}
+            fences |= {name: self._client.manager.call_soon(self._fence_unmarked, name, deadline) for name in suspects}
+            return [name for name in sorted(fences) if await self._ended(name, fences[name])]
+
+        return self._client.call(work, deadline)
+
+    async def _present(self, members: Collection[str], deadline: float) -> frozenset[str]:
+        """The instances that are alive, as the group's plan has them."""
+        return frozenset(members)
+
+    def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
+        return self._asked_offsets(topic or self._topic, partitions, deadline, stable=True)
+
+    def committed_offsets(self, partitions: Collection[int], deadline: float, topic: str) -> dict[int, int | None]:
+        return self._asked_offsets(topic, partitions, deadline, stable=False)
+
+    def _asked_offsets(
+        self, topic: str, partitions: Collection[int], deadline: float, *, stable: bool
+    ) -> dict[int, int | None]:
+        numbers, step = sorted(set(partitions)), f"reading the offsets of group {self._group_id}"
+        needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", topic)
+        return self._ask(step, deadline, lambda limit: self._offsets(topic, numbers, limit, stable=stable), needed)
+
+    def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
+        numbers, step = sorted(set(partitions)), f"reading the notes of group {self._group_id}"
+        needed = permissions.on_group("Describe", self._group_id), permissions.on_topic("Describe", self._changelog)
+
+        async def attempt(limit: float) -> dict[int, str]:
+            entries = await self._committed(self._changelog, numbers, limit, stable=False)
+            return {entry.partition_index: entry.metadata for entry in entries if entry.metadata}
+
+        return self._ask(step, deadline, attempt, needed)
+
+    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+        if member.generation < 0:
+            return False
+        place = {(self._changelog, partition): (0, text)}
+        request = commit_request(self._group_id, place, member.generation, member.member_id)
+        needed = [*self._membership, permissions.on_topic("Read", self._changelog)]
+
+        async def attempt(limit: float) -> bool:
+            node = await self._client.coordinator(GROUP, self._group_id, limit)
+            try:
+                list(entries_of((await self._client.send(request, node, limit)).topics))
+            except _NOT_A_MEMBER:
+                return False
+            return True
+
+        return self._ask(f"writing a note of group {self._group_id}", deadline, attempt, needed)
+
+    def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
+        """Check whether the group has this member in this generation, and no newer one: by a heartbeat.
+
+        ``False``: it has not, or its protocol has no such heartbeat (KIP-848). A static member needs no instance here:
+        a successor in its place gets another id, and this one is unknown from then on.
+        """
+        request = HeartbeatRequest(group_id=self._group_id, generation_id=generation, member_id=member_id)
+
+        async def attempt(limit: float) -> bool:
+            node = await self._client.coordinator(GROUP, self._group_id, limit)
+            error = kafka_errors.for_code((await self._client.send(request, node, limit)).error_code)
+            # A rebalance that is being prepared has taken nothing from a member yet, but may at any moment from now on.
+            return error is kafka_errors.NoError or (not settled and error is kafka_errors.RebalanceInProgressError)
+
+        return self._ask(f"asking group {self._group_id} for {member_id}", deadline, attempt, self._membership)
+
+    def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
+        numbers, step = sorted(set(partitions)), f"reading the offsets of topic {topic}"
+        needed = [permissions.on_topic("Describe", topic)]
+        return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit), needed)
+
+    def stable_end(self, topic: str, partition: int, deadline: float) -> int:
+        return self._offset(topic, partition, _LATEST, deadline, stable=True)
+
+    def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
+        found = self._offset(topic, partition, timestamp_ms, deadline, stable=False)
+        return found if found >= 0 else None
+
+    def _offset(self, topic: str, partition: int, timestamp: int, deadline: float, *, stable: bool) -> int:
+
+        async def attempt(limit: float) -> int:
+            ((leader, numbers),) = (await self._by_leader(topic, [partition], limit)).items()
+            if leader < 0:
+                raise kafka_errors.LeaderNotAvailableError()
+            return (await self._list_offsets(topic, numbers, leader, timestamp, limit, stable=stable))[partition]
+
+        step, needed = f"reading the offsets of topic {topic}", [permissions.on_topic("Describe", topic)]
+        return self._ask(step, deadline, attempt, needed)
+
+    def identity(self, topic: str, deadline: float) -> TopicIdentity:
+
+        async def attempt(limit: float) -> TopicIdentity:
+            answer, cluster = await self._described(topic, limit)
+            name = base64.urlsafe_b64encode(answer.topic_id.bytes).decode().rstrip("=")
+            return TopicIdentity(name, len(answer.partitions), cluster)
+
+        return self._ask(f"asking for topic {topic}", deadline, attempt, [permissions.on_topic("Describe", topic)])
+
+    def delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
+        step, needed = f"deleting records of topic {topic}", [permissions.on_topic("Delete", topic)]
+        self._ask(step, deadline, lambda limit: self._delete_records(topic, before, limit), needed)
+
+    def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
+        if not member_id:  # it would hit any member with the name
+            raise ValueError("remove_member needs a member id")
+
+        async def attempt(limit: float) -> bool:
+            try:
+                return await leave_group(self._client, self._group_id, member_id, instance, limit)
+            except (kafka_errors.FencedInstanceIdError, kafka_errors.UnknownMemberIdError):
+                return False
+
+        step = f"removing {member_id} from group {self._group_id}"
+        return self._ask(step, deadline, attempt, self._membership)
+
+    def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
+        return OpenTransactions(self._client).find(topic, partitions, deadline)
+
+    def judge_hanging(self, txn: OpenTransaction, deadline: float) -> HangingEnd:
+        return HangingTransactions(self._client).judge(txn.topic, txn.partition, txn.start_offset, deadline)
+
+    def end_hanging(self, end: HangingEnd, deadline: float) -> None:
+        HangingTransactions(self._client).end(end, deadline)
+
+    def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
+        # Brokers may refuse all of it: the request takes the right to describe the cluster.
+
+        async def work() -> dict[int, int]:
+            await self._connected(deadline)
+            step = f"asking for the leaders of topic {topic}"
+            numbers = sorted(set(partitions))
+            by_leader = await self._until(deadline, step, lambda limit: self._by_leader(topic, numbers, limit))
+            asking = [
+                self._client.manager.call_soon(self._log_dirs, topic, numbers, leader, deadline)
+                for leader, numbers in by_leader.items()
+            ]
+            sizes: dict[int, int] = {}
+            refusal: BaseException | None = None
+            for answer in asking:
+                try:
+                    sizes.update(await answer)
+                except kafka_errors.KafkaError as error:
+                    refusal = error
+            if refusal is not None:
+                log.debug("sizes of topic %s on disk: %r", topic, refusal)
+            return sizes
+
+        try:
+            return self._client.call(work, deadline) if partitions else {}
+        except StreamsError as error:
+            log.debug("sizes of topic %s on disk: %s", topic, error)
+            return {}
+
+    # ------------------------------------------------------------------ IO thread
+
+    async def _open_ids(self, deadline: float) -> list[str]:
+        """Transactional ids with an open transaction, of all groups: each broker knows those that it coordinates."""
+        lists, silent = await self._each_broker("listing transactions", deadline, self._open_ids_of)
+        for number, error in silent.items():
+            log.warning("broker %d is left out, what departed members left open there ends later: %s", number, error)
+        return [name for names in lists.values() for name in names]
+
+    async def _open_ids_of(self, node: int, deadline: float) -> list[str]:
+        request = ListTransactionsRequest(state_filters=_OPEN, producer_id_filters=[], max_version=0)
+        answer = await self._client.send(request, node, deadline)
+        raise_for(answer.error_code)
+        return [state.transactional_id for state in answer.transaction_states]
+
+    async def _ended(self, name: str, fence: Awaitable[bool]) -> bool:
+        try:
+            return await fence
+        except BrokerUnavailable as error:
+            log.warning("the open transaction of %s is not ended yet: %s", name, error)
+            return False
+
+    async def _fence(self, transactional_id: str, deadline: float) -> bool:
+        """Fence one transactional id. After CONCURRENT_TRANSACTIONS (the abort is under way) it is tried again."""
+        deadline = min(deadline, time.monotonic() + FENCE_SECONDS)
+        step, needed = f"fencing {transactional_id}", [permissions.on_transactional_id("Write", transactional_id)]
+        await self._until(deadline, step, lambda limit: self._fence_once(transactional_id, limit), needed)
+        return True
+
+    async def _fence_unmarked(self, transactional_id: str, deadline: float) -> bool:
+        """An id without our mark is ours if its open transaction writes to our changelog: all of ours do, before they
+        send offsets."""
+        limit = min(deadline, time.monotonic() + FENCE_SECONDS)
+        topics = await self._until(
+            limit, f"describing {transactional_id}", lambda limit: self._topics_of(transactional_id, limit)
+        )
+        return self._changelog in topics and await self._fence(transactional_id, deadline)
+
+    async def _topics_of(self, transactional_id: str, deadline: float) -> set[str]:
+        """The topics of an open transaction; none: it is over."""
+        state = await describe_transaction(self._client, transactional_id, deadline)
+        return set() if state is None else {entry.topic for entry in state.topics}
+
+    async def _fence_once(self, transactional_id: str, deadline: float) -> None:
+        node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=_FENCE_TIMEOUT_MS,
+            producer_id=-1,
+            producer_epoch=-1,
+            max_version=4,
+        )
+        raise_for((await self._client.send(request, node, deadline)).error_code)
+
+    async def _offsets(
+        self, topic: str, partitions: list[int], deadline: float, *, stable: bool
+    ) -> dict[int, int | None]:
+        offsets: dict[int, int | None] = dict.fromkeys(partitions)
+        for entry in await self._committed(topic, partitions, deadline, stable=stable):
+            offsets[entry.partition_index] = entry.committed_offset if entry.committed_offset >= 0 else None
+        return offsets
+
+    async def _committed(self, topic: str, partitions: list[int], deadline: float, *, stable: bool) -> list[Any]:
+        if not partitions:
+            return []
+        node = await self._client.coordinator(GROUP, self._group_id, deadline)
+        topic_of = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
+        topics = [topic_of(name=topic, partition_indexes=partitions)]
+        request = offsets_request(self._group_id, topics, stable=stable)
+        group = (await self._client.send(request, node, deadline)).groups[0]
+        raise_for(group.error_code)
+        return list(entries_of(group.topics))
+
+    async def _range(self, topic: str, partitions: list[int], deadline: float) -> dict[int, tuple[int, int]]:
+        if not partitions:
+            return {}
+        by_leader = await self._by_leader(topic, partitions, deadline)
+        if -1 in by_leader:
+            raise kafka_errors.LeaderNotAvailableError()
+        asking = [
+            [
+                self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, end, deadline)
+                for leader, numbers in by_leader.items()
+            ]
+            for end in (_EARLIEST, _LATEST)
+        ]
+        first, last = [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
+        return {number: (first[number], last[number]) for number in partitions}
+
+    async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
+        topic_of = DeleteRecordsRequest.DeleteRecordsTopic
+        for leader, numbers in (await self._by_leader(topic, sorted(before), deadline)).items():
+            if leader < 0:
+                raise kafka_errors.LeaderNotAvailableError()
+            partitions = [
+                topic_of.DeleteRecordsPartition(partition_index=number, offset=before[number]) for number in numbers
+            ]
+            timeout_ms = int(1000 * max(deadline - time.monotonic(), 0.1))
+            request = DeleteRecordsRequest(
+                topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=timeout_ms, max_version=2
+            )
+            for entry in entries_of((await self._client.send(request, leader, deadline)).topics):
+                raise_for(entry.error_code)
+
+    async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
+        if leader < 0:
+            raise kafka_errors.LeaderNotAvailableError()
+        topic_of = DescribeLogDirsRequest.DescribableLogDirTopic
+        request = DescribeLogDirsRequest(topics=[topic_of(topic=topic, partitions=partitions)], max_version=4)
+        answer = await self._client.send(request, leader, deadline)
+        raise_for(getattr(answer, "error_code", 0) or 0)  # older brokers answer a refusal with nothing
+        sizes: dict[int, int] = {}
+        for folder in answer.results:  # one that is offline has an error, and no topics
+            for entry in (entry for found in folder.topics for entry in found.partitions):
+                if not entry.is_future_key:  # a copy on its way to another folder
+                    sizes[entry.partition_index] = entry.partition_size
+        return sizes
+
+
+class SourceLog(KafkaPythonTakeOver):
+    """``runtime.ports.SourceLog``: questions about a source topic that lives on another cluster, on a connection of its
+    own. ``security`` are kafka-python settings. Making one starts a thread and does no I/O. Raises ``ConfigError`` for
+    addresses that are none."""
+
+    def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any]) -> None:
+        client = KafkaPythonClient(bootstrap_servers, client_id, security)
+        client.start()
+        super().__init__(client, "", "")
+
+    def close(self) -> None:
+        """End the thread and the connection; blocks for a moment."""
+        self._client.close(_CLOSE_SECONDS)
+
+
+def remove_dead_member(
+    bootstrap_servers: str, security: Mapping[str, Any], group_id: str, topic: str, member_id: str, seconds: float
+) -> bool:
+    """Take a member that is known to be dead out of a group, by a client of its own: see ``TakeOver.remove_member``.
+    Blocks, at most so long. Raises ``BrokerUnavailable``, ``ConfigError``."""
+    client = KafkaPythonClient(bootstrap_servers, "kes-remove", security)
+    client.start()
+    try:
+        return KafkaPythonTakeOver(client, group_id, topic).remove_member(member_id, None, time.monotonic() + seconds)
+    finally:
+        client.close(_CLOSE_SECONDS)

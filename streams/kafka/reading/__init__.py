@@ -1,0 +1,1 @@
+"""Records on their way from the broker."""

@@ -1,0 +1,128 @@
+"""Reading whole partitions up to a position: changelogs at a restore, and look-ups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaException
+
+from streams.errors import Stopped
+from streams.kafka.reading.consumer import LOOK_UP, LogConsumer
+from streams.kafka.settings import ClientSettings
+from streams.kafka.translate import broker_unavailable
+from streams.records import IncomingRecord
+
+_POLL_SECONDS = 0.05
+_STRETCH = 10_000
+"""Offsets that are read first where the last record of a kind is looked for."""
+
+
+class PartitionReader:
+    """``read_committed``; owned by one thread. It belongs to no group and commits nothing; ``read`` may be repeated."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._consumers: dict[str, LogConsumer] = {}
+
+    def read(
+        self,
+        topic: str,
+        ranges: Mapping[int, tuple[int, int]],
+        receive: Callable[[int, list[IncomingRecord]], None],
+        *,
+        stalled_after_seconds: float,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """Read each partition from ``start`` until its position has reached ``end``, several partitions at once.
+
+        ``ranges``: partition -> (first offset to read, high watermark). ``receive(partition, records)`` is called on
+        this thread with the committed records below ``end``, per partition in order; never with an empty list. The
+        position counts, not the records: the end of a log may be markers, aborted records and compacted holes.
+
+        Open transactions hold the position back (at the last stable offset); so does an outage. When nothing moves for
+        ``stalled_after_seconds``, ``BrokerUnavailable`` names the partitions and their positions. ``OffsetError``: a
+        start is not in the log. ``TopicError``: no such topic. ``Stopped``: ``cancelled()``, called between batches,
+        was true; a part was read then.
+        """
+        positions = {number: start for number, (start, end) in ranges.items() if start < end}
+        if not positions:
+            return
+        consumer = self._consumers.get(topic)
+        if consumer is None:
+            consumer = self._consumers[topic] = LogConsumer(self._settings, topic, LOOK_UP)
+        last_progress = time.monotonic()
+        try:
+            consumer.add_all(positions)
+            while positions:
+                if cancelled():
+                    raise Stopped(f"reading {topic} was cancelled")
+                for number, progress in consumer.poll_batch(_POLL_SECONDS).items():
+                    end = ranges[number][1]
+                    if progress.position > positions[number]:
+                        positions[number], last_progress = progress.position, time.monotonic()
+                    records = [record for record in progress.records if record.offset < end]
+                    if records:
+                        receive(number, records)
+                    if progress.position >= end:  # fetch no further
+                        del positions[number]
+                        consumer.remove([number])
+                for failure in consumer.take_failures().values():
+                    raise failure
+                if positions and time.monotonic() - last_progress > stalled_after_seconds:
+                    raise broker_unavailable(
+                        f"reading {_shown(topic, positions, ranges)}: no progress for {stalled_after_seconds:g} s",
+                        self._settings.bootstrap_servers,
+                        None,
+                        consumer.reason or "an open transaction may hold the end of the log back",
+                    )
+        finally:
+            try:
+                consumer.remove(ranges)
+            except KafkaException:  # the client is broken; what ended the reading is the error
+                self._consumers.pop(topic).close()
+
+    def read_all(
+        self, topic: str, ranges: Mapping[int, tuple[int, int]], *, stalled_after_seconds: float
+    ) -> dict[int, list[IncomingRecord]]:
+        """Read the ranges, and return the records of each partition. Raises as ``read``."""
+        found: dict[int, list[IncomingRecord]] = {number: [] for number in ranges}
+        self.read(
+            topic,
+            ranges,
+            lambda number, batch: found[number].extend(batch),
+            stalled_after_seconds=stalled_after_seconds,
+            cancelled=lambda: False,
+        )
+        return found
+
+    def last_with_key(
+        self, topic: str, ranges: Mapping[int, tuple[int, int]], key: bytes, *, stalled_after_seconds: float
+    ) -> dict[int, IncomingRecord]:
+        """Return the last committed record with this key, and no header, in each range (first offset, high watermark);
+        partitions without one are left out. Reads backwards, in ever longer stretches. Raises as ``read``."""
+        left = dict(ranges)
+        found: dict[int, IncomingRecord] = {}
+        stretch = _STRETCH
+
+        def receive(number: int, records: list[IncomingRecord]) -> None:
+            found.update((number, record) for record in records if record.key == key and not record.headers)
+
+        while left := {number: (low, high) for number, (low, high) in left.items() if low < high}:
+            spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}
+            self.read(topic, spans, receive, stalled_after_seconds=stalled_after_seconds, cancelled=lambda: False)
+            left = {number: (left[number][0], start) for number, (start, _) in spans.items() if number not in found}
+            stretch *= 8
+        return found
+
+    def close(self) -> None:
+        """Free everything. Does not raise; repeating is harmless."""
+        for consumer in self._consumers.values():
+            consumer.close()
+
+
+def _shown(topic: str, positions: Mapping[int, int], ranges: Mapping[int, tuple[int, int]]) -> str:
+    where = [
+        f"{topic}[{number}] at {position} of {ranges[number][1]}" for number, position in sorted(positions.items())
+    ]
+    return ", ".join(where[:5]) + (f" and {len(where) - 5} more" if len(where) > 5 else "")

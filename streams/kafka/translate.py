@@ -1,0 +1,221 @@
+"""The tables of librdkafka's error codes, and their meaning to the toolkit: to the engine and to Spark alike.
+
+Spark, the embedded broker and the test tools have no list of codes of their own. Messages carry the broker's or the
+client's *name* of an error, never a number.
+Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error handling), and measurements against Kafka
+4.1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from streams.errors import BrokerUnavailable, ConfigError, TopicError
+from streams.kafka.permissions import Right, denied
+
+FENCED: Final = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    }
+)
+"""Another producer initialised the same transactional id, or the coordinator timed the transaction out."""
+
+GROUP_KINDS: Final = {
+    KafkaError.ILLEGAL_GENERATION: "stale",
+    KafkaError.REBALANCE_IN_PROGRESS: "stale",  # never seen on the transactional path; it would mean the same
+    KafkaError.STALE_MEMBER_EPOCH: "stale",  # the broker-side protocol's word for it (KIP-848)
+    KafkaError.UNKNOWN_MEMBER_ID: "lost",
+    KafkaError.FENCED_INSTANCE_ID: "lost",
+    KafkaError.FENCED_MEMBER_EPOCH: "lost",
+}
+"""What the group coordinator says to offsets whose metadata is not the group's. None of these is fatal: abort works."""
+
+REFUSED: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.TOPIC_EXCEPTION,  # its name is none
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+"""The record itself is at fault: sending it again would fail again."""
+
+BLOCKED: Final = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "create the topic",
+    KafkaError.UNKNOWN_TOPIC_ID: "create the topic",
+    KafkaError._UNKNOWN_TOPIC: "create the topic",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the right to write to the topic",
+    KafkaError.POLICY_VIOLATION: "change the cluster's policy, or the settings of the topic",
+    KafkaError.INVALID_TIMESTAMP: "the clocks of this machine and the broker's are further apart than the topic takes: "
+    "set the wrong one (NTP), or raise message.timestamp.after.max.ms of the topic (an hour, by default), or "
+    "message.timestamp.before.max.ms",
+}
+"""The topic, a right or a clock is at fault, and what an operator can do; then the same record will be taken.
+
+All other failed deliveries are consequences of something else (purged by an abort, timed out in an outage, fenced) and
+say nothing about the record."""
+
+NO_SUCH_TOPIC: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+
+BAD_OFFSET: Final = frozenset(
+    {
+        KafkaError._AUTO_OFFSET_RESET,  # what OFFSET_OUT_OF_RANGE becomes under ``auto.offset.reset=error``
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._LOG_TRUNCATION,
+    }
+)
+
+NOT_AUTHORIZED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+DENIED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+"""The credentials are refused."""
+
+READING_ENDS: Final = (
+    DENIED
+    | NOT_AUTHORIZED - {KafkaError.GROUP_AUTHORIZATION_FAILED}  # librdkafka looks a coordinator up; none is needed
+    | {
+        KafkaError._SSL,
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError.INVALID_MSG,
+        KafkaError._NOT_IMPLEMENTED,
+    }
+)
+"""Errors in place of a record that stay, however often a bounded read without a group tries again."""
+
+UNREACHABLE: Final = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
+"""No broker could be connected to."""
+
+UNDECIDED: Final = frozenset(
+    {
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""The group's coordinator does not know the committed offsets yet, or is another broker by now."""
+
+NO_ANSWER: Final = (
+    UNREACHABLE
+    | UNDECIDED
+    | {
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._WAIT_COORD,
+        KafkaError._NOENT,  # a partition without a leader, to an admin client that asks for its offsets
+        KafkaError._WAIT_CACHE,
+        KafkaError._UNKNOWN_BROKER,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._NODE_UPDATE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,  # from a leader that is new
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.REBOOTSTRAP_REQUIRED,
+    }
+)
+"""The cluster (or the part that matters) does not answer for now: trying again may help."""
+
+
+def error_of(exception: BaseException) -> KafkaError:
+    """The ``KafkaError`` inside an exception of confluent-kafka; ``_FAIL`` with its text for anything else."""
+    first = exception.args[0] if exception.args else None
+    return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+
+
+def nothing_listens(addresses: str) -> str:
+    """Return the message for brokers that refuse every connection."""
+    hosts = [address.strip().rpartition(":")[0] for address in addresses.split(",")]
+    here = any(host in ("localhost", "[::1]") or host.startswith("127.") for host in hosts)
+    advice = "(kes broker start)" if here else "(check the address, too)"
+    return f"nothing listens at {addresses}: is it running? {advice}"
+
+
+def plain(reason: str, addresses: str) -> str:
+    """Return the last news of the connections, in plain words where no broker is there at all."""
+    # Of several brokers another one may be there, and a broker may advertise an address that refuses.
+    refused = "Connection refused" in reason and "," not in addresses and f"{addresses.strip()}/" in reason
+    return nothing_listens(addresses) if refused else reason
+
+
+def broker_unavailable(
+    step: str, addresses: str, error: KafkaError | None = None, reason: str = ""
+) -> BrokerUnavailable:
+    """``step`` could not be done because nothing answered; ``reason`` is the last news of the connections."""
+    if (words := plain(reason, addresses)) != reason:
+        return BrokerUnavailable(f"{step}: {words}")
+    causes = [f"{error.name()}: {error.str()}"] if error is not None else []
+    if reason and (error is None or reason not in causes[0]):
+        causes.append(reason)
+    cause = f" ({'; '.join(causes)})" if causes else ""
+    return BrokerUnavailable(
+        f"{step}: no answer from Kafka at {addresses}{cause}; check the address, security.protocol (with TLS or not?), "
+        "and that it runs"
+    )
+
+
+def refused(reason: str, addresses: str) -> ConfigError | None:
+    """Return the error for the last news of connections that trying again does not cure: wrong credentials, or a
+    certificate that one of the two sides does not take. ``None``: it may be cured."""
+    if reason.startswith("_AUTHENTICATION"):
+        advice = "check sasl.mechanism, sasl.username and sasl.password, or the token of oauth_cb"
+        return ConfigError(f"Kafka at {addresses} refuses the credentials ({reason}); {advice}")
+    if reason.startswith("_SSL") or "tls alert" in reason or "sslv3 alert" in reason:
+        return ConfigError(
+            f"TLS with Kafka at {addresses} failed ({reason}). The broker's certificate must be signed by an authority "
+            "in ssl.ca.location, be for the host in bootstrap_servers, and not have expired; a broker that asks for a "
+            "certificate needs ssl.certificate.location and ssl.key.location"
+        )
+    return None
+
+
+def request_failed(
+    step: str, addresses: str, error: KafkaError, reason: str = "", needed: Sequence[Right] = ()
+) -> BrokerUnavailable | TopicError | ConfigError:
+    """An administrative request failed: for want of an answer, of permission (it needs ``needed``), or because of the
+    request itself."""
+    code = error.code()
+    if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
+        return BrokerUnavailable(
+            f"{step}: a transaction that holds offsets is still open at {addresses} ({error.name()}); it ends when its"
+            " producer comes back or its transaction timeout is over"
+        )
+    if code in NO_ANSWER:
+        return refused(reason, addresses) or broker_unavailable(step, addresses, error, reason)
+    if code in DENIED:
+        return ConfigError(
+            f"{step}: Kafka at {addresses} refuses the credentials ({error.str()}); check the sasl.* settings"
+        )
+    if code in NOT_AUTHORIZED:
+        return TopicError(f"{step}: {denied(error.name(), needed)}")
+    return TopicError(f"{step}: {error.name()}: {error.str()}")

@@ -1,0 +1,1 @@
+"""Connections to brokers, their messages, and the bytes of the group protocol."""

@@ -1,0 +1,122 @@
+"""The meaning of each error that a broker answers to a request of a transaction, as data.
+
+Each row has its test: this answer, that meaning. A code that stands in no row means that the transaction must be
+aborted, or that its outcome is unknown where its end was requested. Sources: Kafka's ``Errors.java``, KIP-98, KIP-360,
+KIP-890, and what Kafka 4.1.1 answered in measurements.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from streams.errors import TransactionFailed
+from streams.kafka import permissions
+from streams.kafka.permissions import Right, denied, is_denial
+from streams.kafka.translate import BLOCKED, GROUP_KINDS, REFUSED
+from streams.records import Output, RefusedRecord
+
+WHY_FENCED: Final = (
+    "; a producer with the same transactional id was started since (a process with the same instance_id? each needs "
+    "one of its own), or the broker timed the transaction out"
+)
+
+
+class Meaning(enum.Enum):
+    """The meaning of an answer for the request that got it."""
+
+    AGAIN = "again"
+    """It had no effect, and may have one later: the same bytes again."""
+    AGAIN_LEADER = "again, at the leader"
+    """It had no effect: fetch the metadata, then again at the partition's leader."""
+    AGAIN_COORDINATOR = "again, at the coordinator"
+    """It had no effect: look for the coordinator, then again there."""
+    DONE = "done"
+    """It is in the log already."""
+    REFUSED = "refused"
+    """A record is at fault, or the size of the batch."""
+    BLOCKED = "blocked"
+    """A topic, a right or a clock is at fault: an operator can help."""
+    STALE = "stale"
+    LOST = "lost"
+    FENCED = "fenced"
+    ABORTABLE = "abortable"
+    UNKNOWN = "unknown"
+
+
+_KINDS: Final = (Meaning.BLOCKED, Meaning.STALE, Meaning.LOST, Meaning.FENCED, Meaning.UNKNOWN)
+_M = Meaning
+_MOVED: Final = dict.fromkeys((14, 15, 16), _M.AGAIN_COORDINATOR)  # the coordinator loads, is not there, has moved
+_FENCED: Final = dict.fromkeys((47, 90), _M.FENCED)
+_GROUP: Final = {int(code): _M(kind) for code, kind in GROUP_KINDS.items()}
+_RIGHTS: Final = dict.fromkeys((29, 30, 53), _M.BLOCKED)
+
+PRODUCE: Final[Mapping[int, Meaning]] = {
+    # Certainly not in the log. 51: the markers of the slot's last transaction are not written yet.
+    **dict.fromkeys((14, 15, 16, 19, 51), _M.AGAIN),
+    # 56: a broker whose disk failed answers so for good, also when the partition has another leader.
+    **dict.fromkeys((3, 5, 6, 9, 56, 74, 75), _M.AGAIN_LEADER),
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER: _M.DONE,
+    **{int(code): _M.REFUSED for code in REFUSED if code > 0},
+    **{int(code): _M.BLOCKED for code in BLOCKED if code > 3 and code != KafkaError.UNKNOWN_TOPIC_ID},
+    **_FENCED,
+}
+"""7 (timed out), 13 and 20 (too few replicas after the append) may be in the log: they are not sent twice under one
+epoch, so they stand in no row."""
+ENLIST: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, 3: _M.AGAIN, **_MOVED, **_RIGHTS, **_FENCED}
+OFFSETS: Final[Mapping[int, Meaning]] = {
+    51: _M.AGAIN,
+    7: _M.AGAIN,
+    3: _M.AGAIN,
+    **_MOVED,
+    **_GROUP,
+    **_RIGHTS,
+    **_FENCED,
+}
+END: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_FENCED}
+INIT: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED}
+
+
+def described(code: int, where: str = "") -> str:
+    """Describe an error for a message. ``where``: the partition or the group that got it."""
+    error = KafkaError(code)
+    is_known = error.name() != f"ERR_{code}?"
+    text = error.str() if is_known else f"the broker answers with error {code}, which is not known here"
+    return f"{where}: {text}" if where else text
+
+
+def no_answer(error: Exception, seconds: float, last: str, needed: Sequence[Right]) -> tuple[str, str]:
+    """Return code and words of a call that failed, or took longer than so many seconds; ``last``: its last refusal."""
+    code = "_TIMED_OUT" if isinstance(error, TimeoutError) else getattr(error, "code", "_BAD_MSG")
+    if is_denial(code):
+        return code, denied(code, needed)
+    refused = f"no success within {seconds:g} seconds: {last}" if last else ""
+    return code, str(error) or refused or f"no answer within {seconds:g} seconds"
+
+
+def failure(
+    transactional_id: str, call: str, code: int, meaning: Meaning, where: str = "", needed: Sequence[Right] = ()
+) -> TransactionFailed:
+    """Make the failure of a call that got this answer. ``needed``: the rights that the call takes."""
+    kind = meaning.value if meaning in _KINDS else "abortable"
+    name = KafkaError(code).name()
+    why = WHY_FENCED if meaning is Meaning.FENCED else f"; {denied(name, needed)}" if is_denial(name) else ""
+    return TransactionFailed(call, name, kind, f"{transactional_id}: {described(code, where)}{why}")
+
+
+def refused_record(topic: str, partition: int, code: int, reason: str, output: Output | None) -> RefusedRecord:
+    """Make the report of a refused record; ``output`` is ``None`` where a batch is refused and no record is named."""
+    error = KafkaError(code)
+    # A time that the handler chose is the record's own, any other the clock's.
+    is_own = PRODUCE.get(code) is Meaning.REFUSED or (
+        code == KafkaError.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
+    )
+    where = topic if partition < 0 else f"{topic}[{partition}]"
+    right = [permissions.on_topic("Write", topic)]
+    # A topic may be unusable by any code of its metadata.
+    advice = denied(error.name(), right) if code in _RIGHTS else BLOCKED.get(code, "")
+    text = f"{where}: {reason or described(code)}" + (f": {advice}" if advice and not is_own else "")
+    return RefusedRecord(topic, error.name(), text, is_own, output)

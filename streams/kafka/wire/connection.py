@@ -1,0 +1,214 @@
+"""One connection to one broker, on the event loop: frames, correlation, TLS, SASL, and the versions the broker speaks.
+
+Answers come in the order of the requests, because Kafka handles one request of a connection at a time. A connection
+that got an answer it cannot make sense of is closed, and so is one whose caller gave up: no late answer ever meets a
+new request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import anyio.to_thread
+
+from streams.kafka.wire import kafka_python
+from streams.kafka.wire.messages import LEAST_VERSIONS
+
+CONNECT_SECONDS: Final = 10.0
+LARGEST_ANSWER: Final = 16 * 1024 * 1024
+"""Bytes: answers to a producer are small, so a larger length is garbage (another program's port)."""
+SESSION_SHARE: Final = 0.85
+"""Of a session's lifetime (KIP-368): after it a connection is replaced between two transactions."""
+_API_VERSIONS: Final = 3  # all brokers from 2.4 on take it, and it has the finalized features
+
+
+class LostConnection(ConnectionError):
+    """A broker that cannot be reached, or can no longer. ``code``: librdkafka's name of the error."""
+
+    def __init__(self, reason: str, code: str = "_TRANSPORT") -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class BrokerConnection(asyncio.Protocol):
+    """An open connection. On the loop. ``connect`` makes one."""
+
+    def __init__(self, address: str, client_id: str) -> None:
+        self._address = address
+        self._client_id = client_id.encode()
+        self._buffer = bytearray()
+        self._waiting: deque[tuple[int, asyncio.Future[bytes]]] = deque()
+        self._number = 0
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self.versions: Mapping[int, tuple[int, int]] = {}
+        """The lowest and the highest version that the broker takes, by the key of the request."""
+        self.features: Mapping[str, int] = {}
+        """The finalized levels of the cluster's features."""
+        self.expires_at = math.inf
+        """The loop's time at which the connection is to be replaced: its session must authenticate again."""
+        self.lost: LostConnection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport. asyncio calls this."""
+        self._transport = cast(asyncio.Transport, transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """Give each complete frame to the request that waits for it. asyncio calls this."""
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= 4:
+            size = int.from_bytes(buffer[:4], "big", signed=True)
+            if not 4 <= size <= LARGEST_ANSWER:
+                self._end(f"a frame of {size} bytes is no answer of Kafka: is it the right port?")
+                return
+            if len(buffer) < size + 4:
+                return
+            frame = bytes(buffer[4 : size + 4])
+            del buffer[: size + 4]
+            if not self._waiting or int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]:
+                self._end("an answer to a request that was not made")
+                return
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the requests that wait for an answer. asyncio calls this."""
+        self._end(str(exc or "the broker closed the connection"))
+
+    def call(self, key: int, version: int, parts: Sequence[bytes], *, flexible: bool = True) -> asyncio.Future[bytes]:
+        """Send a request at once. The result is the frame of the answer, or ``LostConnection``."""
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        if self.lost is not None or self._transport is None:
+            future.set_exception(LostConnection(str(self.lost)))
+            return future
+        self._number = (self._number + 1) & 0x7FFFFFFF
+        head = struct.pack(">hhih", key, version, self._number, len(self._client_id)) + self._client_id
+        if flexible:
+            head += b"\0"
+        size = len(head) + sum(map(len, parts))
+        self._waiting.append((self._number, future))
+        self._transport.writelines([struct.pack(">i", size), head, *parts])
+        return future
+
+    async def ask(self, request: Any, most: int) -> Any:
+        """Send a request of kafka-python's classes in the highest version that both sides take, at most ``most``.
+
+        Returns the answer. Raises ``LostConnection``, also for an answer that cannot be decoded.
+        """
+        least, highest = self.versions.get(request.API_KEY, (0, -1))
+        version = min(most, highest)
+        if version < least:
+            raise self._failure(f"the broker does not take {type(request).__name__}", "UNSUPPORTED_VERSION")
+        return await self._ask(request, version)
+
+    def close(self) -> None:
+        """Close at once, whatever is under way."""
+        self._end("the connection was closed here")
+
+    async def introduce(self) -> None:
+        """Learn which versions and features the broker has. Raises ``LostConnection``."""
+        request = kafka_python.ApiVersionsRequest(
+            client_software_name="kafka-event-source", client_software_version="1"
+        )
+        answer = await self._ask(request, _API_VERSIONS)
+        if answer.error_code:
+            raise self._failure("the broker is too old: Kafka 3.0 or newer is needed", "UNSUPPORTED_VERSION")
+        self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
+        self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features or ()}
+        for key, (name, least) in LEAST_VERSIONS.items():
+            if self.versions.get(key, (0, -1))[1] < least:
+                raise self._failure(
+                    f"the broker does not take {name} in version {least}: Kafka 3.0 or newer is needed",
+                    "UNSUPPORTED_VERSION",
+                )
+
+    async def authenticate(self, host: str, security: Mapping[str, Any]) -> None:
+        """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused)."""
+        name = security["sasl_mechanism"]
+        answer = await self._ask(kafka_python.SaslHandshakeRequest(mechanism=name), 1)
+        if answer.error_code:
+            raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
+        mechanism = kafka_python.get_sasl_mechanism(name)(host=host, **security)
+        highest = self.versions[kafka_python.SaslAuthenticateRequest.API_KEY][1]
+        while not mechanism.is_done():
+            # On a thread: a token is fetched by the application's function, and SCRAM hashes for milliseconds.
+            token = await anyio.to_thread.run_sync(mechanism.auth_bytes)
+            answer = await self._ask(kafka_python.SaslAuthenticateRequest(auth_bytes=token), min(highest, 2))
+            if answer.error_code:
+                break
+            await anyio.to_thread.run_sync(mechanism.receive, answer.auth_bytes)
+        if answer.error_code or not mechanism.is_authenticated():
+            raise self._failure("the broker refuses the credentials; check the sasl.* settings", "_AUTHENTICATION")
+        if answer.session_lifetime_ms:
+            self.expires_at = self._loop.time() + answer.session_lifetime_ms / 1000 * SESSION_SHARE
+
+    async def _ask(self, request: Any, version: int) -> Any:
+        body = bytes(request.encode(version=version))
+        request.with_header()
+        answer_class = request.header.get_response_class()
+        frame = await self.call(request.API_KEY, version, [body], flexible=request.flexible_version_q(version))
+        try:
+            return answer_class.decode(frame, header=True)
+        except Exception as error:
+            self._end(f"the answer to {type(request).__name__} cannot be decoded: {error!r}")
+            raise LostConnection(str(self.lost)) from error
+
+    def _failure(self, reason: str, code: str = "_TRANSPORT") -> LostConnection:
+        return LostConnection(f"{self._address}: {reason}", code)
+
+    def _end(self, reason: str) -> None:
+        if self.lost is None:
+            self.lost = self._failure(reason)
+        if self._transport is not None:
+            self._transport.abort()
+        waiting, self._waiting = self._waiting, deque()
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(LostConnection(str(self.lost), self.lost.code))
+
+
+async def connect(host: str, port: int, client_id: str, security: Mapping[str, Any]) -> BrokerConnection:
+    """Connect to a broker, learn its versions, and authenticate. ``security``: kafka-python's settings (see
+    ``kafka_python_settings``). Raises ``LostConnection``, with the address."""
+    context, address = security.get("ssl_context"), f"{host}:{port}"
+    connection: BrokerConnection | None = None
+    is_ready = False
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: BrokerConnection(address, client_id),
+                host,
+                port,
+                ssl=context,
+                server_hostname=host if context else None,
+            )
+            await connection.introduce()
+            if str(security.get("security_protocol", "")).startswith("SASL"):
+                await connection.authenticate(host, security)
+        is_ready = True
+        return connection
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason or error
+        failure = LostConnection(f"{address}: TLS failed: {reason}", "_SSL")
+    except LostConnection as error:
+        failure = error
+    except TimeoutError:
+        failure = LostConnection(f"{address}: no connection within {CONNECT_SECONDS:g} seconds")
+    except OSError as error:
+        failure = LostConnection(f"{address}: {error.strerror or error}")
+    except Exception as error:  # of a token function or a SASL mechanism; its text may hold a secret
+        failure = LostConnection(f"{address}: authentication failed: {type(error).__name__}")
+    finally:
+        if connection is not None and not is_ready:
+            connection.close()
+    raise failure

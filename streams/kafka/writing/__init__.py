@@ -1,0 +1,1 @@
+"""Records on their way to the broker, in transactions and outside of them."""

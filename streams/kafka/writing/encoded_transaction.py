@@ -1,0 +1,128 @@
+"""The records of one transaction, encoded while it is filled, for the topics of a cluster.
+
+Encoding needs no producer and no order: it is done as events are admitted, whichever transaction is being sent. A
+topic that is not known yet, or a record that is refused, ends it; ``complete`` waits for the one, and raises the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from streams.errors import RecordsRefused, TransactionFailed
+from streams.kafka.wire import answers
+from streams.kafka.wire.answers import Meaning
+from streams.kafka.wire.cluster import UNKNOWN_SECONDS, Cluster
+from streams.kafka.wire.messages import PartitionError
+from streams.kafka.writing.record_batch import EncodedRecords, Part, in_bytes
+from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
+
+_LOOK_SECONDS: Final = 0.001
+
+
+class EncodedTransaction:
+    """The records of one attempt to send a transaction. On the loop. ``encoded`` is what a slot sends. ``topics``: the
+    only ones that are sent to; ``None``: any."""
+
+    def __init__(self, cluster: Cluster, timeout_seconds: float, topics: Collection[str] | None = None) -> None:
+        self.encoded = EncodedRecords(cluster.placements, cluster.settings.message_limit)
+        self.ends: dict[tuple[str, int], int] = {}
+        """The offset behind the last record of each topic and partition, once it is sent; -1: the broker has not said
+        it."""
+        self._cluster = cluster
+        self._timeout = timeout_seconds
+        self._topics = topics
+        self._filled = 0
+
+    def fill(self, outputs: Sequence[Output]) -> None:
+        """Encode those behind the ones that are encoded, as far as that can be done now. ``outputs`` are all of the
+        transaction's; they only grow from call to call."""
+        self._filled = self.encoded.add(outputs, self._filled, self._cluster.now_ms())
+
+    async def complete(self, outputs: Sequence[Output]) -> None:
+        """Encode all of the transaction's outputs. Waits for topics that are not known yet.
+
+        Raises ``RecordsRefused``, and ``TransactionFailed`` if no broker tells anything of a topic in time.
+        """
+        while self._filled < len(outputs):
+            self.fill(outputs)
+            if self._filled < len(outputs):
+                await self.add(outputs[self._filled])
+                self._filled += 1
+
+    async def add_changes(self, topic: str, partition: int, changes: Sequence[Change]) -> None:
+        """Encode the changelog records of a partition's changes. Waits and raises as ``complete`` does."""
+        done = 0
+        while done < len(changes):
+            done = self.encoded.add_changes(topic, partition, changes, done, self._cluster.now_ms())
+            if done < len(changes):
+                await self.add(changelog_record(topic, partition, changes[done]))
+                done += 1
+
+    async def add(self, output: Output) -> None:
+        """Encode one record. Waits and raises as ``complete`` does."""
+        record, since = in_bytes(output), asyncio.get_running_loop().time()
+        while not self.encoded.add([record], 0, self._cluster.now_ms()):
+            self._check(record, output, since)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def refused_by(self, part: Part, answer: PartitionError) -> list[RefusedRecord]:
+        """Name the records of a batch that are refused: those that the broker names, the only one, or those that are
+        larger than the topic takes. Without such a one the batch is too large: the next ones are smaller."""
+        named = [(index, reason or answer.message) for index, reason in answer.records]
+        if not named and part.batch.records == 1:
+            named = [(0, answer.message)]
+        if not named and answer.code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
+            limit = await self._cluster.batch_limit(part.topic)
+            compression = self._cluster.settings.compression
+            larger = self.encoded.larger_than(limit, part, compression) if limit else []
+            too_large = f"{KafkaError(answer.code).str()}: max.message.bytes is {limit}"
+            named = [(index, too_large) for index in larger]
+            if not named:
+                self._cluster.too_large(part.topic, part.batch.size, limit)
+        found = []
+        for index, reason in named or [(-1, answer.message)]:
+            output = self.encoded.output_at(part.topic, part.partition, part.first + index) if index >= 0 else None
+            found.append(answers.refused_record(part.topic, part.partition, answer.code, reason, output))
+        return found
+
+    def _check(self, record: Output, output: Output, since: float) -> None:
+        """Return if a record is not taken because its topic is not known yet, or not as it is ``since`` then, and look
+        for the topic; else raise."""
+        topic, cluster = output.topic, self._cluster
+        if self._topics is not None and topic not in self._topics:  # never looked for, so no encoder ever knows it
+            raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", _undeclared(topic), True, output)])
+        refusal = self.encoded.refusal(record)
+        if refusal is not None:
+            refused = RefusedRecord(topic, "REFUSED", str(refusal), True, output)
+            raise RecordsRefused("produce", [refused]) from refusal
+        known = cluster.placements.get(topic)
+        if known is not None:
+            if output.partition < known.count:
+                # Partitions were added since the transaction began; or no part is at fault alone.
+                raise TransactionFailed("produce", "_UNKNOWN_PARTITION", "abortable", f"{topic}: sent again")
+            if cluster.noted_at[topic] >= since:
+                raise RecordsRefused("produce", [_beyond(record, output, known.count)])
+        unknown = cluster.unknown_since(topic)
+        cluster.look_for(topic)
+        if unknown is not None:
+            code, seconds = unknown
+            if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
+                raise RecordsRefused("produce", [answers.refused_record(topic, -1, code, "", output)])
+        cluster.check_patience(topic, self._timeout)
+
+
+def _undeclared(topic: str) -> str:
+    return (
+        f"the topic {topic!r} is not declared, and the event source declares its outputs: add source.output({topic!r}) "
+        "or correct the name"
+    )
+
+
+def _beyond(record: Output, output: Output, count: int) -> RefusedRecord:
+    where = f"{record.topic}[{record.partition}], key {shown_key(record.key)}"
+    reason = f"{where}: _UNKNOWN_PARTITION: the topic has {count} partitions"
+    return RefusedRecord(output.topic, "REFUSED", reason, True, output)

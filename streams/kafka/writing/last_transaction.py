@@ -1,0 +1,97 @@
+"""The last transaction of a transactional id, as far as its markers may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.messages import Place
+from streams.kafka.wire.protocol import Pauses
+
+
+class LastTransaction:
+    """Remembers which partitions the last transaction wrote to, and how it ended. On the loop.
+
+    A broker that was killed between the end of a transaction and its markers may count it as complete without them
+    (Kafka 4.3.1, ``docs/internals/hanging-transactions.md``). It stays open where a marker is missing, and ends as the
+    *next* transaction of the id there does: a part of a commit is taken back, or an abort becomes visible. So the slot
+    ends it a second time, as it ended, by a transaction without records: right after it is opened again, and before the
+    next one if a connection was lost in between. Where nothing is open its markers change nothing.
+    """
+
+    def __init__(self) -> None:
+        self._places: set[Place] = set()
+        self._committed: bool | None = None  # not known, or there was none
+        self._running: set[Place] | None = None
+        self._requested: bool | None = None  # the end of the one that runs: a commit or an abort
+        self.is_shaken = False
+        """Whether it may have lost its markers, as far as its end tells."""
+
+    def begins(self) -> None:
+        """Note that a transaction is about to be sent."""
+        self._running = self._running or set()
+
+    def writes(self, places: Iterable[Place]) -> None:
+        """Note where the transaction that runs writes to; if it enlists, after that: it has no records before."""
+        self._running = {*(self._running or ()), *places}
+
+    def requested(self, *, commit: bool) -> None:
+        """Note that its end is requested."""
+        self._requested = commit
+
+    def ended(self, commit: bool, is_lost: bool) -> None:
+        """Note its end, acknowledged by the coordinator; without records of one that ran, the last one is still the
+        last. ``is_lost``: after a request that was not answered."""
+        if self._running:
+            self._places, self._committed = self._running, commit
+        self.is_shaken, self._running, self._requested = is_lost, None, None
+
+    def reopened(self, *, has_begun: bool) -> bool:
+        """Note that the id is taken again: what ran is aborted, unless its commit was requested. Returns whether a
+        transaction ran.
+
+        ``has_begun``: whether its coordinator knew of it. It begins none before the markers of the last one are
+        written: one that was sent, and did not begin, has no records, and the last one is still the last.
+        """
+        running, requested = self._running, self._requested
+        self._running = self._requested = None
+        if running and (has_begun or requested is not None):
+            self._places, self._committed = running, None if requested else False
+        return running is not None
+
+    def settled(self, committed: bool) -> None:
+        """Note what became of one that was under way when the id was taken again."""
+        if self._places and self._committed is None:
+            self._committed, self.is_shaken = committed, True
+
+    def again(self) -> tuple[dict[str, list[int]], bool]:
+        """Return what is to be ended a second time, partitions by topic, and how. None: there is nothing to end.
+        Until ``ended`` its markers count as missing: it may be interrupted."""
+        places = sorted(self._places if self._committed is not None else ())
+        self.is_shaken = bool(places)
+        return by_topic(places), bool(self._committed)
+
+    def forget(self) -> None:
+        """Forget it: its partitions are gone."""
+        self._places, self.is_shaken = set(), False
+
+
+def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
+    """Sort partitions by topic."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in places:
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
+async def until_led(topics: Mapping[str, Sequence[int]], cluster: Cluster) -> None:
+    """Wait until a broker leads each of these partitions: markers for one without a leader are what brokers leave
+    out. Those that are gone are not waited for."""
+    pauses = Pauses()
+    while any(
+        -1 in cluster.leaders.get(topic, [])[number : number + 1]
+        for topic, numbers in topics.items()
+        for number in numbers
+    ):
+        await pauses.next()
+        await cluster.refresh(set(topics))

@@ -1,0 +1,30 @@
+"""The offsets that a transaction sends to the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from streams.errors import TransactionFailed
+from streams.kafka.wire import messages
+from streams.kafka.wire.group_bytes import parse_metadata
+from streams.kafka.wire.messages import Identity
+from streams.model.group import Snapshot
+
+
+class Offsets(NamedTuple):
+    """The offsets of a transaction: the next one to read, by topic and partition. ``fence`` returns the member's newest
+    snapshot; it raises if the transaction is not the member's any more."""
+
+    offsets: Mapping[str, Mapping[int, int]]
+    fence: Callable[[], Snapshot]
+
+    def request(self, who: Identity, group_id: str) -> list[bytes]:
+        """Encode their request, under the newest metadata. Raises ``TransactionFailed``."""
+        metadata = self.fence().metadata
+        if metadata is None:
+            raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now")
+        member = parse_metadata(metadata)
+        return messages.commit_offsets(
+            who, group_id, member.generation, member.member_id, member.instance_id, self.offsets
+        )

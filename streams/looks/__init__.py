@@ -1,0 +1,1 @@
+"""What the command line and the monitor both show: groups, letters, records, and the cluster they are of."""

@@ -1,0 +1,151 @@
+"""Shared parts of commands about a cluster: their options, the named event source, the addresses of the brokers, a
+client, and the loop of those that go on until Ctrl-C."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from streams.errors import BrokerUnavailable, ConfigError, StreamsError
+from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.settings import ClientSettings
+from streams.kafka.translate import nothing_listens
+from streams.looks.console import complain
+from streams.looks.source_name import checked_name
+from streams.model.loading import described, load
+from streams.settings import sources
+from streams.settings.config import EventSourceConfig
+from streams.source.event_source import EventSource
+
+T = TypeVar("T")
+
+SourceName = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
+Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds to wait for the brokers.")]
+Interval = Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")]
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")]
+
+_CONNECT_SECONDS: Final = 2.0
+_PAUSE_SECONDS: Final = 0.2
+_TELL_AFTER_SECONDS: Final = 1.0
+"""A shorter wait reports it at its end only."""
+
+
+def named_source(text: str) -> EventSource[object]:
+    """The event source that ``MODULE:SOURCE`` names. Raises ``ConfigError``, and ``BadParameter`` for another shape."""
+    name = checked_name(text)
+    try:
+        found = load(name)
+    except StreamsError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{text!r} cannot make an event source: {described(error)}") from error
+    if not isinstance(found, EventSource):
+        raise ConfigError(f"{text!r} is {type(found).__name__}, not an EventSource: its topics are not known")
+    return found
+
+
+def brokers(option: str, config: EventSourceConfig | None = None) -> str:
+    """The addresses: the option's, else those of the source, else the environment's. ``ConfigError``: none."""
+    try:
+        found = sources.bootstrap_servers(option or (config.bootstrap_servers if config else ""))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("set bootstrap_servers", "use --bootstrap-servers HOST:PORT")) from None
+    return sources.checked_addresses(found)
+
+
+def client_settings_of(config: EventSourceConfig | None) -> Mapping[str, Any]:
+    """librdkafka's settings: those of the source, which have the ones from outside in them, else the ones from
+    outside."""
+    return sources.joined_client_settings(None) if config is None else config.client_settings
+
+
+def await_listener(servers: str, timeout_seconds: float) -> None:
+    """Return when something takes connections at one of the addresses, or when that cannot be known. While all of them
+    are refused, wait, after saying so. Raises ``BrokerUnavailable`` when the time is over."""
+    deadline = time.monotonic() + timeout_seconds
+    warned = False
+    while _all_refuse(servers):
+        if time.monotonic() >= deadline:
+            raise BrokerUnavailable(nothing_listens(servers))
+        if not warned and timeout_seconds > _TELL_AFTER_SECONDS:
+            warned = True
+            complain(f"{nothing_listens(servers)}; waiting {timeout_seconds:g} s for it")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _all_refuse(servers: str) -> bool:
+    for address in servers.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            continue
+        except (OSError, ValueError, OverflowError):  # unknown name, firewall, no port: the client's message is better
+            return False
+        return False
+    return True
+
+
+def admin_of(
+    servers: str, config: EventSourceConfig | None, timeout_seconds: float
+) -> AbstractContextManager[TopicAdmin]:
+    """A client for questions about topics and offsets, with the security settings of the source, if one is named, when
+    something listens. Raises ``BrokerUnavailable``."""
+    return _admin(servers, client_settings_of(config), timeout_seconds)
+
+
+def source_admin_of(
+    config: EventSourceConfig | None, admin: TopicAdmin, timeout_seconds: float
+) -> AbstractContextManager[TopicAdmin]:
+    """A client for questions about the source topic: ``admin`` itself, unless the source is on another cluster."""
+    if config is None or not config.source_is_elsewhere:
+        return nullcontext(admin)
+    return _admin(config.source_bootstrap_servers, config.source_client_settings, timeout_seconds)
+
+
+@contextmanager
+def _admin(servers: str, client_settings: Mapping[str, object] | None, timeout_seconds: float) -> Iterator[TopicAdmin]:
+    await_listener(servers, timeout_seconds)
+    with closing(TopicAdmin(ClientSettings(servers, client_settings, client_id="kes-cli"))) as admin:
+        yield admin
+
+
+def topic_option(text: str) -> tuple[str, int]:
+    """Name and partitions of an ``--output``. Raises ``ConfigError``."""
+    name, _, partitions = text.rpartition(":")
+    if not name or not partitions.isdecimal() or int(partitions) < 1:
+        raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
+    return name, int(partitions)
+
+
+def watch(
+    look: Callable[[], T],
+    show: Callable[[T, str], None],
+    interval: float,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    passing: type[StreamsError] = BrokerUnavailable,
+) -> None:
+    """Look again and again until Ctrl-C, and show the last answer with the problem there is now, if any. A broker that
+    goes away later is reported and waited for; ``passing``: the error of that."""
+    seen: list[T] = []
+    try:
+        while True:
+            problem, began = "", now()
+            try:
+                seen = [look()]
+            except passing as error:
+                if not seen:
+                    raise
+                problem = str(error)
+            show(seen[0], problem)
+            sleep(max(interval - (now() - began), 0.05))
+    except KeyboardInterrupt:
+        return  # how a watch ends

@@ -1,0 +1,109 @@
+"""The status that members of a group publish, read from their notes (``kafka/group/status_board.py``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from streams.errors import BrokerUnavailable, ConfigError
+from streams.kafka.group.status_board import Note, Place, StatusBoard
+from streams.kafka.questions.group_view import GroupView
+from streams.runtime.status import REBALANCES as PUBLISHED
+from streams.runtime.status import MemberStatus, status_of
+from streams.statistics import CopyStatistics, RebalanceStatistics
+
+FOREIGNERS: Final = 32
+"""Members whose notes are requested, one request each, in a group without a member that is known as ours."""
+REBALANCES: Final = 5
+"""Number of the last rebalances that are shown."""
+
+_copy_of: Final[msgspec.json.Decoder[CopyStatistics]] = msgspec.json.Decoder(CopyStatistics)
+
+
+class LiveMember(msgspec.Struct, frozen=True):
+    """The status of one member. ``copies``: by partition. ``age_seconds``: since its last note; a member without news
+    writes none."""
+
+    status: MemberStatus
+    copies: dict[int, CopyStatistics]
+    age_seconds: float
+
+
+Live = Mapping[str, LiveMember]
+"""Member id -> its status."""
+
+
+def live_status(
+    board: StatusBoard, view: GroupView, seconds: float, now: float, topic: str = ""
+) -> tuple[Live, tuple[str, ...]]:
+    """The members' status, and what could not be found out. ``now`` in seconds since the epoch. ``topic``: that of the
+    group's offsets, if it is known (see ``StatusBoard.read``)."""
+    ours = [member for member in view.members if member.report is not None]
+    queried = ours or view.members[:FOREIGNERS]
+    names = {member.instance for member in queried if _may_be_an_instance(member.instance)}
+    if not names:
+        return {}, ()
+    try:
+        notes = board.read(sorted(names), seconds, topic)
+    except (BrokerUnavailable, ConfigError) as error:
+        return {}, (f"the members' status is not known: {error}",)
+    found: dict[str, LiveMember] = {}
+    for member in queried:
+        status = decoded(notes.get(member.instance, {}), now)
+        if status is not None and status.status.member_id == member.member_id:  # else it is its predecessor's
+            found[member.member_id] = status
+    return found, ()
+
+
+def decoded(notes: Mapping[Place, Note], now: float | None = None) -> LiveMember | None:
+    """Decode the notes of one instance; ``None`` without one of the member itself. What cannot be decoded is left
+    out."""
+    statuses, copies = [], {}
+    for (_, partition), note in notes.items():
+        try:
+            if '"at_ms"' in note.text:
+                statuses.append(status_of(note.text))
+            else:
+                copies[partition] = _copy_of.decode(note.text)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+    if not statuses:
+        return None
+    status = max(statuses, key=lambda status: status.at_ms)
+    current = {partition: copy for partition, copy in copies.items() if partition in status.copies}
+    age = max(0.0, (time.time() if now is None else now) - status.at_ms / 1000)
+    return LiveMember(status, current, age)
+
+
+def rebalances(live: Live, instances: Mapping[str, str]) -> list[RebalanceStatistics]:
+    """The last rebalances that members report, the newest first: for each generation the report that knows most.
+
+    ``instances``: member id -> instance. A member that has just joined has nothing but that.
+    """
+    reported: dict[int, list[tuple[int, RebalanceStatistics]]] = {}
+    for member_id, member in live.items():
+        entries = sorted(member.status.rebalances, key=lambda entry: entry.generation)
+        for place, entry in enumerate(entries):
+            if place == 0 and len(entries) < PUBLISHED:
+                entry = msgspec.structs.replace(entry, cause=f"joined: {instances.get(member_id, member_id)}")
+                reported.setdefault(entry.generation, []).append((3, entry))
+            else:
+                reported.setdefault(entry.generation, []).append((_knowledge(entry.cause), entry))
+    best = {
+        generation: min(entries, key=lambda found: (found[0], found[1].at_ms))
+        for generation, entries in reported.items()
+    }
+    return [best[generation][1] for generation in sorted(best, reverse=True)][:REBALANCES]
+
+
+def _knowledge(cause: str) -> int:
+    if "joined" in cause or "gone" in cause:
+        return 0
+    return 1 if "move" in cause else 4
+
+
+def _may_be_an_instance(name: str) -> bool:
+    return 1 <= len(name) <= 200 and name.isascii() and name.isprintable() and "." not in name and name == name.strip()

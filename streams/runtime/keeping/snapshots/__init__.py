@@ -1,0 +1,1 @@
+"""Snapshots of folders in an object store: what one consists of, how it is made and loaded."""

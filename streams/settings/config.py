@@ -1,0 +1,245 @@
+"""Settings: frozen, keyword-only, units in the names, checked when they are built.
+
+A wrong value is a ``ConfigError`` that names the setting, raised where the settings are made, not where they are used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from streams.errors import ConfigError
+from streams.metrics import MetricsHandler
+from streams.model.topics import (
+    MAX_NAME_LENGTH,
+    changelog_name,
+    commit_log_name,
+    dead_letter_name,
+    loop_name,
+    visits_name,
+)
+from streams.outcomes import STOP, Retry
+from streams.sak.numbers import is_number
+from streams.settings.groups import (
+    GROUPS,
+    NAME,
+    GroupConfig,
+    PoolConfig,
+    QueryConfig,
+    QueueConfig,
+    StateConfig,
+    TimeoutConfig,
+    check_count,
+    check_name,
+    check_type,
+)
+from streams.settings.sources import TakesOutsideSettings, bootstrap_servers, flat, variable, without_credentials
+
+BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
+"""Environment variable with the brokers' addresses, used when the settings name none."""
+INSTANCE_VARIABLE = "KES_INSTANCE_ID"
+"""Environment variable with this process's stable name, if the settings have none (``kes run`` sets it)."""
+
+_INSTANCE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def host_name() -> str:
+    """Return this machine's name, as a part of instance names: dots and the like become dashes."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
+
+
+class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=TakesOutsideSettings):
+    """The settings of an event source. Only ``group_id``, ``topic`` and ``num_partitions`` have no default.
+
+    * Where: ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``), ``client_settings`` (librdkafka settings: TLS,
+      SASL …); ``source_bootstrap_servers`` and ``source_client_settings`` when the source topic lives on another
+      cluster than the group, the state and the outputs.
+    * Identity: ``group_id``; ``instance_id`` (else ``KES_INSTANCE_ID``, else made up), which names the transactional
+      ids and must be unique in the group.
+    * Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from
+      group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
+    * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
+      ``error``. With several inputs (``EventSource.input``), ``alignment_seconds`` is how long the others wait for one
+      that is not known to be at its end.
+    * Loop: with ``loop`` handlers send events to this source itself (``ctx.loop``), over a topic of its own;
+      ``max_loop_hops`` bounds how often one leads to the next (0: no bound).
+    * Visits: with ``visits`` the source has a topic for the requests to visit the keys of its store
+      (``EventSource.register_visit``).
+    * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
+      handlers (each handler may have its own). ``max_time_jump_seconds``: so far ahead of the member's clock, and of
+      the partition's time, an event may move that time; beyond, it is a ``TimeJump``, which meets its error policy
+      (0: no bound).
+    * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
+      (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
+      transactions), ``state`` (``StateConfig``: state on disk), ``queries`` (``QueryConfig``: between processes).
+    * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
+      ``metrics_handler(measurement)``.
+
+    The settings of ``group``, ``timeouts`` and ``queues`` exist here under their own names as well: ``num_standbys=1``
+    is ``group=GroupConfig(num_standbys=1)``, and beside a group it replaces that one setting. These flat names are for
+    settings written before there were groups; the next release drops them.
+    """
+
+    group_id: str
+    topic: str
+    num_partitions: int
+    bootstrap_servers: str = ""
+    client_settings: dict[str, Any] = {}
+    source_bootstrap_servers: str = ""
+    source_client_settings: dict[str, Any] = {}
+    instance_id: str = ""
+    changelog_topic: str = ""
+    dead_letter_topic: str = ""
+    replication_factor: int = 1
+    min_insync_replicas: int = 1
+    auto_offset_reset: str = "earliest"
+    alignment_seconds: float = 0.5
+    loop: bool = False
+    max_loop_hops: int = 100
+    visits: bool = False
+    decode_policy: Retry = STOP
+    error_policy: Retry = STOP
+    max_time_jump_seconds: float = 86_400.0
+    group: GroupConfig = GroupConfig()
+    timeouts: TimeoutConfig = TimeoutConfig()
+    queues: QueueConfig = QueueConfig()
+    pool: PoolConfig = PoolConfig()
+    state: StateConfig = StateConfig()
+    queries: QueryConfig = QueryConfig()
+    on_partition_activated: Callable[[int], None] | None = None
+    on_partition_revoked: Callable[[int], None] | None = None
+    metrics_handler: MetricsHandler | None = None
+
+    # flat names, for one release
+    strategy: str | tuple[str, ...] = flat("group")
+    membership: str = flat("group")
+    static_membership: bool = flat("group")
+    num_standbys: int = flat("group")
+    max_moves: int = flat("group")
+    max_move_bytes: int = flat("group")
+    preparation_timeout_seconds: float = flat("group")
+    leave_timeout_seconds: float = flat("group")
+    publish_status: bool = flat("group")
+    session_timeout_seconds: float = flat("timeouts")
+    transaction_timeout_seconds: float = flat("timeouts")
+    heartbeat_interval_seconds: float = flat("timeouts")
+    rebalance_timeout_seconds: float = flat("timeouts")
+    drain_timeout_seconds: float = flat("timeouts")
+    call_timeout_seconds: float = flat("timeouts")
+    recovery_timeout_seconds: float = flat("timeouts")
+    max_queued_records: int = flat("queues")
+    max_queued_bytes: int = flat("queues")
+    max_queued_bytes_total: int = flat("queues")
+    max_poll_records: int = flat("queues")
+
+    def __post_init__(self) -> None:
+        for name in ("group_id", "topic", "changelog_topic", "dead_letter_topic", "instance_id"):
+            if getattr(self, name) or name in ("group_id", "topic"):
+                check_name(name, getattr(self, name), _INSTANCE if name == "instance_id" else NAME)
+        for name in ("bootstrap_servers", "source_bootstrap_servers"):
+            check_type((str,), name, getattr(self, name), "addresses as text: host:port,host:port")
+            without_credentials(name, getattr(self, name))
+        check_count("num_partitions", self.num_partitions, 1)
+        check_count("replication_factor", self.replication_factor, 1)
+        if not 1 <= self.min_insync_replicas <= self.replication_factor:
+            raise ConfigError(
+                f"min_insync_replicas is {self.min_insync_replicas}; it must be between 1 and replication_factor "
+                f"({self.replication_factor})"
+            )
+        if self.auto_offset_reset not in ("earliest", "latest", "error"):
+            raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
+        check_type((bool,), "loop", self.loop, "True or False")
+        check_type((bool,), "visits", self.visits, "True or False")
+        check_count("max_loop_hops", self.max_loop_hops, 0)
+        for name, topic in (("loop", "a loop is"), ("visits", "requests for visits are")):
+            if getattr(self, name) and self.source_is_elsewhere:
+                raise ConfigError(
+                    f"{name} is set beside source_bootstrap_servers: {topic} written and read where the group is, so "
+                    "the source's topic has to be there, too"
+                )
+        for name in ("client_settings", "source_client_settings"):
+            check_type((Mapping,), name, getattr(self, name), "a dictionary")
+        for name in ("decode_policy", "error_policy"):
+            check_type((Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, or one of your own")
+        if not is_number(self.max_time_jump_seconds) or not 0 <= self.max_time_jump_seconds < 1e12:
+            raise ConfigError(
+                f"max_time_jump_seconds is {self.max_time_jump_seconds!r}; give seconds, or 0 for no bound"
+            )
+        for name, kind in GROUPS.items():
+            check_type((kind,), name, getattr(self, name), f"a {kind.__name__}")
+        if self.source_client_settings and not self.source_is_elsewhere:
+            raise ConfigError(
+                "source_client_settings are set without source_bootstrap_servers: name the source's cluster, or use "
+                "client_settings"
+            )
+        for name in (self.changelog, self.dead_letters, self.offsets_topic, *self.own_inputs):
+            if len(name) > MAX_NAME_LENGTH:
+                raise ConfigError(
+                    f"the topic name {name!r} has {len(name)} characters; Kafka allows {MAX_NAME_LENGTH}: "
+                    "set changelog_topic and dead_letter_topic, or shorten group_id"
+                )
+
+    def __repr__(self) -> str:
+        """Show the names only of the clients' settings: their values may be secrets."""
+        fields = msgspec.structs.asdict(self)
+        for name in ("client_settings", "source_client_settings"):
+            fields[name] = sorted(fields[name])
+        return f"EventSourceConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Return ``group.strategies``, under its flat name."""
+        return self.group.strategies
+
+    @property
+    def source_is_elsewhere(self) -> bool:
+        """Check that the source topic lives on another cluster."""
+        return bool(self.source_bootstrap_servers)
+
+    @property
+    def offsets_topic(self) -> str:
+        """Return the topic under whose name the group's offsets are committed: the source, or its stand-in."""
+        return commit_log_name(self.group_id, self.topic) if self.source_is_elsewhere else self.topic
+
+    @property
+    def changelog(self) -> str:
+        """Return the name of the changelog topic."""
+        return self.changelog_topic or changelog_name(self.group_id, self.topic)
+
+    @property
+    def dead_letters(self) -> str:
+        """Return the name of the dead-letter topic."""
+        return self.dead_letter_topic or dead_letter_name(self.group_id, self.topic)
+
+    @property
+    def loop_topic(self) -> str:
+        """Return the name of the loop's topic; there is one with ``loop``."""
+        return loop_name(self.group_id, self.topic)
+
+    @property
+    def visits_topic(self) -> str:
+        """Return the name of the topic of requests for visits; there is one with ``visits``."""
+        return visits_name(self.group_id, self.topic)
+
+    @property
+    def own_inputs(self) -> tuple[str, ...]:
+        """Return the inputs that are the source's own beside ``topic``, in the order in which they come first: the
+        requests for visits, its loop."""
+        loop = (self.loop_topic,) if self.loop else ()
+        return (self.visits_topic, *loop) if self.visits else loop
+
+    def resolved(self, environment: Mapping[str, str] | None = None) -> EventSourceConfig:
+        """Return the same settings with ``bootstrap_servers`` and ``instance_id`` filled in. Raises ``ConfigError``
+        without an address."""
+        environment = os.environ if environment is None else environment
+        servers = bootstrap_servers(self.bootstrap_servers, environment)
+        instance = self.instance_id or environment.get(INSTANCE_VARIABLE, "")
+        if not instance:
+            instance = f"{host_name()}-{uuid.uuid4().hex[:8]}"
+        return msgspec.structs.replace(self, bootstrap_servers=servers, instance_id=instance)

@@ -1,0 +1,284 @@
+"""The groups of settings of an ``EventSourceConfig``, and the checks that they share with it."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from streams.errors import ConfigError
+from streams.model.topics import MAX_NAME_LENGTH
+from streams.sak.numbers import is_number, is_whole
+
+DELIVERY_SHARE = 0.8
+"""Share of a transaction's time in which its records must be acknowledged: they fail before the broker aborts it."""
+
+STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
+"""Strategies that share partitions among the members (``core/strategies.py``)."""
+MEMBERSHIPS = ("streams", "librdkafka", "broker")
+"""Implementations of the group protocol for a member."""
+A_DAY = 86_400
+"""In seconds."""
+
+NAME = re.compile(r"[A-Za-z0-9._-]+")
+"""The characters of names in Kafka."""
+
+
+def check_name(setting: str, value: object, allowed: re.Pattern[str]) -> None:
+    """Check that a value is a name of the allowed characters; else ``ConfigError``."""
+    if not isinstance(value, str) or not allowed.fullmatch(value) or len(value) > MAX_NAME_LENGTH:
+        raise ConfigError(
+            f"{setting} is {value!r}; it must be 1 to {MAX_NAME_LENGTH} characters that match {allowed.pattern}"
+        )
+
+
+def check_topic(setting: str, value: object) -> None:
+    """Check that a value can name a topic; else ``ConfigError``."""
+    check_name(setting, value, NAME)
+
+
+def _number(setting: str, value: object) -> None:
+    if not is_number(value):
+        raise ConfigError(f"{setting} is {value!r}; it must be a number")
+
+
+def check_type(kinds: tuple[type, ...], setting: str, value: object, wanted: str) -> None:
+    """Check that a value is of one of these types; else ``ConfigError``, without the value."""
+    if not isinstance(value, kinds):  # what it is may be a secret
+        raise ConfigError(f"{setting} is of type {type(value).__name__}; it must be {wanted}")
+
+
+def _at_least(setting: str, value: float, least: float) -> None:
+    _number(setting, value)
+    if not value >= least:
+        raise ConfigError(f"{setting} is {value}; it must be {least} or more")
+
+
+def check_count(setting: str, value: object, least: int) -> None:
+    """Check that a value is a whole number of ``least`` or more; else ``ConfigError``."""
+    if not is_whole(value):
+        raise ConfigError(f"{setting} is {value!r}; it must be a whole number")
+    _at_least(setting, value, least)
+
+
+def check_duration(setting: str, value: float) -> None:
+    """Check that a value is a number of seconds, less than a day; else ``ConfigError``."""
+    _number(setting, value)
+    if not 0 < value < A_DAY:
+        raise ConfigError(f"{setting} is {value}; it must be more than 0 and less than a day")
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool of transactional producers and its batching rule (names and defaults of go-kafka-event-source's
+    ``EosConfig``).
+
+    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional id
+    cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
+    ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
+    when the pipeline is free, and at which intake stops. ``max_batch_bytes``: intake also stops at so many bytes of
+    outputs and changes (keys, values and headers), because they are kept until their outcome is known; if a line is too
+    slow for so much, transactions get smaller. ``batch_delay_seconds``: how long a transaction waits for further events
+    when nothing is in flight; 0 sends at once. ``None``: as long as commits take, at most 10 ms.
+    """
+
+    pool_size: int = 3
+    pending_transactions: int = 1
+    target_batch_size: int = 1000
+    max_batch_size: int = 10_000
+    max_batch_bytes: int = 32 * 1024 * 1024
+    batch_delay_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("pool_size", "pending_transactions", "target_batch_size", "max_batch_size", "max_batch_bytes"):
+            check_count(f"PoolConfig.{name}", getattr(self, name), 1)
+        if self.batch_delay_seconds is not None:
+            _at_least("PoolConfig.batch_delay_seconds", self.batch_delay_seconds, 0)
+        if self.pool_size < self.pending_transactions + 2:
+            raise ConfigError(
+                f"PoolConfig.pool_size is {self.pool_size}; it must be at least pending_transactions + 2 "
+                f"({self.pending_transactions + 2}): one is filled, {self.pending_transactions} commit, one cools down"
+            )
+        if self.max_batch_size < self.target_batch_size:
+            raise ConfigError(
+                f"PoolConfig.max_batch_size is {self.max_batch_size}; it must be at least target_batch_size "
+                f"({self.target_batch_size})"
+            )
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The consumer group: how its members share the partitions.
+
+    ``strategy``: ``incremental`` (a partition moves once its new owner has restored it), ``cooperative-sticky``,
+    ``range``, ``roundrobin``; two of them, the wanted one first, while a running group migrates. ``membership``: the
+    implementation of the group protocol: ``streams`` (all strategies), ``librdkafka`` (its classic one; not
+    ``incremental``), ``broker`` (KIP-848: the broker decides). ``static_membership`` makes ``instance_id`` the group's
+    ``group.instance.id`` too. ``publish_status``: publish the progress of copies and moves for ``kes group`` (offsets
+    of a group ``<group_id>.<instance_id>.status``).
+
+    For ``incremental``: ``num_standbys`` warm copies of each partition on other members; ``max_moves`` and
+    ``max_move_bytes`` (changelog bytes on disk) that are prepared at a time in the group; a copy that is not ready
+    after ``preparation_timeout_seconds`` is passed over; a member that stops hands its partitions over for
+    ``leave_timeout_seconds``, then gives up the rest.
+    """
+
+    strategy: str | tuple[str, ...] = "incremental"
+    membership: str = "streams"
+    static_membership: bool = False
+    num_standbys: int = 0
+    max_moves: int = 64
+    max_move_bytes: int = 1024 * 1024 * 1024
+    preparation_timeout_seconds: float = 300.0
+    leave_timeout_seconds: float = 10.0
+    publish_status: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_standbys", 0), ("max_moves", 1), ("max_move_bytes", 1)):
+            check_count(f"GroupConfig.{name}", getattr(self, name), least)
+        check_duration("GroupConfig.preparation_timeout_seconds", self.preparation_timeout_seconds)
+        _number("GroupConfig.leave_timeout_seconds", self.leave_timeout_seconds)
+        if not 0 <= self.leave_timeout_seconds < A_DAY:
+            seconds = f"GroupConfig.leave_timeout_seconds is {self.leave_timeout_seconds}"
+            raise ConfigError(f"{seconds}; it must be 0 or more, and less than a day")
+        if self.membership not in MEMBERSHIPS:
+            raise ConfigError(f"GroupConfig.membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
+        check_type((str, tuple, list), "GroupConfig.strategy", self.strategy, "a name, or a tuple of two")
+        for name in self.strategies:
+            if name not in STRATEGIES:
+                raise ConfigError(f"GroupConfig.strategy names {name!r}; use one or two of {', '.join(STRATEGIES)}")
+        if not 1 <= len(set(self.strategies)) == len(self.strategies):
+            raise ConfigError(
+                f"GroupConfig.strategy is {self.strategy!r}; name one strategy, or two different ones to migrate"
+            )
+        if self.membership != "streams" and "incremental" in self.strategies:
+            raise ConfigError(
+                f"GroupConfig.membership {self.membership!r} cannot run the strategy 'incremental' (its assignors "
+                "cannot be replaced): choose another strategy, or membership 'streams'"
+            )
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Return the strategies of ``strategy``, the wanted one first."""
+        return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
+
+
+class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The times that an event source waits.
+
+    ``session_timeout_seconds``: the group gives up a member after so long without a heartbeat. It must be more than
+    ``transaction_timeout_seconds``, and at least three times ``heartbeat_interval_seconds``.
+    ``rebalance_timeout_seconds``: for members to take part in a rebalance; also how long the event loop may stand still
+    until the event that stops it is noted for the next owners; after as long again the member leaves the group.
+    ``drain_timeout_seconds``: for running events when a partition is given up or
+    the source stops. ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a
+    failed transaction to an end before the source stops with an error.
+    """
+
+    session_timeout_seconds: float = 6.0
+    transaction_timeout_seconds: float = 5.0
+    heartbeat_interval_seconds: float = 0.3
+    rebalance_timeout_seconds: float = 15.0
+    drain_timeout_seconds: float = 8.0
+    call_timeout_seconds: float = 5.0
+    recovery_timeout_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_duration(f"TimeoutConfig.{name}", getattr(self, name))
+        if self.transaction_timeout_seconds >= self.session_timeout_seconds:
+            raise ConfigError(
+                f"TimeoutConfig.transaction_timeout_seconds ({self.transaction_timeout_seconds}) must be smaller than "
+                f"session_timeout_seconds ({self.session_timeout_seconds}): a transaction must not outlive the "
+                "membership that it was begun under"
+            )
+        if self.heartbeat_interval_seconds * 3 > self.session_timeout_seconds:
+            raise ConfigError(
+                f"TimeoutConfig.heartbeat_interval_seconds ({self.heartbeat_interval_seconds}) must be at most a third "
+                f"of session_timeout_seconds ({self.session_timeout_seconds}), or one lost heartbeat ends the session"
+            )
+        if self.drain_timeout_seconds >= self.rebalance_timeout_seconds:
+            raise ConfigError(
+                f"TimeoutConfig.drain_timeout_seconds ({self.drain_timeout_seconds}) must be smaller than "
+                f"rebalance_timeout_seconds ({self.rebalance_timeout_seconds}), or the group goes on without waiting "
+                "for the drain"
+            )
+
+
+class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Records that were read and wait to be handled.
+
+    ``max_queued_records`` and ``max_queued_bytes`` are per partition; beyond either the partition is paused.
+    ``max_queued_bytes_total`` is for all partitions of the process: beyond half of it, partitions that hold their share
+    of the other half are paused, too. ``max_poll_records``: records that the poll thread hands over at once. Each
+    hand-over waits for the event loop's thread, so with a backlog many at once cost less.
+    """
+
+    max_queued_records: int = 5_000
+    max_queued_bytes: int = 16 * 1024 * 1024
+    max_queued_bytes_total: int = 256 * 1024 * 1024
+    max_poll_records: int = 500
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_count(f"QueueConfig.{name}", getattr(self, name), 1)
+
+
+class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """State on disk: in ``folder`` (empty: nowhere), which processes of one machine may share. ``checkpoint_seconds``,
+    ``checkpoint_bytes``: what of a partition may wait to be written; ``unwritten_bytes``: of the process.
+    ``memory_bytes``: for the caches of all tables on an engine, of the process.
+
+    ``snapshots``: a path, or an address that ``pyarrow.fs`` knows (``s3://bucket/kes``); empty: none. One of each
+    partition is made every ``snapshot_seconds``, ``snapshots_kept`` are kept, ``snapshot_bytes_per_second`` are written
+    at most (0: no limit). ``snapshot_secret_file``: with its content they are signed, and others refused."""
+
+    folder: str = ""
+    checkpoint_seconds: float = 5.0
+    checkpoint_bytes: int = 8 * 1024 * 1024
+    unwritten_bytes: int = 64 * 1024 * 1024
+    memory_bytes: int = 256 * 1024 * 1024
+    snapshots: str = ""
+    snapshot_seconds: float = 900.0
+    snapshots_kept: int = 3
+    snapshot_bytes_per_second: int = 32 * 1024 * 1024
+    snapshot_secret_file: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("folder", "snapshots", "snapshot_secret_file"):
+            check_type((str,), f"StateConfig.{name}", getattr(self, name), "a path as text")
+        for name in ("checkpoint_seconds", "snapshot_seconds"):
+            check_duration(f"StateConfig.{name}", getattr(self, name))
+        if self.snapshots and not self.folder:
+            raise ConfigError("StateConfig.snapshots are made of state on disk: set StateConfig.folder")
+        least_of = {"checkpoint_bytes": 1, "unwritten_bytes": self.checkpoint_bytes, "memory_bytes": 1 << 20}
+        least_of |= {"snapshots_kept": 2, "snapshot_bytes_per_second": 0}
+        for name, least in least_of.items():
+            check_count(f"StateConfig.{name}", getattr(self, name), least)
+
+
+class QueryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Queries between processes. ``secret_file``: its content is the group's secret, of all members and readers.
+    ``address``: published for readers, ``https://HOST:PORT``; ``kes run --queries`` fills it in, and where it is set,
+    further workers take the ports behind it.
+    ``tls_certificate_file`` and ``tls_key_file``: of the server; ``tls_ca_file``: what readers check it with (default:
+    the system's)."""
+
+    secret_file: str = ""
+    address: str = ""
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    tls_ca_file: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_type((str,), f"QueryConfig.{name}", getattr(self, name), "text")
+
+
+GROUPS = {
+    "group": GroupConfig,
+    "timeouts": TimeoutConfig,
+    "queues": QueueConfig,
+    "pool": PoolConfig,
+    "state": StateConfig,
+    "queries": QueryConfig,
+}
+"""The groups of settings, by the names that ``EventSourceConfig`` has for them."""

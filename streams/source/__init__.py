@@ -1,0 +1,1 @@
+"""What users declare and run: the event source with its handlers, inputs, jobs and producers."""
