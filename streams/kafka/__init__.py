@@ -1,5 +1,9 @@
-"""Everything that talks to Kafka. Tasks and decisions are elsewhere.
+"""Blocking and asynchronous clients of Kafka, each owned by one thread or loop; only these import Kafka libraries.
 
-``wire``: connections and messages; ``reading`` and ``writing``: records; ``questions``: what a cluster is asked;
-``group``: membership. Each room imports only those that are named before it.
+``wire`` has connections and messages, ``reading`` and ``writing`` have records, ``questions`` has what is read about
+a cluster, ``group`` has membership. Each folder imports only those that stand before it.
+
+Nothing is exported here: import the modules.
 """
+
+from __future__ import annotations

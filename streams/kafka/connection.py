@@ -25,7 +25,7 @@ kinds of clients use (one set of overrides serves producers, consumers and admin
 is still loading (``GETPID``: the call that waits for it has its own error)."""
 
 _STOPPED: Final = "gap-less guarantee"
-"""In a producer's line that it has stopped at a refused batch, which is its order (``kafka.writing.plain_producer``)."""
+"""A producer's line has this when it stopped at a refused batch, to keep its order (``writing.plain_producer``)."""
 _LEADERS_SECONDS: Final = 1.0
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL})
 

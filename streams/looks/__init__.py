@@ -1,1 +1,3 @@
-"""What the command line and the monitor both show: groups, letters, records, and the cluster they are of."""
+"""Views of groups, dead letters and records that the command line and the monitor share."""
+
+from __future__ import annotations

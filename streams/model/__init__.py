@@ -1,1 +1,3 @@
-"""The vocabulary of the toolkit that users do not import by path: groups, topics, topologies, statistics, answers."""
+"""Vocabulary that users do not import by path: groups, topics, topologies, answers of queries, checks of values."""
+
+from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interface of the consumer group to the rest of the toolkit: reports, assignments, events and calls.
 
-A ``Membership`` (``kafka/group/membership.py``; another one in simulations) runs the group protocol on a thread of its own.
-The runtime receives ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers through the few
+A ``Membership`` (``kafka/group/membership.py``; another one in simulations) runs the group protocol on a thread of its
+own. The runtime receives ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers through the few
 methods below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to the
 membership when it is built. A member's claims follow from its last assignment and its steps since (``Holdings`` in
 ``core/group_member.py``).

@@ -63,7 +63,7 @@ class PlainProducer(Protocol):
 
 
 class LogConsumer(Protocol):
-    """Reads partitions of one log, for one thread (``kafka.reading.consumer.LogConsumer``, which documents the methods)."""
+    """Reads partitions of one log, for one thread (``kafka.reading.consumer.LogConsumer`` documents the methods)."""
 
     def add(self, partition: int, offset: int) -> None: ...
     def remove(self, partitions: Collection[int]) -> None: ...

@@ -1,1 +1,3 @@
-"""Settings: their groups, the sources that they are read from, and those of jobs."""
+"""Settings of an event source and of its jobs, their groups, and where they are read from."""
+
+from __future__ import annotations

@@ -1,1 +1,3 @@
-"""What users declare and run: the event source with its handlers, inputs, jobs and producers."""
+"""Declarations of an application: the event source with its handlers, inputs and jobs, and producers of events."""
+
+from __future__ import annotations

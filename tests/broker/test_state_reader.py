@@ -177,7 +177,8 @@ FREEZING = """
 import os
 import signal
 from pathlib import Path
-from streams.queries import points, service
+from streams.queries import service
+from streams.runtime.queries import points
 
 read_of = service.read_of
 

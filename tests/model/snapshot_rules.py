@@ -1,4 +1,4 @@
-"""The snapshots of one partition as a model: ``runtime/keeping/snapshots/bundles.py`` step by step, with each rule a switch.
+"""The snapshots of one partition as a model: ``keeping/snapshots/bundles.py`` step by step, each rule a switch.
 
 A world has processes that make snapshots of the same partition at once, as owner and standby do, and each of them
 removes what is too much when it is done. A process may stand still between any two of its steps for as long as the

@@ -167,7 +167,7 @@ def contents_of(folder: StateFolder) -> tuple[int, State]:
 KILLED = """
 import sys
 from pathlib import Path
-from streams.runtime.keeping import folder
+from streams.runtime.keeping.folders import folder
 from tests.unit.kept_kit import kill_at_each
 from tests.unit.test_crash_suite import Life
 

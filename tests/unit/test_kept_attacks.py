@@ -105,7 +105,7 @@ def test_the_same_in_a_database(tmp_path: Path, engine: Any) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from streams.runtime.keeping import folder as folder_module
+from streams.runtime.keeping.folders import folder as folder_module
 from tests.unit.kept_kit import Script
 folder_module.LEAST_REWRITE = 600
 Script(Path(sys.argv[1]), int(sys.argv[2])).run(rounds=100_000)

@@ -151,7 +151,7 @@ def test_stopped_at_any_step_it_opens_at_a_checkpoint(tmp_path: Path, seed: int)
 KILLED = """
 import sys
 from pathlib import Path
-from streams.runtime.keeping import folder
+from streams.runtime.keeping.folders import folder
 from tests.unit.kept_kit import Script, kill_at_each
 
 folder.LEAST_REWRITE = 600

@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_not_reported(tmp_path: Path) -> None:
 ADOPTED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from streams.runtime.keeping import folder
+from streams.runtime.keeping.folders import folder
 step, parent, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def dies(left=[step]):
     left[0] -= 1

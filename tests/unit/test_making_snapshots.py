@@ -17,7 +17,8 @@ from streams.core.checkpoints import FolderMark
 from streams.errors import ConfigError
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.entries import Damaged
-from streams.runtime.keeping.snapshots.bundles import SnapshotStore, snapshotting
+from streams.runtime.keeping.snapshots import snapshotting
+from streams.runtime.keeping.snapshots.bundles import SnapshotStore
 from tests.unit.kept_engine_kit import STORES, count, other_log
 from tests.unit.runtime_kit import CHANGELOG, Bench
 from tests.unit.snapshots_kit import Backed

@@ -1,1 +1,3 @@
-"""Membership of a consumer group."""
+"""Membership of a consumer group: joins, heartbeats, reports and assignments."""
+
+from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A member of a consumer group by librdkafka: ``streams.model.group.Membership`` without code of ours among the members.
+"""A member of a consumer group by librdkafka: ``model.group.Membership`` without code of ours among the members.
 
 Either by the classic protocol (librdkafka's own assignors decide), or by the broker's (KIP-848: the broker decides).
 A thread drives a Consumer that is subscribed, and takes nothing of what it is assigned: no partition is ever fetched.
@@ -50,7 +50,7 @@ _LEAVE_PATIENCE: Final = 3.0
 
 
 class LibrdkafkaMembership:
-    """One member of ``group_id`` that shares the partitions of ``topic`` with the others. ``streams.model.group.Membership``
+    """One member of ``group_id`` that shares the partitions of ``topic`` with the others. ``model.group.Membership``
     documents the methods; ``start`` is for once, ``close`` ends the shared client too, and may be repeated.
 
     ``consumer``: builds the Consumer. ``eager``: its assignors take everything at each rebalance. ``broker_side``:

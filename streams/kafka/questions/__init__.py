@@ -1,1 +1,3 @@
-"""What a cluster is asked: topics, offsets, groups, transactions, rights."""
+"""Requests about a cluster: topics, offsets, groups, transactions and permissions."""
+
+from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Records on their way from the broker."""
+"""Consumers of partitions, and of their records as they arrive."""
+
+from __future__ import annotations

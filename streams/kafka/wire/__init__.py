@@ -1,1 +1,3 @@
-"""Connections to brokers, their messages, and the bytes of the group protocol."""
+"""Connections to brokers, messages as bytes, and compression."""
+
+from __future__ import annotations

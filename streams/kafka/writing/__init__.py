@@ -1,1 +1,3 @@
-"""Records on their way to the broker, in transactions and outside of them."""
+"""Transactions as Kafka's protocol has them, on the event loop, and plain producers."""
+
+from __future__ import annotations

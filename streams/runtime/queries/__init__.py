@@ -1,1 +1,3 @@
-"""Queries inside the process of a partition's owner: the committed state, with a proof of ownership."""
+"""Queries inside the owner's process: committed state, with a proof of ownership."""
+
+from __future__ import annotations

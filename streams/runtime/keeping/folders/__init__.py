@@ -1,1 +1,3 @@
-"""State on disk: the folders of a partition, which one is used, and what a folder holds."""
+"""Folders of a partition on disk: which one is in use, and what it holds."""
+
+from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Snapshots of folders in an object store: what one consists of, how it is made and loaded."""
+"""Snapshots of folders in an object store: made, found and loaded."""
+
+from __future__ import annotations
