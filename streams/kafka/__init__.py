@@ -7,3 +7,5 @@ Nothing is exported here: import the modules.
 """
 
 from __future__ import annotations
+
+__all__: list[str] = []

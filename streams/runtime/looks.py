@@ -12,7 +12,7 @@ order. Each but the lease is of a moment *after* the look, at which the partitio
 * else, where the group's answer proves nothing (the broker's own protocol, a rebalance, an outage), and for queries
   that are to be confirmed, an empty transaction, which sends the watermark again (rule R1).
 
-The look at a single key (``runtime/queries/points.py``) that nothing unsettled changes has seen what is committed, so the
+The look at a single key (``queries/points.py``) that nothing unsettled changes has seen what is committed, so the
 lease alone proves it.
 """
 

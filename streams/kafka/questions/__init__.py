@@ -1,3 +1,5 @@
 """Requests about a cluster: topics, offsets, groups, transactions and permissions."""
 
 from __future__ import annotations
+
+__all__: list[str] = []
