@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.broker.battery_kit import ROOT
 
-BEFORE = "ad2d3ed5e18e5c0a9f167bfdab6d10c2d4cf87e7"
-"""The last commit before rooms and names changed: what is installed where this code is rolled out first."""
+BEFORE = "e38ba793add7691185b822598162e5774624ba1e"
+"""The last commit before the rooms of today: what is installed where this code is rolled out first."""
 
 
 def unpack(commit: str, tree: Path) -> bool:

@@ -7,6 +7,7 @@ without one (a source tarball, a shallow clone) the test is skipped.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
 from tests.broker.releases import BEFORE, unpack
+from tests.broker.test_kept_stores import LOADED, QUICK, restored
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
 
@@ -69,4 +71,29 @@ def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path, tmp
     load.stop()
     bank_group.wait_handled()
     bank_group.check_stores(standbys=1)
+    bank_group.must_be_exact()
+
+
+@pytest.mark.parametrize(("engine", "store"), [("", "Table"), ("SQLite", "Stores"), ("RocksDB", "SimpleStore")])
+def test_folders_and_snapshots_of_the_code_of_before_are_taken(
+    bank_group: Bank, before: Path, tmp_path: Path, engine: str, store: str
+) -> None:
+    settings = {**QUICK, "BANK_ENGINE": engine, "BANK_STORE": store, "BANK_SNAPSHOTS": str(tmp_path / "snapshots")}
+    bank_group.deposit(3_000, KEYS, 1)
+    old = bank_group.start("member", **settings, BANK_FOLDER=str(tmp_path / "state"), PYTHONPATH=str(before))
+    bank_group.wait_handled()
+    manifests = (tmp_path / "snapshots").rglob
+    wait_until(lambda: len({path.parent for path in manifests("manifest-*")}) == bank.PARTITIONS, "each has a snapshot")
+    assert old.stop() == 0, old.log.read_text()
+    partitions = len(list((tmp_path / "state").rglob("mark")))
+    new = bank_group.start("member", **settings, BANK_FOLDER=str(tmp_path / "state"))
+    bank_group.check_stores()
+    assert re.search(LOADED, new.log.read_text())
+    assert restored(new.log) <= partitions, "one record of each partition: the one that its folder ends with"
+    new.kill()
+    bank_group.deposit(500, KEYS, 2)
+    elsewhere = bank_group.start("member", **settings, BANK_FOLDER=str(tmp_path / "elsewhere"))
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    assert elsewhere.times(r"the snapshot manifest-") == bank.PARTITIONS
     bank_group.must_be_exact()
