@@ -76,7 +76,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(
 
 def test_a_declaration_after_the_start_is_refused() -> None:
     source = source_of()
-    source._router.freeze()
+    source._declared.router.freeze()
     with pytest.raises(RegistrationError, match=r"source.output\('o'\) comes too late"):
         source.output("o")
 
