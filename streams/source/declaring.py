@@ -32,7 +32,6 @@ Answer = ExecutionState | None
 Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
 BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
 InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
-
 UpdateHandler = Callable[[EventContext[StoreT], Update[K, V]], ExecutionState | None]
 VisitHandler = Callable[[EventContext[StoreT], Any, Any], Answer | Awaitable[Answer]]
 
