@@ -1,4 +1,4 @@
-"""What an event source declares, apart from what runs: its settings, store, handlers, inputs, outputs, lookups, visits.
+"""Declarations of an event source, apart from what runs: settings, store, handlers, inputs, outputs, lookups, visits.
 
 A run reads it, and so do replays, ``TestDriver`` and the drawing of a topology. Its parts are what the declaring
 methods of ``EventSource`` write to.
