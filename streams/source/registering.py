@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class DeclaredHandlers:
-    """The handlers of a source: ``registry`` has their routes, ``schedules`` the interjections that come by time."""
+    """The handlers of a source: The router has their routes, ``schedules`` the interjections that come by time."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -38,10 +38,10 @@ class DeclaredHandlers:
         event_class: type[Any],
         handler: Callable[..., Any] | None,
         *,
-        on_error: Retry | None = None,
-        blocking: bool = False,
-        concurrency: int | SchedulerConfig | None = None,
-        batch: bool = False,
+        on_error: Retry | None,
+        blocking: bool,
+        concurrency: int | SchedulerConfig | None,
+        batch: bool,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """See ``EventSource.register_event_type``."""
         event_type = event_type_of(event_class)
