@@ -1,7 +1,7 @@
 """The event source: register handlers for event types, then run. Wires everything else together.
 
-What it declares is one part (``Declarations``), what runs it another (``SourceRun``), what is requested of a running
-one a third (``SourceRequests``).
+It has three parts: ``Declarations``, ``SourceRun`` (the engine, its start and its end), and ``SourceRequests`` (queries
+within the process, requests for visits).
 """
 
 from __future__ import annotations
