@@ -83,12 +83,12 @@ async def _drive_engine(
         mock.patch("streams.kafka.wire.cluster.connect", connected),
     ):
         running = loop.create_task(
-            source._consume(lambda config: ScriptedConnections(config, fibers), environment), name="source"
+            source._run.consume(lambda config: ScriptedConnections(config, fibers), environment), name="source"
         )
 
         async def settled(count: int) -> None:
             feed.allowed = count
-            while source._engine is None or source._engine.committed_events < count:
+            while source._run.engine is None or source._run.engine.committed_events < count:
                 await elapse(POLL_SECONDS)
                 if running.done():
                     await running

@@ -81,8 +81,10 @@ async def _within(seconds: float, request: Any) -> Any:
 def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRunStatistics, ...]:
     """Read the members' notes. Raises ``ConfigError`` when there is none."""
     config: EventSourceConfig = source.config
-    if name not in source._router.visits:
-        raise ConfigError(f"this source has no visit {name!r}; it has {', '.join(source._router.visits) or 'none'}")
+    if name not in source._declared.router.visits:
+        raise ConfigError(
+            f"this source has no visit {name!r}; it has {', '.join(source._declared.router.visits) or 'none'}"
+        )
     security = kafka_python_settings.security_of(config.client_settings)
     with (
         closing(GroupQuestions(config.bootstrap_servers, security)) as questions,

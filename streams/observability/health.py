@@ -50,7 +50,7 @@ class SourceHealth:
             return self._source.statistics()
         with self._lock:
             looking = self._looking
-            loop = self._source._loop
+            loop = self._source._run.loop
             if looking is None or looking.done() or self._loop is not loop:
                 try:
                     looking = self._source.statistics_threadsafe()
@@ -84,7 +84,7 @@ class SourceHealth:
 
     def _is_on_its_loop(self) -> bool:
         try:
-            return asyncio.get_running_loop() is self._source._loop
+            return asyncio.get_running_loop() is self._source._run.loop
         except RuntimeError:
             return False
 

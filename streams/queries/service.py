@@ -65,7 +65,7 @@ class _Busy(StreamsError):
 
 class _Service:
     def __init__(self, source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> None:
-        self._source, self._secret, self._address = source, secret, address
+        self._run, self._secret, self._address = source._run, secret, address
         self._busy = 0
         self._crossing: Crossing | None = None  # to the present run of the source
 
@@ -114,13 +114,13 @@ class _Service:
         return Response(body, status, headers, media_type="application/json")
 
     async def _reply(self, body: bytes) -> Reply:
-        config = self._source.config
+        config = self._run.config
         try:
             question = msgspec.json.decode(body, type=Question)
         except msgspec.DecodeError as error:
             raise ConfigError(f"the question cannot be read: {error}") from None
         checked(question, config.group_id, config.num_partitions)
-        loop = self._source._loop
+        loop = self._run.loop
         if loop is None:
             raise Stopped("the event source is not running")
         if is_point(question):
@@ -142,7 +142,7 @@ class _Service:
     async def _point(self, question: Question, loop: asyncio.AbstractEventLoop) -> Reply:
         crossing = self._crossing
         if crossing is None or crossing.loop is not loop or crossing.home is not asyncio.get_running_loop():
-            self._crossing = crossing = Crossing(self._source, loop)
+            self._crossing = crossing = Crossing(loop, lambda: self._run.queries().points)
         if question.timeout_seconds >= LONGEST_SECONDS:
             return await crossing.read(question)
         async with asyncio.timeout(question.timeout_seconds):
@@ -150,8 +150,7 @@ class _Service:
 
     async def _ask(self, question: Question) -> Reply:
         """Answer on the loop of the source. A page is of several turns, and no snapshot."""
-        engine = self._source._running()
-        local = self._source._local(engine)
+        engine, local = self._run.present(), self._run.queries()
         at_least = {TopicPartition(topic, partition): offset for topic, partition, offset in question.at_least}
         rows: list[tuple[bytes, bytes]] = []
         first: Answer[Any] | None = None

@@ -100,7 +100,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         value of its only item. The function runs ahead of the event's turn, so it has no store; its exceptions go to
         ``on_error`` (default: ``config.error_policy``). Raises ``RegistrationError``.
         """
-        return self._source._register_planner(
+        return self._source._declared.handlers.register_planner(
             self._definition, self._definition.execute, _checked, event_class, planner, key, on_error
         )
 

@@ -100,7 +100,9 @@ class BatchProducer(Generic[StoreT]):
         turn, so it has no store; its exceptions go to ``on_error`` (default: ``config.error_policy``). ``to_record``
         makes a record of an event object. Raises ``RegistrationError``.
         """
-        return self._source._register_planner(self._definition, None, _checked, event_class, planner, None, on_error)
+        return self._source._declared.handlers.register_planner(
+            self._definition, None, _checked, event_class, planner, None, on_error
+        )
 
     async def produce(self, ctx: EventContext[StoreT], records: Sequence[Record]) -> list[Delivery]:
         """Send records for a handler or an interjection that has its turn; returns when all are acknowledged.

@@ -1,53 +1,38 @@
-"""The event source: register handlers for event types, then run. Wires everything else together."""
+"""The event source: register handlers for event types, then run. Wires everything else together.
+
+It has three parts: ``Declarations``, ``SourceRun`` (the engine, its start and its end), and ``SourceRequests`` (queries
+within the process, requests for visits).
+"""
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-import logging
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, overload
 
-import anyio
-import msgspec
-
 from streams.core.router import check_callable
-from streams.errors import RegistrationError, Stopped, StreamsError
-from streams.metrics import Measurement, MetricsHandler
+from streams.errors import RegistrationError
+from streams.metrics import MetricsHandler
+from streams.model.answers import Answer
 from streams.model.topics import TopicSpec
-from streams.protocols import StateStore
-from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
+from streams.records import Delivery, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.connections import KafkaConnections
-from streams.runtime.engine import Engine
-from streams.runtime.ownership.replicas import make_store
-from streams.runtime.ports import Connections
-from streams.runtime.reading.lookups import Lookups
+from streams.runtime.partition.event_context import EventContext
 from streams.runtime.replay import Program
-from streams.runtime.system import MACHINE, Environment
-from streams.sak import leaves
-from streams.sak.users_code import calling_place
 from streams.settings.config import EventSourceConfig
-from streams.source.interjecting import Interjecting
+from streams.source.declarations import Declarations, Lifespan
+from streams.source.declaring import Declaring
+from streams.source.requests import SourceRequests
+from streams.source.running import SourceRun
 from streams.statistics import SourceState, SourceStatistics
-from streams.stores.stateless import Stateless
-
-_log = logging.getLogger(__name__)
-
-ENDS_SECONDS = 1.0
-"""The wait for the thread that reads, for the ends of partitions; it may be busy or gone."""
 
 StoreT = TypeVar("StoreT")
-Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+T = TypeVar("T")
 
 
-class EventSource(Interjecting[StoreT]):
+class EventSource(Declaring[StoreT]):
     """Reads a topic of typed events, and handles each exactly once.
 
     ``store`` makes the state store of one partition (``Table.factory(...)``, or a factory of your own); without it the
@@ -86,25 +71,19 @@ class EventSource(Interjecting[StoreT]):
         lifespan: Lifespan | None = None,
         routed_by: Callable[[Any], str | bytes] | None = None,
     ) -> None:
-        super().__init__(config)
-        if store is not None:
-            what = "the store, which is to be a factory such as Table.factory(...),"
-            check_callable(what, store, "topic_partition")
-            if isinstance(store, type) and not issubclass(store, StateStore):
-                raise RegistrationError(f"{what} is the class {store.__qualname__}{calling_place()}, which is no store")
+        declared = Declarations(config, store)
         if routed_by is not None:
             check_callable("routed_by", routed_by, "key")
+        if lifespan is not None:
+            declared.lifespans.append(lifespan)
         self.routed_by: Final = routed_by
-        self._lifespan = lifespan
-        self._further_lifespans: list[Lifespan] = []
-        self._is_stateless = store is None
-        self._store_factory: Callable[[TopicPartition], Any] = store or Stateless
-        self._state = SourceState.CREATED
-        self._metrics_handlers: list[MetricsHandler] = []
-        self._stopped = threading.Event()
-        self._stop_asked: bool | None = None  # drain or not
-        self._preparing: anyio.CancelScope | None = None  # while there is no engine yet
-        self._entering: asyncio.Task[Any] | None = None  # while its lifespan is entered
+        self._hold(declared)
+
+    def _hold(self, declared: Declarations) -> None:
+        """Stand on these declarations, with a life of its own that has not begun."""
+        self._declared = declared
+        self._run = SourceRun(declared)
+        self._requests = SourceRequests(declared, self._run)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -114,100 +93,50 @@ class EventSource(Interjecting[StoreT]):
 
         Raises the ``StreamsError`` that made the source stop, unless the stop was requested.
         """
-        try:
-            anyio.run(self._run_with_signals)
-        except BaseExceptionGroup as group:
-            first = _first(group)
-            raise first from first.__cause__
+        self._run.run(self.consume_events)
 
     async def consume_events(self) -> None:
         """Run until stopped, on the current event loop. Cancelling it is ``stop_now``. Raises like ``run``."""
-        await self._consume(lambda config: KafkaConnections(config))
+        await self._run.consume(lambda config: KafkaConnections(config))
 
     async def stop(self) -> None:
         """Drain and stop: running events end, complete ones are committed, the group is left. Returns when that is
         done."""
-        self._ask_to_stop(drain=True)
-        await self.wait_stopped()
+        self._run.ask_to_stop(drain=True)
+        await self._run.wait_stopped()
 
     def stop_now(self) -> None:
         """Stop without draining: uncommitted work is dropped, and the next owner does it again. Any thread."""
-        self._ask_to_stop(drain=False)
+        self._run.ask_to_stop(drain=False)
 
     async def wait_stopped(self) -> None:
         """Wait until the source has stopped, for whatever reason. From any loop."""
-        while self._state is not SourceState.CREATED and not self._stopped.is_set():
-            await anyio.sleep(0.005)
+        await self._run.wait_stopped()
 
     @property
     def state(self) -> SourceState:
         """Return the state of the event source in its life cycle."""
-        return self._state
+        return self._run.state
 
     def add_metrics_handler(self, handler: MetricsHandler) -> None:
         """Call this handler with each measurement of the coming runs, besides that of the settings. The same rules hold
         for it."""
-        self._metrics_handlers.append(handler)
+        self._declared.metrics_handlers.append(handler)
 
     def statistics_threadsafe(self) -> concurrent.futures.Future[SourceStatistics]:
         """``statistics`` from any thread, with the ``end`` of each partition. The future ends when the loop and the
         thread that reads have answered, within a tenth of a second, unless the loop stands still. Raises ``Stopped``
         when the source is not running."""
-        engine, loop = self._running(), self._loop
-        assert loop is not None
-
-        async def look() -> SourceStatistics:
-            ends: list[Mapping[int, int]] = []
-            with anyio.move_on_after(ENDS_SECONDS):
-                for asked in [port.ends() for port in engine.inputs]:
-                    ends.append(await asyncio.wrap_future(asked))
-            return self._statistics(ends)
-
-        looking = look()
-        try:
-            return asyncio.run_coroutine_threadsafe(looking, loop)
-        except RuntimeError as error:  # it has stopped since
-            looking.close()
-            raise Stopped("the event source is not running") from error
+        return self._run.statistics_threadsafe()
 
     def statistics(self) -> SourceStatistics:
         """Return the present state in figures. Call it on the loop of the event source."""
-        return self._statistics([])
-
-    def _statistics(self, ends: Sequence[Mapping[int, int]]) -> SourceStatistics:
-        engine = self._engine
-        if engine is None:
-            return SourceStatistics(self._state, self.config.instance_id, -1, (), 0, 0, 0, hot_path=leaves.summary())
-        return SourceStatistics(
-            self._state,
-            engine.config.instance_id,
-            engine.membership.snapshot.generation,
-            tuple(
-                worker.statistics([found.get(number, -1) for found in ends])
-                for number, worker in sorted(engine.workers.items())
-            ),
-            engine.committed_transactions,
-            engine.committed_events,
-            len(engine.pool.unsettled),
-            engine.replicas.statistics(),
-            engine.handover.statistics(),
-            engine.membership.snapshot.member_id,
-            tuple(engine.status.rebalances),
-            engine.stages.statistics(),
-            len(engine.hung_calls),
-            () if engine.keeper is None else engine.keeper.statistics(),
-            0 if engine.keeper is None else engine.keeper.folders_set_aside,
-            engine.lookups.statistics(),
-            leaves.summary(),
-        )
+        return self._run.statistics()
 
     @property
     def member_id(self) -> str:
         """Return the member id in the group, also while the member is joining; empty while it has none. Any thread."""
-        engine = self._engine
-        if engine is None:
-            return ""
-        return getattr(engine.membership, "joining_as", "") or engine.membership.snapshot.member_id
+        return self._run.member_id
 
     def remove_member(self, member_id: str, instance: str = "", timeout_seconds: float = 10.0) -> bool:
         """Take a member *that is known to be dead* out of the group, so that its session need not end first.
@@ -217,167 +146,127 @@ class EventSource(Interjecting[StoreT]):
         when it goes on. Blocks: call it on any thread but the loop's. Raises ``Stopped``,
         ``BrokerUnavailable``.
         """
-        client = self._running().takeover_client
+        client = self._run.present().takeover_client
         return client.remove_member(member_id, instance or None, time.monotonic() + timeout_seconds)
-
-    async def _run_with_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            await self.consume_events()
-            return
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._stop_on_signals)
-            try:
-                await self.consume_events()
-            finally:
-                tasks.cancel_scope.cancel()
-
-    async def _stop_on_signals(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            received = 0
-            async for number in signals:
-                received += 1
-                if received > 1:
-                    os._exit(128 + number)
-                _log.info("%s: draining; a second signal exits at once", signal.Signals(number).name)
-                self._ask_to_stop(drain=True)
-
-    async def _consume(
-        self, connect: Callable[[EventSourceConfig], Connections], environment: Environment = MACHINE
-    ) -> None:
-        if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
-            raise RegistrationError("this event source is running already")
-        self._check_inputs()
-        self._check_visits(lambda: make_store(self._store_factory, TopicPartition(self.config.topic, 0)))
-        self._router.freeze()
-        self._stopped.clear()
-        self._state = SourceState.STARTING
-        self._loop = asyncio.get_running_loop()
-        try:
-            await self._consume_until_stopped(connect, environment)
-            self._state = SourceState.STOPPED
-        except BaseException:
-            self._state = SourceState.FAILED
-            raise
-        finally:
-            self._engine = None
-            self._stop_asked = None
-            self._stopped.set()
-
-    async def _consume_until_stopped(
-        self, connect: Callable[[EventSourceConfig], Connections], environment: Environment
-    ) -> None:
-        config = self._measured(self.config.resolved())
-        _log.info("group %s: hot path: %s", config.group_id, leaves.advised())
-        connections = connect(config)
-        with anyio.CancelScope() as self._preparing:
-            await source_topics.prepare(
-                config, connections, self._outputs.values(), self.input_topics(), self.lookup_topics()
-            )
-        if self._stop_asked is not None:
-            return
-        async with AsyncExitStack() as resources:
-            lookups = Lookups(self._lookups.values(), lambda topic: connections.followed(topic))
-            resources.push_async_callback(lookups.stop)
-            with anyio.CancelScope() as self._preparing:
-                await lookups.start()
-            if self._stop_asked is None:
-                await self._enter_lifespan(resources)
-            if self._stop_asked is None:
-                await self._run_engine(config, connections, environment, lookups)
-
-    def _measured(self, config: EventSourceConfig) -> EventSourceConfig:
-        """Have the added handlers called as well."""
-        if not self._metrics_handlers:
-            return config
-        own = () if config.metrics_handler is None else (config.metrics_handler,)
-        handlers = (*self._metrics_handlers, *own)  # the last one, since what it raises ends the call
-
-        def measure(measurement: Measurement) -> None:
-            for handler in handlers:
-                handler(measurement)
-
-        return msgspec.structs.replace(config, metrics_handler=measure)
-
-    def _add_lifespan(self, lifespan: Lifespan) -> None:
-        """Have another context entered, behind the user's own."""
-        self._further_lifespans.append(lifespan)
-
-    async def _enter_lifespan(self, resources: AsyncExitStack) -> None:
-        own = [] if self._lifespan is None else [self._lifespan]
-        task = self._entering = asyncio.current_task()
-        try:
-            for lifespan in (*own, *self._further_lifespans):
-                await resources.enter_async_context(lifespan())
-        except asyncio.CancelledError:
-            if self._stop_asked is None or task is None:
-                raise
-            task.uncancel()  # a stop does not wait for it
-        except Exception as error:
-            what = f"the event source of group {self.config.group_id} does not start: its lifespan failed"
-            raise StreamsError(f"{what}: {error!r}") from error
-        finally:
-            self._entering = None
-
-    async def _run_engine(
-        self, config: EventSourceConfig, connections: Connections, environment: Environment, lookups: Lookups
-    ) -> None:
-        limit = getattr(connections, "message_limit", 1_000_000)
-        engine = self._engine = Engine(
-            config,
-            self._router,
-            self._schedules,
-            partial(make_store, self._store_factory),
-            connections,
-            message_limit=limit,
-            now=asyncio.get_running_loop().time,
-            environment=environment,
-            topics=self._topics_sent_to,
-            inputs=[*self._inputs.values()],
-            lookups=lookups,
-        )
-        lookups.on_failure(engine.fail)
-        try:
-            await engine.run(self._started)
-        except BaseExceptionGroup as group:
-            first = _first(group)
-            raise first from first.__cause__
-
-    def _started(self) -> None:
-        self._state = SourceState.RUNNING
-
-    def _ask_to_stop(self, *, drain: bool) -> None:
-        if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
-            self._state = SourceState.STOPPING
-            self._stop_asked = drain
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._stop_on_loop, drain)
-
-    def _stop_on_loop(self, drain: bool) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-        if self._entering is not None:  # a task, not a scope: what is entered may leave scopes of its own open
-            self._entering.cancel()
-        if self._engine is not None:
-            self._engine.stop(drain=drain)
 
     def program(self) -> Program:
         """Return the registrations and settings, to be run elsewhere (``streams.spark.replay``). Addresses, credentials
         and callbacks are left out: they stay in this process."""
-        config, router = self.config, self._router
-        limit = int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))
-        bare = msgspec.structs.replace(
-            config,
-            bootstrap_servers="",
-            client_settings={},
-            source_bootstrap_servers="",
-            source_client_settings={},
-            on_partition_activated=None,
-            on_partition_revoked=None,
-            metrics_handler=None,
+        return self._declared.program()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def interject(
+        self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
+    ) -> Any:
+        """Run a handler once, in this partition's order and transaction. Returns its answer once it is *committed*. The
+        handler has its place between two events: it waits neither for queued events nor for work that runs ahead.
+        ``blocking=True`` runs a plain function on a thread of the partition.
+
+        Call it on the loop of the event source; ``interject_threadsafe`` is for other threads. Raises the handler's own
+        exception (its effects are undone then), ``NotOwned`` when the partition is not active on this member or is
+        given up before the commit, ``MembershipLost`` when it was lost before the commit, ``Stopped``. Awaiting it
+        always ends. A caller that is cancelled before the interjection began withdraws it. When the partition is
+        restarted meanwhile (another event of it is refused by the broker, or a store cannot undo one) it has its turn
+        afterwards; if it had begun, it starts over. A handler must not await it for its own partition:
+        ``WouldDeadlock``, as far as that can be detected.
+        """
+        return await self._run.present().ad_hoc.interject(partition, handler, blocking=blocking)
+
+    async def interject_all(
+        self,
+        handler: Callable[[EventContext[StoreT]], Any],
+        /,
+        *,
+        blocking: bool = False,
+        return_exceptions: bool = False,
+    ) -> dict[int, Any]:
+        """Run ``interject`` on every partition that is active on this member. Returns the answers by partition, in the
+        order of their numbers, once all have ended.
+
+        Each partition has its own order and transaction. They run side by side, and some may be committed while others
+        fail. When all have ended, errors are raised as one ``ExceptionGroup`` (each with a note that names its
+        partition), or, with ``return_exceptions``, returned in the place of answers.
+        """
+        return await self._run.present().ad_hoc.interject_all(
+            handler, blocking=blocking, return_exceptions=return_exceptions
         )
-        interjections = tuple(route.name for _, route in self._schedules)
-        rest = self._store_factory, interjections, limit, tuple(self._inputs), tuple(self._lookups)
-        return Program(bare, tuple(router.routes.values()), router.default, *rest)
+
+    def interject_threadsafe(
+        self, partition: int, handler: Callable[[EventContext[StoreT]], Any], /, *, blocking: bool = False
+    ) -> concurrent.futures.Future[Any]:
+        """Run ``interject`` from any thread, or from another event loop (``await asyncio.wrap_future(...)``). The
+        handler runs on the event source's loop, as ever. The future always ends; do not wait for it on the event
+        source's loop. Raises ``Stopped`` when the source is not running."""
+        return self._run.present().ad_hoc.interject_threadsafe(partition, handler, blocking=blocking)
+
+    async def start_visit(self, name: str, *, run_id: str | None = None) -> str:
+        """Start a run of a visit, in all partitions. Returns its id when the request is written, which is before the
+        first key is visited.
+
+        A partition takes each ``run_id`` once, so a call that has failed is repeated with the same one; without it each
+        call is a run of its own. While a run of the visit is under way, the next one waits for its end. It may be
+        called whether the source runs in this process or not, on any event loop. Raises ``RegistrationError`` for a
+        visit that is not registered, ``ConfigError``, ``TopicError``, ``BrokerUnavailable``.
+        """
+        return await self._requests.start_visit(name, run_id)
+
+    async def cancel_visit(self, name: str, *, run_id: str | None = None) -> None:
+        """Cancel a run of a visit, or all that are under way or wait. What is visited stays so, the other keys are not
+        visited in this run, and a run of this id does not begin any more. Raises as ``start_visit``."""
+        await self._requests.cancel_visit(name, run_id)
+
+    async def query(
+        self,
+        key: str | bytes | None,
+        read: Callable[[StoreT], T],
+        /,
+        *,
+        partition: int | None = None,
+        at_least: Delivery | Mapping[TopicPartition, int] | None = None,
+        confirm: bool = False,
+        timeout_seconds: float = 10.0,
+    ) -> Answer[T]:
+        """Read the state of one partition: ``(await source.query("ada", lambda store: store.get("ada"))).value``.
+
+        ``key`` is that of the *records*, which choose the partition by it; or it is ``None``, and ``partition`` is
+        named. ``read`` is a plain function. It runs between two events, and must be quick: its partition waits for it.
+        It must not write, nor return the store or an iterator over it. Its answer is given when everything that it saw
+        is committed, with a proof that this member still owns the partition (docs/guides/queries.md). Queries that wait
+        share one turn.
+
+        ``at_least``: wait until the state contains this: a ``Delivery`` to an input of the source, or ``positions`` of
+        earlier answers, of which those of other partitions are passed over. ``confirm``: prove the ownership by a
+        commit, and not by a heartbeat of the last seconds.
+
+        Call it on the loop of the event source, or use ``query_threadsafe``. Raises what ``read`` raises;
+        ``StoreError`` for a ``read`` that writes or returns what it may not; ``NotOwned`` when the partition is not
+        here, or is lost or given up before the answer is proven; ``NotCaughtUp`` after ``timeout_seconds``;
+        ``ConfigError`` for arguments that cannot be; ``Stopped``.
+        """
+        return await self._requests.query(
+            key, read, partition=partition, at_least=at_least, confirm=confirm, timeout_seconds=timeout_seconds
+        )
+
+    def query_threadsafe(
+        self,
+        key: str | bytes | None,
+        read: Callable[[StoreT], T],
+        /,
+        *,
+        partition: int | None = None,
+        at_least: Delivery | Mapping[TopicPartition, int] | None = None,
+        confirm: bool = False,
+        timeout_seconds: float = 10.0,
+    ) -> concurrent.futures.Future[Answer[T]]:
+        """Run ``query`` from any thread, or from another event loop (``await asyncio.wrap_future(...)``). ``read`` runs
+        on the event source's loop. Do not wait for the future there. Raises ``Stopped`` when the source is not
+        running."""
+        return self._run.threadsafe(
+            lambda: self.query(
+                key, read, partition=partition, at_least=at_least, confirm=confirm, timeout_seconds=timeout_seconds
+            )
+        )
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
@@ -397,7 +286,7 @@ class EventSource(Interjecting[StoreT]):
         return await source_topics.create_and_verify(
             config,
             KafkaConnections(config),
-            self._outputs.values(),
+            self.outputs,
             self.input_topics(),
             self.lookup_topics(),
             creates_others=True,
@@ -410,16 +299,9 @@ class EventSource(Interjecting[StoreT]):
         Returns their names. Stop all members first: ``RegistrationError`` while this object runs, and other processes
         stop with an error when their topics are gone.
         """
-        if self._state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
+        if self._run.is_at_work:
             raise RegistrationError(
                 "delete_source was called while the event source is running; stop all members first"
             )
         config = self.config.resolved()
         return await source_topics.delete(config, KafkaConnections(config))
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

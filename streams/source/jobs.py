@@ -97,7 +97,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         check_ends(f"the jobs {self.name}", "ctx", "item", "result", finalizer=finalizer, on_failure=on_failure)
         if kind == "process":
             _check_importable(self.name, job)
-        if source._router.is_frozen:
+        if source._declared.router.is_frozen:
             raise RegistrationError(f"the jobs {self.name} come too late: make them before the event source is started")
         if then is not None and finalizer is not None:
             raise RegistrationError(f"the jobs {self.name} have a finalizer and `then`: results go to one of them")
@@ -131,7 +131,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         ahead of the event's turn, once, so it has no store; an event for which it raises goes to the last word of
         ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
         """
-        return self._source._register_planner(
+        return self._source._declared.handlers.register_planner(
             self._definition, self._definition.job, _checked, event_class, planner, key, on_error
         )
 

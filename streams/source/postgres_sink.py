@@ -115,7 +115,7 @@ class PostgresSink:
         self._batcher: AsyncBatcher[Any, SinkItem[Any]] = AsyncBatcher(
             source, self._write, config=config, name=f"sink {name}"
         )
-        source._add_lifespan(self._opened)
+        source._declared.lifespans.append(self._opened)  # behind the user's own
 
     def register_event_type(
         self, event_class: type[E], /, *, on_error: ErrorPolicy | None = None

@@ -249,7 +249,7 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
     def lookup(self, table: Lookup[K, V], member: int | None = None) -> GlobalTable[K, V]:
         """The table of a lookup on a member. Raises ``NotOwned`` for one that is starting, or has none."""
         running = self._member(member)
-        declared = running.source._lookups.get(table.topic)
+        declared = running.source._declared.lookups.by_topic.get(table.topic)
         rows: Any = None if running.engine is None or declared is None else running.engine.lookups.table(declared)
         if rows is None:
             raise NotOwned(f"{table!r} is not on member {running.number} (yet)")
@@ -318,7 +318,7 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
         """Stop a member in good order; returns when it has stopped, and the group is settled."""
         found = self._member(member)
         self._world.note(f"member {found.number} is stopped")
-        found.source._ask_to_stop(drain=True)
+        found.source._run.ask_to_stop(drain=True)
         if not self._stepping:
             if not self._run(until(lambda: found.is_down, self.now + self._patience)):
                 raise Unsettled(f"member {found.number} has not stopped after {self._patience} simulated seconds")

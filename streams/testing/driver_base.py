@@ -190,7 +190,7 @@ class Driving:
     def _dismiss(self, number: int) -> None:
         member = self._world.members[number]
         if not member.is_down:
-            member.source._ask_to_stop(drain=True)
+            member.source._run.ask_to_stop(drain=True)
 
     def _strike(self, call: str, strike: Strike, member: int | None) -> None:
         if call not in _STRIKABLE:

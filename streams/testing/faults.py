@@ -94,7 +94,7 @@ class FaultPlan:
 
 async def consume_with_faults(source: EventSource[Any], plan: FaultPlan) -> None:
     """``source.consume_events()`` over connections that pass the points of the plan."""
-    await source._consume(lambda config: FaultyConnections(config, plan))
+    await source._run.consume(lambda config: FaultyConnections(config, plan))
 
 
 class FaultyConnections(KafkaConnections):

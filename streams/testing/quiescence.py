@@ -67,7 +67,7 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
 
 def _visits(world: DrivenWorld) -> Iterator[str]:
     """List runs of visits that are under way, by what is committed, and that every running member can go on with."""
-    names = [set(member.source._router.visits) for member in world.running()]
+    names = [set(member.source._declared.router.visits) for member in world.running()]
     known = set.intersection(*names) if names else set()
     for partition in range(world.config.num_partitions if known else 0):
         log = world.broker.log(world.config.changelog, partition)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.core.router import Route, Router
+from streams.core.router import Route
 from streams.errors import ConfigError, StreamsError
 from streams.metrics import Measurement
 from streams.model.group import transactional_id
@@ -67,14 +67,14 @@ class DrivenMember:
         self.task = world.loop.create_task(self._run(world), name=f"member {number}")
 
     async def _run(self, world: DrivenWorld) -> None:
-        await self.source._consume(
+        await self.source._run.consume(
             lambda config: SimConnections(self.process, config, world.wire), world.environment(self)
         )
 
     @property
     def engine(self) -> Engine | None:
         """Engine of the member, while it runs."""
-        return None if self.is_down else self.source._engine
+        return None if self.is_down else self.source._run.engine
 
     @property
     def is_down(self) -> bool:
@@ -161,7 +161,7 @@ class DrivenWorld:
 
     def restored_store(self, partition: int) -> Any:
         """A new store, filled from the committed changelog."""
-        store = self._source._store_factory(TopicPartition(self.config.topic, partition))
+        store = self._source._declared.store_factory(TopicPartition(self.config.topic, partition))
         for record in self.changes(partition):
             assert record.key is not None
             kind = record.header(TYPE_HEADER)
@@ -212,17 +212,17 @@ class DrivenWorld:
     @property
     def visits(self) -> list[str]:
         """The names of the visits."""
-        return [*self._source._router.visits]
+        return [*self._source._declared.router.visits]
 
     @property
     def inputs_read(self) -> dict[str, InputSpec]:
         """The inputs beside the source's own topic, as they are declared."""
-        return self._source._inputs
+        return self._source._declared.inputs.by_topic
 
     @property
     def lookups_read(self) -> dict[str, Lookup[Any, Any]]:
         """The lookups, as they are declared."""
-        return self._source._lookups
+        return self._source._declared.lookups.by_topic
 
     def handled(self, partition: int, topic: str = "") -> int:
         """The first offset of an input (by default the source's own topic) that is not handled, by what is committed
@@ -292,11 +292,7 @@ class DrivenWorld:
             _driven(given, number, process), state=self.state_folder.holding(given.state)
         )
         wrap = functools.partial(_watched, process=process)
-        router = made._router
-        router.routes = {name: wrap(route) for name, route in router.routes.items()}
-        router.default = None if router.default is None else wrap(router.default)
-        router.visits = {name: (wrap(route), table) for name, (route, table) in router.visits.items()}
-        made._schedules = [(schedule, wrap(route)) for schedule, route in made._schedules]
+        made._declared.wrap_handlers(wrap)
         return made
 
 
@@ -308,23 +304,10 @@ def offset_in(record: OffsetRecord, topic: str, partition: int) -> int:
     return -1 if at is None else at[0]
 
 
-RUN_STATE = (
-    "_elsewhere", "_engine", "_entering", "_loop", "_preparing", "_queries", "_state", "_stop_asked", "_stopped",
-)  # fmt: skip
-"""Attributes of a source that belong to its run, and not to its registrations."""
-
-
 def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
-    """Copy a source with its registrations; the source itself is left as it is."""
-    made, idle = copy.copy(source), EventSource(source.config, source._store_factory)
-    vars(made).update({name: value for name, value in vars(idle).items() if name in RUN_STATE})
-    made._router = Router()
-    made._router.routes, made._router.default = dict(source._router.routes), source._router.default
-    made._router.tracer, made._router.visits = source._router.tracer, dict(source._router.visits)
-    made._schedules = list(source._schedules)
-    made._outputs = dict(source._outputs)
-    made._inputs = dict(source._inputs)
-    made._lookups = dict(source._lookups)
+    """Copy a source with its declarations; the source itself is left as it is."""
+    made = copy.copy(source)
+    made._hold(source._declared.copy())
     return made
 
 

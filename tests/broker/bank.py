@@ -232,7 +232,7 @@ def measure(plan: FaultPlan) -> Callable[[Measurement], None]:
 
 def write_dump(source: EventSource[Any], path: Path) -> None:
     """On the loop of the source. The file appears complete, or not at all."""
-    engine = source._engine
+    engine = source._run.engine
     stores: list[Held] = []
     if engine is not None:
         for partition, worker in engine.workers.items():
@@ -277,7 +277,7 @@ async def _main(bootstrap: str, group: str, instance: str) -> None:
     source = build(bootstrap, group, instance, plan)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: source._ask_to_stop(drain=True))
+        loop.add_signal_handler(number, lambda: source._run.ask_to_stop(drain=True))
     if dump := os.environ.get("BANK_DUMP"):
         loop.add_signal_handler(signal.SIGUSR1, write_dump, source, Path(dump))
     await consume_with_faults(source, plan)

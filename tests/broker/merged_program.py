@@ -168,7 +168,7 @@ def named() -> EventSource[Any]:
 
 def hold_back(source: EventSource[Any]) -> None:
     """Hold back the lookup."""
-    engine = source._engine
+    engine = source._run.engine
     for reading in () if engine is None else engine.lookups._readings.values():
         with suppress(StreamsError):  # it does not read any more
             following = reading.reader.running()

@@ -213,7 +213,7 @@ async def test_state_is_imported_and_migrated(
     async with Running(source := release(After)) as running:
         await lab.add("zoe", "ada")
         await running.until_committed(2)
-        store = running.source._engine.workers[0].store  # type: ignore[union-attr]
+        store = running.source._run.engine.workers[0].store  # type: ignore[union-attr]
         assert sorted(store.people.items()) == [
             ("ada", Named(1, "ada")), ("bob", Named(1, "?")), ("eve", Named(1, "?")), ("zoe", Named(1, "zoe")),
         ]  # fmt: skip
@@ -234,7 +234,7 @@ async def test_state_is_imported_and_migrated(
     async with Running(release(Before)) as running:
         await lab.add("bob")
         await running.until_committed(1)
-        store = running.source._engine.workers[0].store  # type: ignore[union-attr]
+        store = running.source._run.engine.workers[0].store  # type: ignore[union-attr]
         assert sorted(store.count.items()) == [("ada", 2), ("bob", 2), ("eve", 1)]
     monkeypatch.chdir(tmp_path)  # where a repair keeps what it replaces
     bob = '["people","bob"]'

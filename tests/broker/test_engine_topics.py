@@ -30,7 +30,7 @@ def watchful(lab: Lab) -> EventSource[Totals]:
     """A source that counts, and looks at its topics three times a second."""
     source = source_of(lab)
     environment = Environment(topic_look_seconds=0.3)
-    source.consume_events = lambda: source._consume(lambda c: KafkaConnections(c), environment)  # type: ignore[method-assign]
+    source.consume_events = lambda: source._run.consume(lambda c: KafkaConnections(c), environment)  # type: ignore[method-assign]
     return source
 
 

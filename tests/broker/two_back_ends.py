@@ -279,7 +279,7 @@ class RealBackEnd(BackEnd):
         async def look() -> dict[int, object]:
             found = {}
             for member in self._running():
-                engine = member.source._engine
+                engine = member.source._run.engine
                 for partition in member.at_work:
                     assert engine is not None
                     found[partition] = contents_of(engine.workers[partition].store)

@@ -324,7 +324,7 @@ class Process:
         self._world.wrong.append(what)
 
     def worker(self, partition: int) -> Any:
-        engine: Any = self.source._engine
+        engine: Any = self.source._run.engine
         return engine.workers.get(partition)
 
     def epoch(self, partition: int) -> int:

@@ -212,7 +212,7 @@ class Judge:
             expected, end = self.changelog(partition), self._broker.log(CHANGELOG, partition).stable
             timers = self.timers(partition)
             for name, member in self._world.members.items():
-                engine = member.source._engine
+                engine = member.source._run.engine
                 if engine is None or member.process.dead or member.task.done():
                     continue
                 worker, copy = engine.workers.get(partition), engine.replicas.standing().get(partition)

@@ -115,7 +115,7 @@ class QueryWorld:
         elif kind == "crash":
             driver.crash(number)
         elif kind == "leave":
-            driver._world.members[number].source._ask_to_stop(drain=True)
+            driver._world.members[number].source._run.ask_to_stop(drain=True)
 
     def _ask(self, number: int) -> None:
         kind = self.rng.choice(self.kinds)
@@ -128,7 +128,7 @@ class QueryWorld:
         source = driver._world.members[number].source
         called, least = driver.now, self._visible()
         try:
-            local = source._local(source._running())
+            local = source._run.queries()
             if kind == "point":
                 value = await point_of(local, "k")
             else:

@@ -69,7 +69,7 @@ def look(driver: TestDriver[Any], partition: int, looks: Looks) -> None:
     if owner is None:
         return
     source, loop = driver._world.members[owner].source, driver._world.loop
-    rates = source._lookups[RATES]
+    rates = source._declared.lookups.by_topic[RATES]
 
     async def ask() -> None:
         with suppress(StreamsError):

@@ -149,7 +149,7 @@ class Watch:
         """Members that admit events of this partition, and could commit them."""
         world = self._world
         for name, member in world.members.items():
-            engine = member.source._engine
+            engine = member.source._run.engine
             worker = engine.workers.get(partition) if engine is not None and not member.process.dead else None
             if worker is None or not worker.state.admits or worker.finished.is_set():
                 continue
@@ -177,7 +177,7 @@ class Watch:
         running = {name: member for name, member in world.members.items() if not member.task.done()}
         if any(member.source.state.value != "running" for member in running.values()):
             return f"states {[member.source.state.value for member in running.values()]}"
-        engines = {name: member.source._engine for name, member in running.items()}
+        engines = {name: member.source._run.engine for name, member in running.items()}
         owners: dict[int, list[str]] = {partition: [] for partition in range(plan.partitions)}
         counts = dict.fromkeys(engines, 0)
         for name, engine in engines.items():

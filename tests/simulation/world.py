@@ -47,11 +47,11 @@ class Member:
         self.task = world.loop.create_task(self._run(), name=name)
 
     async def _run(self) -> None:
-        await self.source._consume(lambda config: SimConnections(self.process, config, self.wire), self.environment)
+        await self.source._run.consume(lambda config: SimConnections(self.process, config, self.wire), self.environment)
 
     def crash(self) -> None:
         self.process.kill()
-        engine = self.source._engine
+        engine = self.source._run.engine
         for kept in engine.keeper.open_ones if engine is not None and engine.keeper is not None else ():
             kept.abandon()  # the kernel frees the locks of a process that is gone
         if self.process.world.plan.snapshots:
@@ -204,7 +204,7 @@ class World:
             case "crash" if alive:
                 member.crash()
             case "stop" if alive:
-                member.source._ask_to_stop(drain=True)
+                member.source._run.ask_to_stop(drain=True)
             case "halt" if alive:
                 member.source.stop_now()
             case "cancel" if alive:
@@ -262,7 +262,7 @@ class World:
         await elapse(1.0)  # one that is not started yet does not hear
         running = self._running()
         for member in running:
-            member.source._ask_to_stop(drain=True)
+            member.source._run.ask_to_stop(drain=True)
         if running:
             _, late = await asyncio.wait([member.task for member in running], timeout=60.0)
             self.differences += [f"{task.get_name()} did not stop" for task in late]

@@ -299,7 +299,7 @@ def test_a_changelog_is_the_beginning_of_another_source(stage: Bank) -> None:
     stage.produce(120, seed=3)
     stage.run()
     config = msgspec.structs.replace(stage.config, group_id=f"{stage.prefix}other")
-    other: EventSource[Any] = EventSource(config, stage.bank()._store_factory)
+    other: EventSource[Any] = EventSource(config, stage.bank()._declared.store_factory)
     with kes_spark.changelog_state(stage.read(stage.changelog)) as state:
         begun = kes_spark.bootstrap(other, state)
         assert dict(begun.offsets) == stage.changelog_offsets()

@@ -104,7 +104,7 @@ def test_the_python_of_the_guide_of_replays_runs(servers: str, tmp_path: Path) -
     create_topics(servers, {"bank-events": 10, "bank-balances": 10})
     bank_feed.pay_in(servers, deposits := 2_000, seed=1)
     config = msgspec.structs.replace(bank.source.config, bootstrap_servers=servers)
-    source = EventSource(config, bank.source._store_factory)
+    source = EventSource(config, bank.source._declared.store_factory)
     source.register_event_type(bank.Deposited, bank.on_deposited)
 
     async def handle_all() -> None:

@@ -151,7 +151,7 @@ def test_a_source_that_was_changed_here_is_not_taken_for_the_one_over_there() ->
 def test_what_is_no_source_or_cannot_be_pickled_is_refused() -> None:
     unpicklable = bank()
     lock = threading.Lock()
-    unpicklable._router.routes[b"Moved"].handler = lambda ctx, event: lock.acquire()
+    unpicklable._declared.router.routes[b"Moved"].handler = lambda ctx, event: lock.acquire()
     for source, told in (
         ("tests.spark.no_such", "cannot import"),
         ("tests.spark.replay_sources:PARTITIONS", "neither"),

@@ -21,7 +21,7 @@ from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.reading.poller import Poller
-from streams.source.registering import Handler
+from streams.source.declaring import Handler
 from tests.unit.waiting import PATIENCE, until
 from tests.vocabulary import TOTALS
 
@@ -332,7 +332,7 @@ class Bench:
 
     @property
     def engine(self) -> Engine:
-        engine = self.source._engine
+        engine = self.source._run.engine
         assert engine is not None
         return engine
 
@@ -360,7 +360,7 @@ class Bench:
 
     def run(self) -> asyncio.Task[None]:
         self.connections = Connections(self.broker, self.source.config.num_partitions)
-        self.tasks.append(asyncio.create_task(self.source._consume(lambda _: self.connections)))  # type: ignore[arg-type]
+        self.tasks.append(asyncio.create_task(self.source._run.consume(lambda _: self.connections)))  # type: ignore[arg-type]
         return self.tasks[-1]
 
     def begin(self, *names: str) -> asyncio.Task[None]:

@@ -170,7 +170,7 @@ async def test_a_replay_hands_them_in_one_by_one() -> None:
 
 def test_the_fingerprint_of_a_program_tells() -> None:
     one, other = Bench().source, EventSource(config(), TOTALS)
-    other.register_event_type(Added, one._router.routes[b"batched.Added"].handler)
+    other.register_event_type(Added, one._declared.router.routes[b"batched.Added"].handler)
     assert ("batch" in one.program().fingerprint[1], "batch" in other.program().fingerprint[1]) == (True, False)
 
 

@@ -175,7 +175,7 @@ async def test_a_take_over_whose_client_is_closed_is_no_failure(
     if end == "cancel":
         await bench.cancel()
     else:
-        bench.source._ask_to_stop(drain=end == "stop")
+        bench.source._run.ask_to_stop(drain=end == "stop")
         await asyncio.wait_for(bench.tasks[-1], PATIENCE)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     await bench.until_all_threads_ended()
@@ -194,7 +194,7 @@ async def test_what_failed_before_the_stop_is_raised(bench: Bench) -> None:
 
     group.log_range, group.close = ask, close  # type: ignore[method-assign]
     await bench.until(closing.is_set, "the failure closes the engine")
-    bench.source._ask_to_stop(drain=False)
+    bench.source._run.ask_to_stop(drain=False)
     stopped.set()
     with pytest.raises(TopicError, match="it is gone"):
         await asyncio.wait_for(bench.tasks[-1], PATIENCE)
@@ -225,7 +225,7 @@ async def test_a_status_board_that_is_being_made_at_the_stop_is_closed(bench: Be
     board = Board()
     begin(bench, status_board=board.make)
     await bench.until(board.begun.is_set, "it is being made")
-    bench.source._ask_to_stop(drain=False)
+    bench.source._run.ask_to_stop(drain=False)
     await bench.until(bench.connections.membership.closed.is_set, "it leaves")
     board.go.set()
     await asyncio.wait_for(bench.tasks[-1], PATIENCE)
@@ -239,12 +239,12 @@ async def test_no_status_board_is_made_after_the_end(bench: Bench) -> None:
     board, running = Board(), asyncio.get_running_loop()
     board.go.set()
     begin(bench, status_board=board.make)
-    await bench.until(lambda: bench.source._engine, "it runs")
+    await bench.until(lambda: bench.source._run.engine, "it runs")
     engine = bench.engine
     await bench.until(board.begun.is_set, "there is one")
     engine.status._board = None
     board.begun.clear()
-    bench.source._ask_to_stop(drain=False)
+    bench.source._run.ask_to_stop(drain=False)
     await asyncio.wait_for(bench.tasks[-1], PATIENCE)
     await running.run_in_executor(None, engine.status._publish, {})
     assert not board.begun.is_set()
@@ -273,7 +273,7 @@ async def test_everything_is_closed_in_the_end_when_leaving_takes_too_long(
     await bench.until(board.begun.is_set, "something is told")
     task = bench.tasks[-1]
     if impatience == "too late":
-        bench.source._ask_to_stop(drain=False)
+        bench.source._run.ask_to_stop(drain=False)
     else:
         task.cancel()
         await bench.until(group.closed.is_set, "it leaves")

@@ -228,7 +228,7 @@ def test_the_short_form_takes_the_type_from_the_annotation() -> None:
     def batch(ctx: BatchContext[Any], events: list[First]) -> None: ...
 
     handlers = [local, batch, source.on(WithStore())]
-    routes = [source._router.routes[name] for name in (b"Inner", b"core.router.first", b"core.router.second")]
+    routes = [source._declared.router.routes[name] for name in (b"Inner", b"core.router.first", b"core.router.second")]
     assert [route.handler for route in routes] == handlers
     assert [route.policy for route in routes] == [STOP, SKIP, STOP]
     assert routes[1].kind is BATCH

@@ -108,7 +108,7 @@ def test_an_outage_is_not_taken_for_a_slow_line() -> None:
         driver.send(Added("x", 2), wait=False)
         driver.outage(15.0)
         driver.settle()
-        pool = driver._world.members[0].source._engine.pool
+        pool = driver._world.members[0].source._run.engine.pool
         assert pool.rule.max_batch_bytes == PoolConfig().max_batch_bytes
 
 

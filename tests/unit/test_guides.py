@@ -156,7 +156,7 @@ def test_the_sizes_of_lists() -> None:
 
 def test_a_batch_handler_is_one_in_other_processes_too() -> None:
     """As a replay on Spark sends it there."""
-    route = pickle.loads(pickle.dumps(source._router.routes[b"Viewed"]))
+    route = pickle.loads(pickle.dumps(source._declared.router.routes[b"Viewed"]))
     assert (route.kind, route.plain, route.name) == (BATCH, False, "Viewed")
 
 

@@ -75,7 +75,7 @@ PAIRS: HandlerKind = Pairs()
 def source_of(handler: Any, policy: Retry) -> EventSource[Any]:
     source: EventSource[Any] = EventSource(config(), TOTALS)
     route = Route("Added", event_type_of(Added), handler, blocking=False, policy=policy, kind=PAIRS)
-    source._router.add(route)
+    source._declared.router.add(route)
     return source
 
 

@@ -213,7 +213,7 @@ def test_a_refused_record_is_traced_back_to_the_event_of_its_input() -> None:
         ctx.store.put("count", -1)
         ctx.forward(Record("seen", b"REFUSED", b"k", partition=0))
 
-    source._router.routes[b"Click"].handler = refuse
+    source._declared.router.routes[b"Click"].handler = refuse
     with TestDriver(source, start=False) as driver:
         driver._world.broker.refuses = lambda _, entry: entry.value == b"REFUSED" and entry.key == b"k"
         for topic, event in ((PAYMENTS, Click("ann")), ("orders", Ordered("ann")), (PAYMENTS, Ordered("ann"))):
@@ -307,7 +307,7 @@ def test_a_partition_that_moves_while_an_interjection_waits_takes_no_record_that
             for topic in ("orders", PAYMENTS):
                 driver.send(Ordered("ann"), partition=partition, topic=topic, wait=False)
         driver.advance(0.1)
-        driver._world.members[0].source._ask_to_stop(drain=True)
+        driver._world.members[0].source._run.ask_to_stop(drain=True)
         driver._world.start(1)
         driver.settle()
         assert driver.owner(0) == driver.owner(1) == 1

@@ -150,7 +150,7 @@ def test_a_handler_keeps_a_row_and_changes_it() -> None:
             one.name = "spoiled"
         shop.placed(ctx, event)
 
-    shop.source._router.routes[b"joins.Placed"].handler = spoil
+    shop.source._declared.router.routes[b"joins.Placed"].handler = spoil
     with TestDriver(shop.source) as driver:
         driver.table(CUSTOMERS).put("ann", Customer("Ann"))
         place(driver, "ann", "ann")

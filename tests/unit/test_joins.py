@@ -61,7 +61,7 @@ def test_what_cannot_be_a_joined_table_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="another cluster"):
         elsewhere.join("more", key=str, value=Customer)
-    source._router.freeze()
+    source._declared.router.freeze()
     with pytest.raises(RegistrationError, match="too late"):
         source.join("more", key=str, value=Customer)
 
@@ -181,8 +181,8 @@ def test_a_letter_of_a_row_is_not_sent_again_and_says_what_to_do(cause: str, own
         raise RuntimeError("no")
 
     shop = Shop(failing, on_update=DEAD_LETTER, options={"on_error": DEAD_LETTER, "partitioner": None})
-    shop.source._router.routes[b"joins.Placed"].handler = failing
-    shop.source._router.routes[b"joins.Placed"].policy = DEAD_LETTER
+    shop.source._declared.router.routes[b"joins.Placed"].handler = failing
+    shop.source._declared.router.routes[b"joins.Placed"].policy = DEAD_LETTER
     headers: Any = [("more", b"x" * own_headers)] if own_headers else None
     with TestDriver(shop.source) as driver:
         if cause == "event":

@@ -65,13 +65,13 @@ def test_after_a_donor_that_does_not_know_the_lookup_there_is_a_takeover(
         last = 1 - owner
         go_on = hold(driver, last)
         rate(driver, 2)
-        rates = next(iter(driver._world.members[owner].source._lookups.values()))
+        rates = next(iter(driver._world.members[owner].source._declared.lookups.by_topic.values()))
         assert driver.interject(0, lambda ctx: ctx.lookup(rates).get("EUR")) == 2
         driver.crash(owner)
         pay(driver, wait=False)
         driver.advance(15.0)
         assert driver.owner(0) == between
-        driver._world.members[between].source._ask_to_stop(drain=True)
+        driver._world.members[between].source._run.ask_to_stop(drain=True)
         driver.advance(30.0)
         pay(driver, wait=False)
         driver.advance(10.0)

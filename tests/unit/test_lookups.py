@@ -130,7 +130,7 @@ def test_the_receiver_of_a_move_waits_until_its_table_is_as_far_as_the_donors() 
         pay(driver, 0)
         assert seen(driver)[-1] == "EUR at 2"
         driver.at("release.committed", driver.crash, member=donor)  # right after the marker
-        driver._world.members[donor].source._ask_to_stop(drain=True)
+        driver._world.members[donor].source._run.ask_to_stop(drain=True)
         driver.advance(30.0)
         pay(driver, 0, wait=False)
         driver.advance(10.0)
@@ -176,7 +176,7 @@ def crashed_behind(driver: TestDriver[Any]) -> Callable[[], None]:
     assert owner is not None
     go_on = hold(driver, 1 - owner)
     rate(driver, 2)
-    rates = next(iter(driver._world.members[owner].source._lookups.values()))
+    rates = next(iter(driver._world.members[owner].source._declared.lookups.by_topic.values()))
     assert driver.interject(0, lambda ctx: ctx.lookup(rates).get("EUR")) == 2
     assert position_of(driver) == ("rates#0", (1, 0))
     driver.crash(owner)
@@ -384,7 +384,7 @@ def test_a_declaration_that_cannot_be(topic: str, options: dict[str, Any], error
     source = Shop().source
     with pytest.raises(error, match=text):
         source.lookup(topic, **{"key": str, "value": int, **options})
-    source._router.freeze()
+    source._declared.router.freeze()
     with pytest.raises(RegistrationError, match="too late"):
         source.lookup("later", key=str, value=int)
 

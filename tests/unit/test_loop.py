@@ -180,7 +180,7 @@ def test_events_that_fail_leave_nothing_in_the_loop() -> None:
         if event.hops or ctx.attempt == 1:
             raise RuntimeError("not now")
 
-    source._router.routes[b"loop.Ordered"].handler = fail
+    source._declared.router.routes[b"loop.Ordered"].handler = fail
     with TestDriver(source) as driver:
         driver.send(Ordered(NEAR, hops=1), partition=0)  # for good
         driver.send(Ordered(NEAR, hops=0), partition=0)  # once
@@ -261,7 +261,7 @@ def test_a_batch_of_the_loop_is_as_far_as_its_furthest_event() -> None:
             if event.hops:
                 ctx.loop(Reserved(event.sku, event.hops - 1), key=event.sku)
 
-    del source._router.routes[b"loop.Reserved"]
+    del source._declared.router.routes[b"loop.Reserved"]
     source.register_event_type(Reserved, on_reserved, batch=True, on_error=DEAD_LETTER)
     with TestDriver(source) as driver:
         driver.send(Ordered(NEAR, hops=5), partition=0)

@@ -135,7 +135,7 @@ MEASURED: list[tuple[Measurement, dict[str, float]]] = [
 def test_a_measurement_is_exported(measurement: Measurement, expected: dict[str, float]) -> None:
     source = source_of()
     metrics = PrometheusMetrics(source)
-    source._measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
+    source._run.measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
     found = scraped(metrics)
     for wanted, number in expected.items():
         name, _, labels = wanted.partition(" ")
@@ -180,7 +180,7 @@ def full() -> PrometheusMetrics:
     source: EventSource[Any] = _FullSource(config_of("g"))
     metrics = PrometheusMetrics(source)
     for measurement, _ in MEASURED:
-        source._measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
+        source._run.measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
     return metrics
 
 
@@ -218,7 +218,7 @@ def test_the_figures_of_a_source_are_exported() -> None:
 def test_labels_are_bounded_whatever_is_measured() -> None:
     source = source_of()
     metrics = PrometheusMetrics(source)
-    measure: Any = source._measured(source.config).metrics_handler
+    measure: Any = source._run.measured(source.config).metrics_handler
 
     def all_of(number: int) -> None:
         measure(EventFailed(number, number, f"KeyError: {number}", "continue"))
@@ -239,9 +239,9 @@ def test_labels_are_bounded_whatever_is_measured() -> None:
 def test_the_users_handler_and_ours_are_both_called_and_a_run_without_ours_has_only_theirs() -> None:
     seen: list[Measurement] = []
     source = source_of(metrics_handler=seen.append)
-    assert source._measured(source.config) is source.config, "nothing is put between when metrics are off"
+    assert source._run.measured(source.config) is source.config, "nothing is put between when metrics are off"
     metrics = PrometheusMetrics(source)
-    measured = source._measured(source.config).metrics_handler
+    measured = source._run.measured(source.config).metrics_handler
     assert measured is not None
     measured(BatchFailed(0, 1, "no"))
     assert seen == [BatchFailed(0, 1, "no")]
@@ -251,7 +251,7 @@ def test_the_users_handler_and_ours_are_both_called_and_a_run_without_ours_has_o
 def test_two_sources_of_one_process_are_told_apart_by_their_group() -> None:
     first, second = source_of("g"), source_of("h")
     metrics = PrometheusMetrics(first, second)
-    second._measured(second.config).metrics_handler(BatchFailed(0, 1, "no"))  # type: ignore[misc]
+    second._run.measured(second.config).metrics_handler(BatchFailed(0, 1, "no"))  # type: ignore[misc]
     with metrics.serve("127.0.0.1:0") as server:
         text = get(server, "/metrics")[1]
         assert text.count("# TYPE kes_failed_batches_total counter") == 1

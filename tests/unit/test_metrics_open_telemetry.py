@@ -52,7 +52,7 @@ def test_the_names_and_numbers_are_those_of_prometheus(collected: Collected) -> 
     prometheus = PrometheusMetrics(source)
     OpenTelemetryMetrics(source, meter_provider=collected.provider)
     for measurement, _ in MEASURED:
-        source._measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
+        source._run.measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
     points, samples = collected.points(), scraped(prometheus)
     seen = set()
     for (name, labels), point in points.items():

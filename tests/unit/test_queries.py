@@ -81,13 +81,13 @@ def test_those_that_wait_share_a_turn_and_a_proof(driver: TestDriver[Any], monke
     driver.send(Added("ann"))
     source = driver._world.members[0].source
     turns: list[int] = []
-    begun = source._engine.ad_hoc.interject  # type: ignore[union-attr]
+    begun = source._run.engine.ad_hoc.interject  # type: ignore[union-attr]
 
     async def interject(*args: Any, **more: Any) -> Any:
         turns.append(1)
         return await begun(*args, **more)
 
-    monkeypatch.setattr(source._engine.ad_hoc, "interject", interject)  # type: ignore[union-attr]
+    monkeypatch.setattr(source._run.engine.ad_hoc, "interject", interject)  # type: ignore[union-attr]
 
     async def many() -> list[Any]:
         return await asyncio.gather(*(source.query(None, total, partition=0) for _ in range(200)))
@@ -125,7 +125,7 @@ def test_confirmed_and_without_a_lease_it_is_fenced(known: bool, monkeypatch: py
 def test_no_lease_from_a_group_that_rebalances(driver: TestDriver[Any]) -> None:
     """A member that does not come to the rebalance is thrown out when that began long ago, heartbeats or not."""
     query(driver, total)
-    looks = driver._world.members[0].source._engine.looks  # type: ignore[union-attr]
+    looks = driver._world.members[0].source._run.engine.looks  # type: ignore[union-attr]
     assert looks.has_lease()
     looks._lease = None
     driver._world.group.state = "preparing"
@@ -137,7 +137,7 @@ def test_a_static_member_has_no_lease(driver: TestDriver[Any], monkeypatch: pyte
     """A process that joins under its name has its partitions at once, whatever the group has answered before."""
     heartbeats: list[str] = []
     monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
-    engine = driver._world.members[0].source._engine
+    engine = driver._world.members[0].source._run.engine
     assert engine is not None
     engine.config = msgspec.structs.replace(
         engine.config, group=msgspec.structs.replace(engine.config.group, static_membership=True)
@@ -313,7 +313,7 @@ def test_without_the_end_of_the_lease_it_would(monkeypatch: pytest.MonkeyPatch) 
 def test_a_lease_ends_while_the_machine_sleeps(driver: TestDriver[Any]) -> None:
     """The clock of the lease goes on, that of the loop does not."""
     query(driver, total)
-    engine = driver._world.members[0].source._engine
+    engine = driver._world.members[0].source._run.engine
     assert engine is not None
     slept = engine.environment.elapsed_seconds() + 3600.0
     assert engine.looks.has_lease()
@@ -328,7 +328,7 @@ def test_a_copy_of_a_changelog_that_was_made_again_does_not_answer(monkeypatch: 
         owner = driver.owner(0)
         assert owner is not None
         source = driver._world.members[1 - owner].source
-        local = source._local(source._running())
+        local = source._run.queries()
 
         def ask() -> Any:
             return driver._run(local.query(0, total, max_staleness=1.0, timeout_seconds=3.0))
@@ -364,7 +364,7 @@ def point(driver: TestDriver[Any], key: str, outcomes: list[Any], partition: int
     async def ask() -> None:
         source = driver._world.members[0].source
         read = PointRead(question, asyncio.get_running_loop().create_future())
-        source._local(source._running()).points.read([read], lambda one: one.waiter.set_result(None))
+        source._run.queries().points.read([read], lambda one: one.waiter.set_result(None))
         await read.waiter
         outcomes.append(read.outcome)
 

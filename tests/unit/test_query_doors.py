@@ -44,7 +44,7 @@ def server(tmp_path: Path) -> Iterator[QueryServer]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    source._loop = loop
+    source._run.loop = loop
     with QueryServer(source, "127.0.0.1:0") as made:
         SOURCES[port_of(made)] = source
         yield made
@@ -154,11 +154,9 @@ def test_those_that_want_a_key_share_a_wake_up(server: QueryServer, monkeypatch:
                     read.outcome = StoreError("no such store")
                 done(read)
 
-    kind = type(source_at(server))
-    monkeypatch.setattr(kind, "_running", lambda self: None)
-    monkeypatch.setattr(kind, "_local", lambda self, engine: SimpleNamespace(points=Points()))
+    monkeypatch.setattr(source_at(server)._run, "queries", lambda: SimpleNamespace(points=Points()))
     monkeypatch.setattr(service, "MOST_AT_A_TIME", 8)
-    source_at(server)._loop.call_soon_threadsafe(held.wait)
+    source_at(server)._run.loop.call_soon_threadsafe(held.wait)
     with ThreadPoolExecutor(9) as threads:
         waiting = [threads.submit(put, server, "get") for _ in range(8)]
         wait_until(lambda: len(server._server.server_state.tasks) == 8, "their requests", step=0.01)
@@ -185,11 +183,11 @@ def test_a_key_of_a_source_that_does_not_run(server: QueryServer) -> None:
     closed = asyncio.new_event_loop()
     closed.close()
     source = source_at(server)
-    loop, source._loop = source._loop, closed
+    loop, source._run.loop = source._run.loop, closed
     try:
         assert put(server, "get") == (421, {"error": "Stopped", "message": "the event source is not running"})
     finally:
-        source._loop = loop
+        source._run.loop = loop
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"])
@@ -247,8 +245,8 @@ async def test_a_page_is_as_old_as_its_oldest_turn_was_when_the_question_came(
         return Answer(TurnRows([(b"a", b"")], is_first), partition, {}, wall - old, "w-0")
 
     source: Any = source_of()
-    source._running = lambda: SimpleNamespace(environment=environment)
-    source._local = lambda engine: SimpleNamespace(query=turn)
+    source._run.present = lambda: SimpleNamespace(environment=environment)
+    source._run.queries = lambda: SimpleNamespace(query=turn)
     question = Question(group="shop", kind="range", partition=0, max_staleness=5.0)
     reply = await service._Service(source, SECRET, lambda: "")._ask(question)
     assert (len(reply.rows), reply.age_seconds) == (2, age)

@@ -46,7 +46,7 @@ async def test_who_is_cancelled_leaves_the_group_and_ends_its_threads(bench: Ben
         bench.broker.send("hang")
         await bench.until(hangs.is_set, "the handler hangs")
     if when == "while it drains":
-        bench.source._ask_to_stop(drain=True)
+        bench.source._run.ask_to_stop(drain=True)
         await bench.until(lambda: bench.source.statistics().partitions[0].state == "draining", "it drains")
     await bench.cancel()
     assert group.closed.is_set(), "the next owner does not wait for a session to expire"

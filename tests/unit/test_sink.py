@@ -52,7 +52,7 @@ def sink_of(database: Any, failure: Exception | None = None, **settings: Any) ->
     config = EventSourceConfig(group_id="g", topic="stock", num_partitions=1, error_policy=DEAD_LETTER)
     source: EventSource[Any] = EventSource(config)
     sink, written = PostgresSink(source, "postgresql:///nowhere", name="stock", **settings), list[int]()
-    source._further_lifespans.clear()
+    source._declared.lifespans.clear()
 
     async def connect() -> Any:
         return database

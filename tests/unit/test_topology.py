@@ -12,6 +12,7 @@ from streams import (
     AsyncJobScheduler,
     EventContext,
     EventSource,
+    MissedRuns,
     Record,
     SchedulerConfig,
     event_type,
@@ -76,9 +77,28 @@ def test_a_declaration_that_makes_no_sense_is_refused(
 
 def test_a_declaration_after_the_start_is_refused() -> None:
     source = source_of()
-    source._router.freeze()
+    source._declared.router.freeze()
     with pytest.raises(RegistrationError, match=r"source.output\('o'\) comes too late"):
         source.output("o")
+
+
+def test_a_copy_of_declarations_is_open_and_apart() -> None:
+    """Members of a ``TestDriver`` stand on copies of what a source declares, whether it runs or not."""
+    source = source_of()
+    source.output("there")
+    source.input("more")
+    declared = source._declared
+    declared.router.freeze()
+    copied = declared.copy()
+    assert copied.topology == declared.topology
+    copied.outputs.declare("own", None, None, None)
+    copied.inputs.declare("other", None, None)
+    copied.handlers.schedule(
+        lambda ctx: None, every=1.0, jitter=0.0, missed=MissedRuns.SKIP, on_error=None, blocking=False
+    )
+    assert (source.outputs, source.inputs) == ([spec("there")], ["more"])
+    assert source.topology.interjections == ()
+    assert [topic.name for topic in copied.topology.topics][-4:] == ["more", "other", "there", "own"]
 
 
 # -- records for other topics ------------------------------------------------------------------------------------------

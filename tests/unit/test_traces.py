@@ -384,6 +384,6 @@ def test_a_second_tracer_and_one_after_the_start_are_refused(traced: Traced) -> 
     with pytest.raises(RegistrationError, match="has a tracer already"):
         OpenTelemetryTraces(traced.source)
     late: EventSource[None] = EventSource(traced.source.config)
-    late._router.freeze()
+    late._declared.router.freeze()
     with pytest.raises(RegistrationError, match="comes too late"):
         OpenTelemetryTraces(late)

@@ -152,7 +152,7 @@ def test_a_letter_that_is_sent_again_visits_its_key() -> None:
             headers = [(name, content) for name, content in letter.headers or () if not name.startswith("__kes_dlq")]
             again = Record("orders", letter.value, letter.key, headers, 0)
             source: Any = driver._world.members[0].source
-            route, _ = source._router.visits["look"]
+            route, _ = source._declared.router.visits["look"]
 
             def repaired(ctx: Ctx, key: str, value: int) -> None:
                 ctx.store.put(key, 100)

@@ -94,7 +94,7 @@ class LocalQueries:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.topics = (engine.config.topic, *(spec.topic for spec, _ in engine.further_inputs))
-        self.points = PointReads(self)
+        self.points = PointReads(engine, self.topics, self.query)
         self._copies = CopyReads(engine, self.topics)
         self._turns: dict[tuple[int, bool], list[_Request]] = {}  # those that have not begun; the last of each kind
         self._running: set[asyncio.Task[None]] = set()

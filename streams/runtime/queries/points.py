@@ -10,21 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streams.core.position import Position, offsets_of
 from streams.errors import Stopped, StreamsError
+from streams.model.answers import Answer
+from streams.runtime.engine import Engine
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Proof, StoreLook
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.queries.questions import LONGEST_SECONDS, PlacedOffset, Question, Reply, read_of
-
-if TYPE_CHECKING:
-    from streams.model.answers import Answer
-    from streams.runtime.queries.local import LocalQueries
-    from streams.source.event_source import EventSource
 
 
 class PointRead:
@@ -43,10 +40,13 @@ Done = Callable[[PointRead], None]
 
 
 class PointReads:
-    """The reads of single keys of one run. On the loop."""
+    """The reads of single keys of one run. On the loop.
 
-    def __init__(self, local: LocalQueries) -> None:
-        self._local, self._engine = local, local.engine
+    ``topics``: the inputs, the source's own topic first. ``query``: ``LocalQueries.query``, for keys that have to wait.
+    """
+
+    def __init__(self, engine: Engine, topics: tuple[str, ...], query: Callable[..., Awaitable[Answer[Any]]]) -> None:
+        self._engine, self._topics, self._patient_query = engine, topics, query
         self._turns: dict[int, list[PointRead]] = {}  # those that have not begun
         self._patient: set[asyncio.Task[None]] = set()
 
@@ -117,7 +117,7 @@ class PointReads:
     def _answer(self, reads: Sequence[PointRead], worker: PartitionWorker, position: Position, done: Done) -> None:
         if not reads:
             return
-        offsets = zip(self._local.topics, offsets_of(position), strict=True)
+        offsets = zip(self._topics, offsets_of(position), strict=True)
         placed: tuple[PlacedOffset, ...] = tuple((topic, worker.partition, offset) for topic, offset in offsets)
         instance = self._engine.config.instance_id
         for read in reads:
@@ -137,7 +137,7 @@ class PointReads:
         question = read.question
         seconds = min(question.timeout_seconds, LONGEST_SECONDS)
         try:
-            answer = await self._local.query(question.partition, partial(read_of, question), timeout_seconds=seconds)
+            answer = await self._patient_query(question.partition, partial(read_of, question), timeout_seconds=seconds)
             read.outcome = reply_of(answer)
         except asyncio.CancelledError:
             read.outcome = Stopped("the event source has stopped")
@@ -150,11 +150,12 @@ class PointReads:
 
 class Crossing:
     """The way of questions from a server's loop to the source's, and of their answers back. Made on the server's
-    loop, for one run of the source."""
+    loop, for one run of the source, whose loop this is. ``points`` returns the reads of its present run, and raises
+    ``Stopped`` without one."""
 
-    def __init__(self, source: EventSource[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, points: Callable[[], PointReads]) -> None:
         self.loop, self.home = loop, asyncio.get_running_loop()
-        self._source = source
+        self._points = points
         self._going: deque[PointRead] = deque()
         self._coming: deque[PointRead] = deque()
         # Set before the wake-up, and taken back before the queue is emptied: what is put in meanwhile is taken, too.
@@ -183,7 +184,7 @@ class Crossing:
         while self._going:
             reads.append(self._going.popleft())
         try:
-            points = self._source._local(self._source._running()).points
+            points = self._points()
         except StreamsError as error:
             _fail(reads, error, self._done)
         else:

@@ -1,0 +1,176 @@
+"""Declarations of an event source, apart from what runs: settings, store, handlers, inputs, outputs, lookups, visits.
+
+A run reads it, and so do replays, ``TestDriver`` and the drawing of a topology. Its parts are what the declaring
+methods of ``EventSource`` write to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import msgspec
+
+from streams.core.router import Route, check_callable
+from streams.errors import RegistrationError
+from streams.metrics import MetricsHandler
+from streams.model.topology import Topology, TopologyHandler, TopologyTopic
+from streams.protocols import StateStore
+from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
+from streams.runtime import source_topics
+from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition
+from streams.runtime.ownership.replicas import make_store
+from streams.runtime.partition.joined_rows import ROUTE_PREFIX
+from streams.runtime.partition.joining import keep_row
+from streams.runtime.partition.visiting import requested
+from streams.runtime.replay import Program
+from streams.sak.users_code import calling_place
+from streams.settings.config import EventSourceConfig
+from streams.settings.groups import check_type
+from streams.source.inputs import DeclaredInputs
+from streams.source.joins import DeclaredJoins
+from streams.source.lookups import DeclaredLookups
+from streams.source.outputs import DeclaredOutputs
+from streams.source.registering import DeclaredHandlers
+from streams.source.registry import Registry
+from streams.source.visits import DeclaredVisits
+from streams.stores.stateless import Stateless
+
+StoreFactory = Callable[[TopicPartition], Any]
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class Declarations:
+    """The declarations of one event source. ``store``: its factory; ``None``: it is stateless.
+
+    ``lifespans``: contexts of a run, in the order in which they are entered. ``metrics_handlers``: called with each
+    measurement, beside that of the settings. Raises ``ConfigError``, ``RegistrationError``.
+    """
+
+    def __init__(self, config: EventSourceConfig, store: StoreFactory | None) -> None:
+        check_type((EventSourceConfig,), "the config of the event source", config, "an EventSourceConfig")
+        if store is not None:
+            _check_store(store)
+        self._store = store
+        self._registry: Final = Registry(config, has_store=store is not None)
+        self.router: Final = self._registry.router
+        self.handlers: Final = DeclaredHandlers(self._registry)
+        self.inputs: Final = DeclaredInputs(self._registry)
+        self.joins: Final = DeclaredJoins(self._registry, self.inputs.by_topic)
+        self.outputs: Final = DeclaredOutputs(self._registry)
+        self.lookups: Final = DeclaredLookups(self._registry)
+        self.visits: Final = DeclaredVisits(self._registry)
+        self.lifespans: list[Lifespan] = []
+        self.metrics_handlers: list[MetricsHandler] = []
+
+    @property
+    def config(self) -> EventSourceConfig:
+        """Return the settings."""
+        return self._registry.config
+
+    @config.setter
+    def config(self, config: EventSourceConfig) -> None:
+        self._registry.config = config
+
+    @property
+    def store_factory(self) -> StoreFactory:
+        """Return the factory of stores; a stateless source has a store that is empty."""
+        return self._store or Stateless
+
+    def copy(self) -> Declarations:
+        """Return the same declarations, open to changes: neither those of the copy nor later ones here reach the
+        other."""
+        made = Declarations(self.config, self._store)
+        made.router.routes, made.router.default = dict(self.router.routes), self.router.default
+        made.router.tracer, made.router.visits = self.router.tracer, dict(self.router.visits)
+        made.handlers.schedules[:] = self.handlers.schedules
+        made.inputs.by_topic.clear()  # its own inputs, which are among those of the original
+        made.inputs.by_topic.update(self.inputs.by_topic)
+        made.outputs.by_topic.update(self.outputs.by_topic)
+        made.lookups.by_topic.update(self.lookups.by_topic)
+        made.lifespans, made.metrics_handlers = [*self.lifespans], [*self.metrics_handlers]
+        return made
+
+    def wrap_handlers(self, wrap: Callable[[Route], Route]) -> None:
+        """Replace the route of each handler."""
+        router = self.router
+        router.routes = {name: wrap(route) for name, route in router.routes.items()}
+        router.default = None if router.default is None else wrap(router.default)
+        router.visits = {name: (wrap(route), table) for name, (route, table) in router.visits.items()}
+        self.handlers.schedules[:] = [(schedule, wrap(route)) for schedule, route in self.handlers.schedules]
+
+    def freeze(self) -> None:
+        """Check what can only be checked when all is declared, and refuse further declarations: the source starts.
+        Raises ``RegistrationError``."""
+        self.inputs.check()
+        self.visits.check(lambda: make_store(self.store_factory, TopicPartition(self.config.topic, 0)))
+        self.router.freeze()
+
+    @property
+    def topology(self) -> Topology:
+        """Return what the source reads, handles, keeps and sends."""
+        config, router = self.config, self.router
+        purposes = source_topics.purposes(config)
+        topics = [
+            TopologyTopic(spec.name, purposes[spec.name], spec.partitions) for spec in source_topics.specs(config)
+        ]
+        topics += [
+            TopologyTopic(name, source_topics.purpose_of_input(spec), config.num_partitions)
+            for name, spec in self.inputs.by_topic.items()
+            if not spec.is_own
+        ]
+        topics += [TopologyTopic(name, source_topics.LOOKUP, 0) for name in self.lookups.by_topic]
+        topics += [
+            TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs.by_topic.values()
+        ]
+        default = [] if router.default is None else [router.default]
+        routes = [*router.routes.values(), *default, *(route for route, _ in router.visits.values())]
+        handlers = tuple(_shown(route) for route in routes if route.handler not in (keep_row, requested))
+        return Topology(config.group_id, tuple(topics), handlers, self._interjections(), self._store is not None)
+
+    def program(self) -> Program:
+        """Return what a replay elsewhere needs. Addresses, credentials and callbacks are left out."""
+        config, router = self.config, self.router
+        bare = msgspec.structs.replace(
+            config,
+            bootstrap_servers="",
+            client_settings={},
+            source_bootstrap_servers="",
+            source_client_settings={},
+            on_partition_activated=None,
+            on_partition_revoked=None,
+            metrics_handler=None,
+        )
+        return Program(
+            bare,
+            tuple(router.routes.values()),
+            router.default,
+            self.store_factory,
+            self._interjections(),
+            message_limit=int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT)),
+            inputs=tuple(self.inputs.by_topic),
+            lookups=tuple(self.lookups.by_topic),
+        )
+
+    def _interjections(self) -> tuple[str, ...]:
+        return tuple(route.name for _, route in self.handlers.schedules)
+
+
+def _check_store(store: object) -> None:
+    what = "the store, which is to be a factory such as Table.factory(...),"
+    check_callable(what, store, "topic_partition")
+    if isinstance(store, type) and not issubclass(store, StateStore):
+        raise RegistrationError(f"{what} is the class {store.__qualname__}{calling_place()}, which is no store")
+
+
+def _shown(route: Route) -> TopologyHandler:
+    """Describe a route for the topology."""
+    if route.ahead is not None:
+        stage = route.ahead.stage
+        kind = "concurrent" if isinstance(stage, ConcurrentStageDefinition) else stage.name
+    elif route.kind is not None:
+        kind = route.kind.name
+    else:
+        kind = "blocking" if route.is_blocking else "async" if route.is_async else "plain"
+    return TopologyHandler(route.name.removeprefix(ROUTE_PREFIX), route.handler_name, kind)

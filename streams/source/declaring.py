@@ -1,0 +1,364 @@
+"""The declaring half of ``EventSource``: handlers, inputs, outputs, joined tables, lookups and visits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from streams.core.schedule import MissedRuns
+from streams.model.topics import TopicSpec
+from streams.model.topology import Topology
+from streams.model.tracing import Tracer
+from streams.outcomes import STOP, ExecutionState, Retry
+from streams.protocols import Codec, DiskEngine
+from streams.records import IncomingRecord
+from streams.runtime.partition.batch_handlers import BatchContext
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.reading.view_follower import OnError
+from streams.settings.config import EventSourceConfig
+from streams.settings.jobs import SchedulerConfig
+from streams.source.declarations import Declarations
+from streams.source.lookups import Lookup
+from streams.source.registering import by_annotation
+from streams.stores.joined import Joined, Partitioner, Update
+from streams.views.global_table import GlobalTable, make_table
+
+StoreT = TypeVar("StoreT")
+E = TypeVar("E")
+K = TypeVar("K")
+V = TypeVar("V")
+Answer = ExecutionState | None
+Handler = Callable[[EventContext[StoreT], E], Answer | Awaitable[Answer]]
+BatchHandler = Callable[[BatchContext[StoreT], list[E]], Answer]
+InterjectionHandler = Callable[[EventContext[StoreT]], Answer | Awaitable[Answer]]
+UpdateHandler = Callable[[EventContext[StoreT], Update[K, V]], ExecutionState | None]
+VisitHandler = Callable[[EventContext[StoreT], Any, Any], Answer | Awaitable[Answer]]
+
+
+class Declaring(Generic[StoreT]):
+    """The methods of ``EventSource`` that declare something. Each calls a part of ``Declarations``."""
+
+    _declared: Declarations
+
+    @property
+    def config(self) -> EventSourceConfig:
+        """Return the settings. They may be replaced until the start."""
+        return self._declared.config
+
+    @config.setter
+    def config(self, config: EventSourceConfig) -> None:
+        self._declared.config = config
+
+    # -- handlers ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_event_type(
+        self,
+        event_class: type[E],
+        handler: Handler[StoreT, E] | None = None,
+        /,
+        *,
+        on_error: Retry | None = None,
+        blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
+        batch: Literal[False] = False,
+    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]: ...
+
+    @overload
+    def register_event_type(
+        self,
+        event_class: type[E],
+        handler: BatchHandler[StoreT, E] | None = None,
+        /,
+        *,
+        on_error: Retry | None = None,
+        batch: Literal[True],
+    ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
+
+    def register_event_type(
+        self,
+        event_class: type[Any],
+        handler: Callable[..., Any] | None = None,
+        /,
+        *,
+        on_error: Retry | None = None,
+        blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
+        batch: bool = False,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register the handler of one event type, as a decorator or with the handler as second argument.
+
+        The handler is a plain function or ``async def``. It returns ``None`` (complete) or an ``ExecutionState``.
+        Either kind keeps the order of the partition. ``blocking=True`` runs a plain function on a thread of the
+        partition, so that it may take its time. ``on_error`` overrides ``config.error_policy``. Raises
+        ``RegistrationError``.
+
+        ``concurrency``: up to so many ``async def`` handlers of these events run at a time in this process, ahead of
+        their turn; those of one record key one after the other. Such a handler has no store until it has awaited
+        ``ctx.turn()``. Calls before that may happen again after a crash (at least once); its changes and outputs take
+        effect once and in the order of the partition. With a ``SchedulerConfig`` its other bounds hold too
+        (``timeout_seconds`` is not for handlers; retries are ``on_error``'s).
+
+        ``batch=True``: a plain function gets a ``BatchContext`` and a list of events that follow each other in one
+        partition, as many as are handled in one go (one at least, 128 at most). They take effect together or not at
+        all. When such a call fails it is undone, and its events are handed in one by one, so that errors, attempts and
+        dead letters are those of one event. Where the lists are cut must not matter.
+        """
+        return self._declared.handlers.register_event_type(
+            event_class, handler, on_error=on_error, blocking=blocking, concurrency=concurrency, batch=batch
+        )
+
+    @overload
+    def on(self, handler: Handler[StoreT, E], /) -> Handler[StoreT, E]: ...
+
+    @overload
+    def on(
+        self,
+        /,
+        *,
+        on_error: Retry | None = None,
+        blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
+        batch: Literal[False] = False,
+    ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]: ...
+
+    @overload
+    def on(
+        self, /, *, on_error: Retry | None = None, batch: Literal[True]
+    ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
+
+    def on(self, handler: Callable[..., Any] | None = None, /, **options: Any) -> Callable[..., Any]:
+        """Register the handler of the event type that its second parameter is annotated with: ``@source.on``, or with
+        options ``@source.on(on_error=DEAD_LETTER)``.
+
+        The short form of ``register_event_type``, whose options it takes; with ``batch=True`` the annotation is
+        ``list[Deposited]``. Raises ``RegistrationError`` for a handler whose annotation names no class.
+        """
+        return by_annotation(handler, self.register_event_type, options)
+
+    def register_default_handler(
+        self,
+        handler: Handler[StoreT, bytes | None] | None = None,
+        /,
+        *,
+        on_error: Retry | None = None,
+        blocking: bool = False,
+    ) -> Callable[[Handler[StoreT, bytes | None]], Handler[StoreT, bytes | None]]:
+        """Register the handler of records whose type has no handler; it gets the value's bytes as they came."""
+        return self._declared.handlers.set_default(handler, on_error, blocking)
+
+    def schedule_interjection(
+        self,
+        handler: InterjectionHandler[StoreT] | None = None,
+        /,
+        *,
+        every: float | timedelta,
+        jitter: float | timedelta = 0.0,
+        missed: MissedRuns = MissedRuns.SKIP,
+        on_error: Retry | None = None,
+        blocking: bool = False,
+    ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
+        """Run a handler on every active partition, every so many seconds, within its order and transaction.
+
+        The first run is one interval after the partition became active; ``missed`` decides about runs that come
+        late. A failed run is undone; then ``on_error`` (default: ``config.error_policy``) decides whether the source
+        stops or waits for the next run. ``blocking=True`` runs a plain function on a thread of the partition. Raises
+        ``ConfigError``, ``RegistrationError``.
+        """
+        return self._declared.handlers.schedule(
+            handler, every=every, jitter=jitter, missed=missed, on_error=on_error, blocking=blocking
+        )
+
+    def register_visit(
+        self,
+        name: str,
+        handler: VisitHandler[StoreT] | None = None,
+        /,
+        *,
+        table: str | None = None,
+        on_error: Retry | None = None,
+        blocking: bool = False,
+    ) -> Callable[[VisitHandler[StoreT]], VisitHandler[StoreT]]:
+        """Register a visit, as a decorator or with the handler as second argument: a function of ``(ctx, key, value)``,
+        for each key of the store. It needs ``EventSourceConfig(visits=True)``.
+
+        ``start_visit``, or ``kes visit``, starts a run. Each partition then visits its keys in the order of their
+        bytes, some between two events (64, or 5 ms, at most). A key that is there from the start of a run to its end
+        is visited once in that run, whatever dies or moves; one that is put meanwhile, once or not at all; one that is
+        deleted before its turn, not. The value is that of the key's turn.
+
+        Each key is an event of its own, as that of a timer: ``ctx.input`` is ``None``, its effects are one transaction
+        with its place in the run, and a failure meets ``on_error`` (default: ``config.error_policy``); a dead letter
+        has the key. ``table`` is the attribute of the table in a ``Stores``; the table is ordered, or on disk.
+        ``blocking=True`` runs a plain function on a thread of the partition. Raises ``ConfigError``,
+        ``RegistrationError``.
+        """
+        return self._declared.visits.declare(name, handler, table=table, on_error=on_error, blocking=blocking)
+
+    def set_tracer(self, tracer: Tracer) -> None:
+        """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
+        after the start, and for a second one."""
+        self._declared.router.set_tracer(tracer)
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    def input(self, topic: str, *, event: type[Any] | None = None, nulls: Retry | None = None) -> str:
+        """Declare a further topic that the source reads. Returns its name.
+
+        Partition p of the source is partition p of all its inputs, with one state, one order and one position: so all
+        have the same number of partitions, and the same key is in the same partition of each (which a start cannot
+        see). Between topics there is no order but time: the record with the oldest timestamp comes first, as far as
+        records are here; an input that may have older ones is waited for ``alignment_seconds``.
+
+        Handlers are found by the type header, as in the source's own topic. ``event``: every record is of this type,
+        whatever headers it has; its handlers see that type's header. ``nulls``: the error policy of records without a
+        value (``SKIP``, say), else ``decode_policy``.
+
+        A start verifies the topic, and never makes it: ``kes topics apply`` does, or ``create_source``. Where a
+        partition begins in an input that was not one before is decided by ``auto_offset_reset``. Raises
+        ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
+        """
+        return self._declared.inputs.declare(topic, event, nulls)
+
+    def join(
+        self,
+        topic: str,
+        *,
+        key: type[K],
+        value: type[V],
+        ordered: bool = False,
+        key_codec: Codec[K] | None = None,
+        value_codec: Codec[V] | None = None,
+        partitioner: Partitioner | None = "murmur2",
+        engine: DiskEngine | None = None,
+        on_error: Retry | None = None,
+    ) -> Joined[K, V]:
+        """Join a table: a compacted topic whose last record of each key is a row. Returns its declaration, for
+        ``ctx.joined(table)``.
+
+        Partition p of the source has the rows in partition p of the topic: so the number of partitions is the same, and
+        rows are placed as the keys of the source are, by ``partitioner`` (``murmur2``; ``crc32``: librdkafka's default;
+        ``fnv1a``: goka's; ``None``: it is not checked). A table is read up to its end before the first event that finds
+        it new; later its records have their place among the events by time, as those of ``input``. A row changes in the
+        transaction that moves the position in the table, and is kept in the changelog.
+
+        ``ordered``, ``key_codec``, ``value_codec``: see ``Table.factory``. ``engine`` (``SQLite()``, ``RocksDB()``)
+        keeps the rows on disk, in the database of the store, which has the same engine; the table is ordered then, if
+        the key's codec preserves order. ``on_error``: the error policy of records without key, or that cannot be read,
+        or are too large for the changelog (default: ``decode_policy``); the row before stays. A record without a value
+        deletes the row. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
+        """
+        return self._declared.joins.declare(
+            topic,
+            (key, value),
+            (key_codec, value_codec),
+            ordered=ordered,
+            partitioner=partitioner,
+            engine=engine,
+            on_error=on_error,
+        )
+
+    def register_update(
+        self,
+        table: Joined[K, V],
+        handler: UpdateHandler[StoreT, K, V] | None = None,
+        /,
+        *,
+        on_error: Retry | None = None,
+    ) -> Callable[[UpdateHandler[StoreT, K, V]], UpdateHandler[StoreT, K, V]]:
+        """Register the handler of a joined table's updates, as a decorator or with the handler as second argument.
+
+        It is a plain function of ``(ctx, update)``, with ``update.key``, ``update.old`` and ``update.new``, and is
+        called once for each record of the table, in the transaction that changes the row. ``ctx.joined(table)`` has the
+        new row already. If it fails for good, ``on_error`` (default: ``config.error_policy``) decides about its
+        effects; the row is changed all the same. Raises ``RegistrationError``.
+        """
+        return self._declared.joins.register_update(table, handler, on_error)
+
+    def lookup(
+        self,
+        topic: str,
+        *,
+        key: type[K],
+        value: type[V],
+        ordered: bool = False,
+        key_codec: Codec[K] | None = None,
+        value_codec: Codec[V] | None = None,
+        on_error: OnError = STOP,
+        timeout_seconds: float = 300.0,
+        may_be_made_anew: bool = False,
+    ) -> Lookup[K, V]:
+        """Look into a table: all partitions of a compacted topic, in the memory of each process. Returns its
+        declaration, for ``ctx.lookup(table)``.
+
+        The topic is on the cluster of the group, with any number of partitions. It is read with the start of the
+        source, to its end before the source joins its group, and followed until the source stops. Only what is
+        committed comes in. A handler reads the table as of now, and not as of its event's place; but a partition never
+        looks into an older table than it did before: its next owner waits until its own table is as far.
+
+        ``ordered``, ``key_codec``, ``value_codec``: see ``Table.factory``. ``on_error``: what a record without key, or
+        one that cannot be decoded, does (default: the source stops), as for ``GlobalChangeLog``. ``timeout_seconds``:
+        how long the start, or a partition, waits for the table before the source stops with ``NotCaughtUp``.
+        ``may_be_made_anew``: a topic that was deleted and created again is taken as it is at the next start, instead of
+        refused. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
+        """
+
+        def make() -> GlobalTable[K, V]:
+            return make_table(topic, key, value, ordered, key_codec, value_codec)
+
+        return self._declared.lookups.declare(
+            topic, make, on_error=on_error, timeout_seconds=timeout_seconds, may_be_made_anew=may_be_made_anew
+        )
+
+    def output(
+        self,
+        topic: str,
+        *,
+        num_partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str] | None = None,
+    ) -> str:
+        """Declare a topic that handlers forward to. Returns its name.
+
+        Once one is declared, handlers forward to declared topics only (and to the source's own): a record for another
+        one is refused, and its event meets its error policy. A start verifies partitions, replication and ``configs``
+        (a topic's settings by their Kafka names) of each declared topic; what is not given is as the source's settings
+        have it. A topic that is missing, or different, is an error: outputs are made by ``kes topics apply`` or
+        ``create_source``, never in silence. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a
+        second declaration.
+        """
+        return self._declared.outputs.declare(topic, num_partitions, replication_factor, configs)
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the inputs beside the source's own topic: requests for visits, its loop, and the declared
+        ones in their order."""
+        return [*self._declared.inputs.by_topic]
+
+    def received(self, topic: str, records: list[IncomingRecord]) -> list[IncomingRecord]:
+        """Return records of an input as its handlers have them: with the headers of the input's type."""
+        return self._declared.inputs.received(topic, records)
+
+    def input_topics(self) -> list[TopicSpec]:
+        """Return the declared inputs as they must be."""
+        return self._declared.inputs.topics()
+
+    @property
+    def lookups(self) -> list[str]:
+        """Return the topics of the lookups, in the order of their declarations."""
+        return [*self._declared.lookups.by_topic]
+
+    def lookup_topics(self) -> list[TopicSpec]:
+        """Return the topics of the lookups as they must be."""
+        return self._declared.lookups.topics()
+
+    @property
+    def outputs(self) -> list[TopicSpec]:
+        """Return the declared outputs, as they must be, in the order of their declarations."""
+        return [*self._declared.outputs.by_topic.values()]
+
+    @property
+    def topology(self) -> Topology:
+        """Return what the source reads, handles, keeps and sends, as a value: see ``Topology``."""
+        return self._declared.topology

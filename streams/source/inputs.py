@@ -1,0 +1,69 @@
+"""Declare further inputs of an event source."""
+
+from __future__ import annotations
+
+from streams.core.router import Route
+from streams.core.visits import VisitRequest
+from streams.errors import ConfigError, RegistrationError
+from streams.events import event_type_of
+from streams.model.topics import InputSpec, TopicSpec
+from streams.outcomes import Retry
+from streams.records import IncomingRecord
+from streams.runtime import source_topics
+from streams.runtime.partition.visiting import requested
+from streams.source.registry import Registry
+
+
+class DeclaredInputs:
+    """The topics that a source reads beside its own one: ``by_topic``, in the order of their declarations."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        config = registry.config
+        if config.visits:
+            event_type = event_type_of(VisitRequest)
+            registry.router.add(
+                Route(event_type.name, event_type, requested, blocking=False, policy=config.error_policy)
+            )
+        awaited = config.loop_topic  # no event is the worse for a request that comes a moment later
+        self.by_topic: dict[str, InputSpec] = {
+            topic: InputSpec(topic, is_own=True, is_awaited=topic == awaited) for topic in config.own_inputs
+        }
+
+    def declare(self, topic: str, event: type[object] | None, nulls: Retry | None) -> str:
+        """See ``EventSource.input``."""
+        self._registry.check_declarable("input", topic, "it cannot be a further input")
+        if topic in self.by_topic:
+            raise RegistrationError(f"the input {topic!r} is declared twice")
+        if self._registry.config.source_is_elsewhere:
+            raise ConfigError(
+                f"source.input({topic!r}): the source's topic is on another cluster (source_bootstrap_servers); a "
+                "source with several inputs has all of them where its group is"
+            )
+        if nulls is not None and not isinstance(nulls, Retry):
+            raise ConfigError(
+                f"nulls of source.input({topic!r}) is {nulls!r}; it must be an error policy, such as SKIP"
+            )
+        headers = None if event is None else tuple(event_type_of(event).headers)
+        self.by_topic[topic] = InputSpec(topic, headers, nulls)
+        return topic
+
+    def received(self, topic: str, records: list[IncomingRecord]) -> list[IncomingRecord]:
+        """Return records of an input as its handlers have them."""
+        spec = self.by_topic.get(topic)
+        return records if spec is None else spec.received(records)
+
+    def topics(self) -> list[TopicSpec]:
+        """Return the declared inputs as they must be; the source's own are among ``source_topics.specs``."""
+        config = self._registry.config
+        return [source_topics.spec_of_input(config, spec) for spec in self.by_topic.values() if not spec.is_own]
+
+    def check(self) -> None:
+        """Check that an input's events have a handler. Raises ``RegistrationError``."""
+        router = self._registry.router
+        for spec in self.by_topic.values():
+            name = None if spec.headers is None else spec.headers[0][1]
+            if name is not None and name not in router.routes and router.default is None:
+                raise RegistrationError(
+                    f"all records of the input {spec.topic!r} are {name.decode()!r}, which has no handler: register one"
+                )

@@ -1,0 +1,49 @@
+"""Declare the topics that handlers of an event source forward to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streams.errors import ConfigError, RegistrationError
+from streams.model.topics import TopicSpec
+from streams.runtime import source_topics
+from streams.sak.numbers import is_whole
+from streams.source.registry import Registry
+
+
+class DeclaredOutputs:
+    """The topics that handlers forward to: ``by_topic``, as they must be, in the order of their declarations."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.by_topic: dict[str, TopicSpec] = {}
+
+    def declare(
+        self,
+        topic: str,
+        num_partitions: int | None,
+        replication_factor: int | None,
+        configs: Mapping[str, str] | None,
+    ) -> str:
+        """See ``EventSource.output``."""
+        self._registry.check_declarable("output", topic, "it needs no declaration as output")
+        if topic in self.by_topic:
+            raise RegistrationError(f"the output {topic!r} is declared twice")
+        what = f"of source.output({topic!r})"
+        for name, value in (("num_partitions", num_partitions), ("replication_factor", replication_factor)):
+            if value is not None and (not is_whole(value) or value < 1):
+                raise ConfigError(f"{name} {what} is {value!r}; it must be a whole number, 1 or more")
+        given: Mapping[Any, Any] = configs or {}  # whatever it is
+        for name, setting in given.items():
+            if not isinstance(name, str) or not isinstance(setting, str):
+                raise ConfigError(f"configs {what} has {name!r}: {setting!r}; names and settings are texts, as Kafka's")
+        config = self._registry.config
+        self.by_topic[topic] = source_topics.spec(config, topic, num_partitions, replication_factor, configs)
+        return topic
+
+    @property
+    def sent_to(self) -> frozenset[str] | None:
+        """The only topics that records may be sent to; ``None``: any, since no output is declared."""
+        own = source_topics.purposes(self._registry.config)
+        return frozenset(self.by_topic) | frozenset(own) if self.by_topic else None
