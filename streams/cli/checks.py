@@ -16,10 +16,9 @@ import msgspec
 from streams.cli.rights import of_input, of_source
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.errors import StreamsError
-from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.questions.admin import TopicAdmin, Watermarks, standing
 from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
 from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.questions.lags import standing
 from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings

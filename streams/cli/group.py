@@ -13,9 +13,9 @@ from rich.text import Text
 
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 from streams.kafka.group.status_board import StatusBoard
-from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.questions.admin import TopicAdmin, standing
 from streams.kafka.questions.group_view import NONE, GroupQuestions, GroupView
-from streams.kafka.questions.lags import PartitionLag, standing
+from streams.kafka.questions.lags import PartitionLag
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire import kafka_python_settings
 from streams.looks import cluster

@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.errors import TopicError
-from streams.kafka.questions.lags import PartitionLag, standing
+from streams.kafka.questions.admin import standing
+from streams.kafka.questions.lags import PartitionLag
 from streams.looks import cluster
 from streams.looks.cluster import (
     Interval,
