@@ -25,11 +25,12 @@ from streams.looks.cluster import watch as watch_again
 from streams.looks.console import answers, complain, duration, emit, notices
 from streams.looks.records import one_line, plain_bytes, plain_text
 from streams.outbox.config import DATABASE_VARIABLE, RelayConfig
-from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, StashedRow, open_session
+from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, StashedRow
 from streams.outbox.purge import AfterRestore, PurgedShard, purge
 from streams.outbox.relay import Relay, apply
 from streams.outbox.relay_file import relay_config
 from streams.outbox.schema import DEFAULT_TABLE, schema_sql
+from streams.outbox.sessions import open_session
 from streams.outbox.shard import BatchRelayed, RelayEvent, described
 from streams.records import shown_key
 from streams.sak.restarts import RestartPolicy
