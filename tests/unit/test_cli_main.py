@@ -17,7 +17,7 @@ import pytest
 import typer
 from rich.text import Text
 
-from streams.cli import main
+from streams.cli import commands, main
 from streams.cli.failures import escape_unknown_characters
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
 from streams.looks import cluster, console
@@ -37,8 +37,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
             if error is not None:
                 raise error
 
-        monkeypatch.setattr(main, "COMMANDS", {"try": main.Command("streams.cli.run", "Try.", "demo")})
-        monkeypatch.setattr(main, "import_module", lambda name: SimpleNamespace(app=app))
+        monkeypatch.setattr(commands, "COMMANDS", {"try": commands.Command("streams.cli.run", "Try.", "demo")})
+        monkeypatch.setattr(commands, "import_module", lambda name: SimpleNamespace(app=app))
 
     monkeypatch.delenv("KES_DEBUG", raising=False)
     return register
@@ -169,7 +169,7 @@ def test_a_missing_optional_package_is_named_with_its_extra(
     def missing(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
 
-    monkeypatch.setattr(main, "import_module", missing)
+    monkeypatch.setattr(commands, "import_module", missing)
     assert "pip install 'kafka-event-source[demo]'" in kes("try", code=1).err
 
 
@@ -209,11 +209,11 @@ def test_exit_codes_of_the_root(kes: Kes, arguments: list[str], code: int) -> No
 def test_help_lists_every_present_command_and_loads_none() -> None:
     script = (
         "import sys; from streams.cli.main import main; code = main(['--help']);"
-        "loaded = [name for name in sys.modules if name.startswith('streams.cli.')];"
+        "loaded = [name.rpartition('.')[2] for name in sys.modules if name.startswith('streams.cli.')];"
         "sys.exit(f'{code} {sorted(loaded)}')"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stderr.strip() == "0 ['streams.cli.failures', 'streams.cli.interrupts', 'streams.cli.main']"
+    assert ended.stderr.strip() == "0 ['commands', 'failures', 'interrupts', 'main']"
     assert "run " in ended.stdout
 
 
