@@ -19,7 +19,7 @@ from streams.cli import group
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.questions.group_view import GroupQuestions, GroupView, MemberView, broker_view, classic_view
 from streams.kafka.wire import group_bytes
-from streams.looks import cluster, group_tables
+from streams.looks import cluster, group_reader, group_tables
 from streams.looks.group_tables import Picture, facts, partition_rows
 from streams.model.group import Assignment, Copies, MemberReport, Shelf
 from tests.unit.cli_group_kit import (
@@ -254,7 +254,7 @@ def test_members_are_shown_without_their_lag(moving: GroupView, error: Exception
 def test_a_source_on_another_cluster_has_its_ends_there(moving: GroupView) -> None:
     there: Any = Cluster()
     view = GroupView(group="shop", kind="classic", committed={"stand-in": {0: 70}, "status": {0: 1}})
-    found, notes = group.lags_in(there, view, {"stand-in": "orders"}, 1.0)
+    found, notes = group_reader.lags_in(there, view, {"stand-in": "orders"}, 1.0)
     assert [(entry.committed, entry.lag) for entry in found["stand-in"]] == [(70, 9_930), *[(None, 10_000)] * 3]
     assert (list(found), notes) == (["stand-in"], ())
 
