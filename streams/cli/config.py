@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streams.looks.cluster import Json, named_source
-from streams.looks.console import emit
+from streams.cli.cluster import Json, named_source
+from streams.cli.console import emit
 from streams.looks.settings import DEFAULT, Setting, settings_of
 from streams.sak.harmless import harmless
 from streams.settings.config import EventSourceConfig

@@ -11,25 +11,18 @@ import typer
 from rich.live import Live as LiveDisplay
 from rich.text import Text
 
+from streams.cli import cluster
+from streams.cli.cluster import Interval, JsonLines, Servers, Timeout, admin_of, named_source
+from streams.cli.console import answers, complain, emit
+from streams.cli.group_tables import shown
 from streams.errors import ConfigError
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.group_view import NONE, GroupQuestions, GroupView
 from streams.kafka.wire import kafka_python_settings
-from streams.looks import cluster
-from streams.looks.cluster import (
-    Interval,
-    JsonLines,
-    Servers,
-    Timeout,
-    admin_of,
-    brokers,
-    client_settings_of,
-    named_source,
-)
-from streams.looks.console import answers, complain, emit
+from streams.looks.addresses import brokers, client_settings_of
 from streams.looks.group_live import Live, live_status
+from streams.looks.group_picture import Picture, facts
 from streams.looks.group_reader import GroupReader, lags_of
-from streams.looks.group_tables import Picture, facts, shown
 
 app = typer.Typer()
 

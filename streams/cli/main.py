@@ -62,8 +62,8 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
         command(args=list(argv), prog_name="kes")
     sources, defaults = SettingsSources(), {}
     if called(argv) != "run":  # whose log says it
+        from streams.cli.console import complain
         from streams.cli.outside_options import unknown_variables
-        from streams.looks.console import complain
 
         for text in unknown_variables(command):
             complain(text)
@@ -78,7 +78,7 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
             from streams.cli.outside_options import places_of
 
             if places := places_of(sources, called(argv)):
-                from streams.looks.console import complain
+                from streams.cli.console import complain
 
                 complain(f"options of this command are also in {', '.join(places)}")
         raise
@@ -102,7 +102,7 @@ def _hide_variables(command: Any) -> None:
 
 def report(error: BaseException) -> int:
     """Write error and remedy to stderr; return the exit code. ``KES_DEBUG=1`` adds the stack trace."""
-    from streams.looks.console import complain
+    from streams.cli.console import complain
 
     if os.environ.get("KES_DEBUG") == "1":
         import traceback

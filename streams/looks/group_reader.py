@@ -15,7 +15,7 @@ from streams.kafka.questions.group_view import GroupQuestions, GroupView
 from streams.kafka.questions.lags import PartitionLag
 from streams.kafka.settings import ClientSettings
 from streams.looks.group_live import Live
-from streams.looks.group_tables import Lags, Picture, remembered
+from streams.looks.group_picture import Lags, Picture, remembered
 from streams.settings.config import EventSourceConfig
 
 LAG_SECONDS: Final = 3.0

@@ -17,11 +17,11 @@ import pytest
 import typer
 from rich.text import Text
 
-from streams.cli import commands, main
+from streams.cli import cluster, commands, console, main
+from streams.cli.console import as_json
 from streams.cli.failures import escape_unknown_characters
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
-from streams.looks import cluster, console
-from streams.looks.console import as_json
+from streams.looks import addresses, figures
 from tests.unit.cli_kit import Kes
 
 
@@ -226,7 +226,7 @@ def test_answers_are_json_or_a_table(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     now, lines = [0.0], list[str]()
-    shown = console.LogLines("events", lambda: now[0], lines.append)
+    shown = figures.LogLines("events", lambda: now[0], lines.append)
     for second in range(11):
         now[0] = float(second)
         shown("folding", second * 100, 1000)
@@ -249,7 +249,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     ],
 )
 def test_figures(done: int, total: int, rate: float, unit: str, text: str) -> None:
-    assert console.figures(done, total, rate, unit) == text
+    assert figures.figures(done, total, rate, unit) == text
 
 
 # -- a cluster that is not there ---------------------------------------------------------------------------------------
@@ -293,9 +293,9 @@ def test_the_first_refusal_is_told_at_once_and_a_broker_that_starts_is_waited_fo
 def test_only_brokers_that_all_refuse_are_known_to_be_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = f"127.0.0.1:{server.getsockname()[1]}"
-        assert not cluster._all_refuse(f"127.0.0.1:1, {there}")
-    assert cluster._all_refuse("127.0.0.1:1, 127.0.0.1:2")
-    assert not cluster._all_refuse("127.0.0.1")
+        assert not addresses._all_refuse(f"127.0.0.1:1, {there}")
+    assert addresses._all_refuse("127.0.0.1:1, 127.0.0.1:2")
+    assert not addresses._all_refuse("127.0.0.1")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])

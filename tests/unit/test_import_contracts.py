@@ -56,7 +56,7 @@ AGAINST_THE_LAYERS = [
     ("stores", "streams.core", "Layers"),
     ("kafka", "streams.stores", "The runtime knows stores"),
     ("kafka", "streams.runtime", "Layers"),
-    ("runtime", "streams.looks.console", "Layers"),
+    ("runtime", "streams.looks.records", "Layers"),
     ("runtime", "streams.source.event_source", "Layers"),
     ("source", "streams.spark", "Door: program"),
     ("spark", "streams.broker", "Layers"),
