@@ -285,7 +285,7 @@ def test_the_first_refusal_is_told_at_once_and_a_broker_that_starts_is_waited_fo
         said.append(capsys.readouterr().err)
         return next(refusals)
 
-    monkeypatch.setattr(cluster, "_all_refuse", refuses)
+    monkeypatch.setattr(addresses, "_all_refuse", refuses)
     cluster.await_listener("127.0.0.1:1", 30.0)
     assert said == ["", f"kes: {NOBODY}; waiting 30 s for it\n", ""]
 
