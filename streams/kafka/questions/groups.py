@@ -6,13 +6,10 @@ Threads: coroutines of the client's IO thread.
 from __future__ import annotations
 
 import warnings
-from importlib import import_module
 from typing import Any, Final
 
-from streams.kafka.wire.kafka_python import DescribeGroupsRequest, LeaveGroupRequest, errors
+from streams.kafka.wire.kafka_python import ApiMessage, DescribeGroupsRequest, LeaveGroupRequest, errors
 from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, raise_for
-
-_ApiMessage: Any = import_module("kafka.protocol.api_message").ApiMessage
 
 
 async def describe_group(client: KafkaPythonClient, group_id: str, node: int, deadline: float) -> tuple[Any, Any]:
@@ -117,7 +114,7 @@ def _message(base_name: str, schema: dict[str, Any]) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
-        return type(_ApiMessage)(base_name, (_ApiMessage,), {"json_patch": classmethod(json_patch)})
+        return type(ApiMessage)(base_name, (ApiMessage,), {"json_patch": classmethod(json_patch)})
 
 
 _ConsumerGroupDescribeRequest: Any = _message("DescribeGroupsRequest", _REQUEST)
