@@ -19,12 +19,14 @@ import re
 import struct
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
-from streams.model.round_trips import Kinds, PydanticSchema, Risk, losses_of, quick_encoder, read_back, refuse, risk_of
+from streams.model.reasons import cause, reason
+from streams.model.round_trips import PydanticSchema, Risk, losses_of, quick_encoder, read_back, refuse, risk_of
+from streams.model.shortcuts import Shortcut
 from streams.protocols import Codec
 from streams.sak import plain_json
 from streams.sak.type_nodes import type_nodes
@@ -34,7 +36,6 @@ T = TypeVar("T")
 RESERVED_KEY_PREFIX: Final = b"\xff\xffkes."
 """Keys of a changelog that start like this belong to the toolkit (offset records). No UTF-8 text starts with 0xff."""
 
-_LONGEST_REASON: Final = 300
 _SIGN: Final = 1 << 63
 _DECIMAL: Final = re.compile(rb"[+-]?[0-9]{1,40}")
 """As Go's ``strconv.ParseInt`` reads it; no number of 64 bits needs more digits."""
@@ -220,17 +221,6 @@ NULL: Final = b"null"
 """JSON's replacement for a number that it cannot carry, and for ``None``."""
 
 
-class Shortcut(NamedTuple):
-    """Fast way to encode, for hot paths: ``encode`` is the function beneath ``codec.encode``, which wraps no errors,
-    for values of exactly the class ``of`` (``None``: for none, there is no shortcut). When it raises, whatever that is,
-    ask ``codec.encode``: it finds the right words, or knows better. The same when a field's value is of none of its
-    ``kinds`` (``round_trips.Risk``), or a float that is not finite."""
-
-    encode: Callable[[Any], bytes]
-    of: type | None = None
-    kinds: Kinds = ()
-
-
 class _TypedCodec(Generic[T]):
     """Base of the codecs for JSON, msgpack and pydantic: an exact class on the way in, wrapped errors, plain dicts."""
 
@@ -265,13 +255,13 @@ class _TypedCodec(Generic[T]):
         except MemoryError:
             raise
         except Exception as error:
-            raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from _cause(error)
+            raise EncodeError(f"{self._name} cannot be encoded: {reason(error)}") from cause(error)
         if self._null_is_suspect and data.partition(NULL)[1]:  # 0.6 of the price of `find`
             found = plain_json.non_finite(self._to_plain(value))
             if found is not None:
                 raise EncodeError(f"{self._name} holds {found!r}, which JSON cannot carry; use None, or MsgpackCodec")
         if self._risk.is_seen(value, data):
-            read_back(self._name, value, data, self._decode, reason, self._allowed)
+            read_back(self._name, value, data, self._decode, self._allowed)
         return data
 
     def decode(self, data: bytes, /) -> T:
@@ -305,7 +295,7 @@ def _decoded(decode: Callable[[Any], T], data: object, complaint: str, name: str
     except MemoryError:
         raise
     except Exception as error:
-        raise DecodeError(f"{complaint} {name}: {reason(error)}") from _cause(error)
+        raise DecodeError(f"{complaint} {name}: {reason(error)}") from cause(error)
 
 
 class JsonCodec(_TypedCodec[T]):
@@ -365,24 +355,6 @@ class PydanticCodec(_TypedCodec[T]):
         self._to_plain = adapter.dump_python
         self._encode_plain = plain_json.encode
         self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def reason(error: Exception) -> str:
-    """Return the error's class and text, cut to fit a log line, without the input that pydantic would show."""
-    try:
-        if _cause(error) is None:
-            found: list[Any] = cast(Any, error).errors(include_url=False, include_context=False, include_input=False)
-            text = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in found[:5])
-        else:
-            text = f"{type(error).__name__}: {error}"
-    except Exception:  # an exception of the user's class: anything may go wrong in its text
-        text = type(error).__name__
-    return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
-
-
-def _cause(error: Exception) -> Exception | None:
-    """Return the error to chain to: none for pydantic's, whose traceback shows the input."""
-    return None if hasattr(error, "errors") else error
 
 
 def is_pydantic(type_: object) -> bool:

@@ -21,10 +21,11 @@ from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
 
-from streams.codecs import Shortcut, codec_for, is_pydantic, reason
+from streams.codecs import codec_for, is_pydantic
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistrationError
+from streams.model.reasons import reason
 from streams.model.round_trips import Kinds
-from streams.model.shortcuts import bare_decoder, encoder_of, shortcut_of
+from streams.model.shortcuts import Shortcut, bare_decoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
 from streams.sak.users_code import calling_place, place_of
@@ -75,7 +76,7 @@ class EventType(Generic[T]):
         self.encode: Callable[[T], bytes] = _by_shortcut(found, careful) if has_shortcut else careful
         """The event as bytes of the present version. Raises ``EncodeError``."""
         self.bare_encode: Callable[[T], bytes] = found.encode if has_shortcut else careful
-        """``encode`` for hot paths, with ``kinds``: see ``codecs.Shortcut``; or just ``encode``."""
+        """``encode`` for hot paths, with ``kinds``: see ``shortcuts.Shortcut``; or just ``encode``."""
         self.kinds: Kinds = found.kinds if has_shortcut else ()
 
     def __repr__(self) -> str:

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.broker.detached import DetachedBroker, detached_brokers, start_detached, stop_detached
+from streams.cli.console import emit, progress
 from streams.errors import ConfigError
-from streams.looks.console import duration, emit, progress
+from streams.looks.figures import duration
 
 app = typer.Typer(no_args_is_help=True, help="An embedded real Kafka: start, stop, status.")
 

@@ -13,19 +13,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from streams.cli.cluster import source_admin_of
 from streams.cli.rights import of_input, of_source
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.errors import StreamsError
-from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.kafka.questions.admin import TopicAdmin, Watermarks, standing
 from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
 from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.questions.lags import standing
 from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire import kafka_python_settings
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
-from streams.looks.cluster import client_settings_of, source_admin_of
+from streams.looks.addresses import client_settings_of
 from streams.looks.records import Decoder
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord

@@ -7,8 +7,8 @@ import sys
 
 import typer
 
+from streams.cli.console import answers
 from streams.errors import ConfigError
-from streams.looks.console import answers
 from streams.sak import compiling, leaves
 
 app = typer.Typer()

@@ -10,10 +10,12 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, Timeout, await_listener, named_source
+from streams.cli.console import complain, emit, notices, print_whole
+from streams.cli.letter_tables import described, table_of
 from streams.errors import ConfigError, OffsetError, TopicError, TransactionFailed
 from streams.kafka.settings import ClientSettings
-from streams.looks.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
-from streams.looks.console import complain, emit, notices, print_whole
+from streams.looks.addresses import brokers, client_settings_of
 from streams.looks.letter_choice import (
     ChosenLetters,
     LetterChoice,
@@ -23,7 +25,7 @@ from streams.looks.letter_choice import (
     problems_of,
     record_of,
 )
-from streams.looks.letter_tables import described, summary_of, table_of, whole
+from streams.looks.letter_facts import summary_of, whole
 from streams.looks.letters import Letter, LetterBox, resent
 from streams.looks.records import Decoder, place_of
 from streams.records import Output
@@ -246,7 +248,9 @@ def _settle(
             task = task._replace(wanted=task.wanted._replace(places={each.place for each in look.letters}))
         done, left, places = 0, 0, []
         if yes or task.wanted.places:
-            with closing(box.settler()) as settler:  # from here on no other process settles letters, so look now
+            with closing(
+                box.settler(complain)
+            ) as settler:  # from here on no other process settles letters, so look now
                 look = _open_ones(task, box, limit)
                 pairs = prepared(box, look.letters)
                 places = [str(letter.place) for letter in look.letters]

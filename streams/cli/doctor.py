@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from streams.cli.checks import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target, findings
-from streams.looks.cluster import Json, Servers, brokers, named_source
-from streams.looks.console import answers, emit
+from streams.cli.cluster import Json, Servers, named_source
+from streams.cli.console import answers, emit
+from streams.looks.addresses import brokers
 
 app = typer.Typer()
 

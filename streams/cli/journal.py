@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table as Grid
 
+from streams.cli.cluster import Json, Servers, Timeout, await_listener
+from streams.cli.console import as_json, emit, notices
+from streams.cli.source_name import checked_name
 from streams.core.journal import LogOrder, kept_from
 from streams.errors import ConfigError, JournalError, OffsetError, StreamsError, TopicError
 from streams.journal import Replicated
@@ -23,11 +26,10 @@ from streams.kafka.questions.trimming import LogTrimmer
 from streams.kafka.reading.consumer import TAIL, LogConsumer
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.looks.cluster import Json, Servers, Timeout, await_listener, brokers
-from streams.looks.console import as_json, duration, emit, notices
+from streams.looks.addresses import brokers
+from streams.looks.figures import duration
 from streams.looks.records import one_line, plain_bytes, shown_time
 from streams.looks.scans import OffsetProgress
-from streams.looks.source_name import checked_name
 from streams.model.loading import described
 from streams.model.topics import missing
 from streams.records import IncomingRecord

@@ -16,20 +16,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli import cluster
+from streams.cli.cluster import Interval, JsonLines, Servers, Timeout, admin_of, named_source, source_admin_of
+from streams.cli.console import answers, complain, emit
 from streams.errors import TopicError
-from streams.kafka.questions.lags import PartitionLag, standing
-from streams.looks import cluster
-from streams.looks.cluster import (
-    Interval,
-    JsonLines,
-    Servers,
-    Timeout,
-    admin_of,
-    brokers,
-    named_source,
-    source_admin_of,
-)
-from streams.looks.console import answers, complain, duration, emit
+from streams.kafka.questions.admin import standing
+from streams.kafka.questions.lags import PartitionLag
+from streams.looks.addresses import brokers
+from streams.looks.figures import duration
 from streams.model.topics import unread
 
 app = typer.Typer()

@@ -1,8 +1,4 @@
-"""The root of ``kes``: which commands there are, and what happens when one of them fails.
-
-A command lives in its own module under ``streams.cli`` as a typer application called ``app`` and is imported only when
-it is called: ``kes --help`` loads none of them. An application with one command and no callback of its own becomes a
-plain command (``kes lag``), any other a group (``kes broker start``).
+"""The root of ``kes``: what happens when a command fails.
 
 Exit codes of every command: 0 done; 1 a problem whose message says how to solve it; 2 wrong usage; 70 a fault of ours
 (or, of ``kes run``, a worker that cannot be kept alive); 130 interrupted; 143 terminated.
@@ -14,63 +10,18 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
+from streams.cli.commands import build, called
 from streams.cli.failures import NO_ROOM, escape_unknown_characters, innermost, leave
 from streams.cli.interrupts import EXIT_INTERRUPTED, ends_at_once
-from streams.errors import ConfigError, StreamsError
+from streams.errors import StreamsError
 
 EXIT_PROBLEM = 1
 EXIT_USAGE = 2
 EXIT_FAULT = 70
-DISTRIBUTION = "kafka-event-source"
-
-
-class Command(NamedTuple):
-    """One entry of the command list: the module that holds its ``app``, its line in the help, the extra it needs.
-    ``hidden``: a former name, which is not listed."""
-
-    module: str
-    help: str
-    extra: str = ""
-    hidden: bool = False
-
-
-COMMANDS = {
-    "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
-    "new": Command("streams.cli.new", "A small project to begin with: event source, test, producer."),
-    "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
-    "spark": Command("streams.cli.spark", "Pipelines of Spark: run, and keep alive.", "spark"),
-    "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
-    "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply, grow."),
-    "topology": Command("streams.cli.topology", "What an event source reads, handles, keeps and sends, as a graph."),
-    "offsets": Command("streams.cli.offsets", "Offsets of a group that are ahead of its changelog: accept."),
-    "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
-    "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
-    "txn": Command("streams.cli.transactions", "Open transactions: list, hanging, abort."),
-    "transactions": Command("streams.cli.transactions", "The former name of txn.", hidden=True),
-    "compile": Command("streams.cli.compile", "Compile the hot path of this installation, which is faster."),
-    "config": Command("streams.cli.config", "The settings that are in effect, and where each comes from."),
-    "doctor": Command("streams.cli.doctor", "What is wrong with a cluster and an event source, and what to type."),
-    "tail": Command(
-        "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
-    ),
-    "state": Command("streams.cli.state", "The state of an event source: in its changelog, on disk, in snapshots."),
-    "visit": Command("streams.cli.visit", "Visit each key of an event source's store: start, cancel, status."),
-    "view": Command("streams.cli.view", "A compacted topic or a source's state, as a view: get, scan, watch."),
-    "web": Command("streams.cli.web", "An event source, or any group, in the browser.", "web"),
-    "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
-    "skip": Command("streams.cli.skip", "Pass a record that stops an event source, without a deployment."),
-    "outbox": Command(
-        "streams.cli.outbox", "Rows of PostgreSQL in Kafka exactly once: apply, relay, status.", "outbox"
-    ),
-    "journal": Command("streams.cli.journal", "The log of a journal: status, follow, trim, verify."),
-    "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
-}
 
 
 def run() -> NoReturn:
@@ -110,9 +61,9 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
     if _only_explains(argv):
         command(args=list(argv), prog_name="kes")
     sources, defaults = SettingsSources(), {}
-    if _called(argv) != "run":  # whose log says it
+    if called(argv) != "run":  # whose log says it
+        from streams.cli.console import complain
         from streams.cli.outside_options import unknown_variables
-        from streams.looks.console import complain
 
         for text in unknown_variables(command):
             complain(text)
@@ -126,8 +77,8 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
         if exit_.code == EXIT_USAGE:
             from streams.cli.outside_options import places_of
 
-            if places := places_of(sources, _called(argv)):
-                from streams.looks.console import complain
+            if places := places_of(sources, called(argv)):
+                from streams.cli.console import complain
 
                 complain(f"options of this command are also in {', '.join(places)}")
         raise
@@ -149,35 +100,9 @@ def _hide_variables(command: Any) -> None:
         _hide_variables(below)
 
 
-def build(argv: Sequence[str]) -> typer.Typer:
-    """The application for this command line: all commands are listed, the called one is loaded."""
-    root = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-    root.callback()(_root)
-    called = _called((*argv, *_words_to_complete()))
-    for name, command in COMMANDS.items():
-        if name == called:
-            _add(root, name, command, _load(name, command))
-        else:
-            root.command(name, help=command.help, hidden=command.hidden)(_not_loaded)
-    return root
-
-
-def _called(argv: Sequence[str]) -> str:
-    """Return the name of the command in a command line, if there is one."""
-    return next((word for word in argv if not word.startswith("-")), "")
-
-
-def _words_to_complete() -> list[str]:
-    """Return the words behind ``kes`` for which the shell wants completions, if that is why this process runs."""
-    if "_KES_COMPLETE" not in os.environ:
-        return []
-    text = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")  # bash; the other shells
-    return text.split()[1:]
-
-
 def report(error: BaseException) -> int:
     """Write error and remedy to stderr; return the exit code. ``KES_DEBUG=1`` adds the stack trace."""
-    from streams.looks.console import complain
+    from streams.cli.console import complain
 
     if os.environ.get("KES_DEBUG") == "1":
         import traceback
@@ -203,61 +128,3 @@ def _kind(error: StreamsError) -> str:
     return "".join(" " + letter.lower() if letter.isupper() else letter for letter in name).strip() + (
         " error" if type(error).__name__.endswith("Error") else ""
     )
-
-
-def _load(name: str, command: Command) -> typer.Typer:
-    """Import the command's module. A missing optional package is a setting to be made, not a crash."""
-    try:
-        app = import_module(command.module).app
-    except ModuleNotFoundError as error:
-        if not command.extra or (error.name or "").partition(".")[0] == "streams":
-            raise
-        raise ConfigError(
-            f"`kes {name}` needs the package {error.name!r}: pip install '{DISTRIBUTION}[{command.extra}]'"
-        ) from error
-    assert isinstance(app, typer.Typer), f"{command.module}.app"
-    return app
-
-
-def _add(root: typer.Typer, name: str, command: Command, app: typer.Typer) -> None:
-    single = len(app.registered_commands) == 1 and not app.registered_groups and app.registered_callback is None
-    only = app.registered_commands[0] if single else None
-    if only is None or only.callback is None:
-        root.add_typer(app, name=name, help=command.help)
-    else:
-        root.command(
-            name, help=only.help, context_settings=only.context_settings, no_args_is_help=only.no_args_is_help
-        )(only.callback)
-
-
-def _not_loaded() -> None:  # stands in the list of commands for one that is not called
-    raise AssertionError("a command that was not loaded was called")
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from streams.sak import leaves
-
-        try:
-            found = version(DISTRIBUTION)
-        except PackageNotFoundError:
-            found = "(not installed)"
-        typer.echo(f"{DISTRIBUTION} {found}, hot path: {leaves.advised()}")
-        raise typer.Exit
-
-
-def _root(
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more; twice: everything.")] = 0,
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
-    ] = False,
-) -> None:
-    """Exactly-once event sourcing for Kafka.
-
-    Settings come from the code, from variables (KES_BOOTSTRAP_SERVERS, KES_RUN_WORKERS) and from kes.toml: see kes
-    config. Other variables: KES_CACHE_DIR, KES_DEBUG=1 (stack traces), KES_PLAIN=1 (nothing compiled).
-    """
-    from streams.cli.logging_setup import configure_logging, verbose_options
-
-    configure_logging(verbose_options(verbose))

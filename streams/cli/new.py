@@ -12,9 +12,9 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from streams.cli.cluster import Json
+from streams.cli.console import emit
 from streams.errors import ConfigError
-from streams.looks.cluster import Json
-from streams.looks.console import emit
 
 app = typer.Typer()
 

@@ -12,10 +12,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, named_source
+from streams.cli.console import complain, emit, notices, print_whole
 from streams.errors import OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
-from streams.looks.cluster import Json, Servers, SourceName, Timeout, await_listener, brokers, named_source
-from streams.looks.console import complain, emit, notices, print_whole
+from streams.looks.addresses import brokers
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset, further_positions
 from streams.settings.config import EventSourceConfig
 

@@ -15,21 +15,23 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers
+from streams.cli.cluster import watch as watch_again
+from streams.cli.console import answers, complain, emit, notices
 from streams.cli.logging_setup import LogOptions
 from streams.cli.run import StatusLines, served
 from streams.cli.supervisor import Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import WorkerOptions
 from streams.errors import ConfigError, OutboxError
-from streams.looks.cluster import Json, Servers
-from streams.looks.cluster import watch as watch_again
-from streams.looks.console import answers, complain, duration, emit, notices
+from streams.looks.figures import duration
 from streams.looks.records import one_line, plain_bytes, plain_text
 from streams.outbox.config import DATABASE_VARIABLE, RelayConfig
-from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, StashedRow, open_session
+from streams.outbox.database import DatabaseLost, OutboxSession, ParkedRow, ShardStatus, StashedRow
 from streams.outbox.purge import AfterRestore, PurgedShard, purge
 from streams.outbox.relay import Relay, apply
 from streams.outbox.relay_file import relay_config
 from streams.outbox.schema import DEFAULT_TABLE, schema_sql
+from streams.outbox.sessions import open_session
 from streams.outbox.shard import BatchRelayed, RelayEvent, described
 from streams.records import shown_key
 from streams.sak.restarts import RestartPolicy

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from streams.cli.commands import COMMANDS as COMMAND_NAMES
+from streams.cli.commands import build
 from streams.errors import ConfigError
 from streams.settings.sources import (
     CLIENTS,
@@ -50,7 +52,6 @@ def places_of(sources: SettingsSources, called: str) -> list[str]:
 
 def unknown_variables(command: Any) -> Iterator[str]:
     """Yield a sentence for each variable that looks like a setting, or an option of the command, and is none."""
-    from streams.cli.main import COMMANDS as COMMAND_NAMES
     from streams.settings.config import EventSourceConfig
 
     fields = fields_of(EventSourceConfig)
@@ -71,8 +72,6 @@ def unknown_variables(command: Any) -> Iterator[str]:
 def _may_be_option(name: str, owner: str) -> bool:
     """Check whether a variable is an option of another command, which is loaded for that; so it may be if it cannot."""
     from typer.main import get_command
-
-    from streams.cli.main import build
 
     try:
         return name in _variables(get_command(build([owner])), ())

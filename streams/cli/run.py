@@ -13,15 +13,15 @@ import msgspec
 import typer
 from rich.text import Text
 
+from streams.cli.console import as_json, notices
 from streams.cli.failures import NO_ROOM, discard
 from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.outside_options import unknown_variables
+from streams.cli.source_name import checked_name
 from streams.cli.supervisor import CodeChanges, Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.errors import ConfigError
-from streams.looks.console import as_json, notices
-from streams.looks.source_name import checked_name
 from streams.sak.harmless import harmless
 from streams.sak.restarts import RestartPolicy
 from streams.settings.config import host_name

@@ -30,14 +30,15 @@ import msgspec
 import typer
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, checked_place, named_source
+from streams.cli.console import complain, emit, notices
 from streams.errors import DecodeError, OffsetError, Stopped, TopicReplaced, TransactionFailed
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.writing.blocking import BlockingSlot
-from streams.looks.cluster import Json, Servers, SourceName, Timeout, admin_of, brokers, named_source
-from streams.looks.console import emit, notices
-from streams.looks.records import Content, Decoder, Place, checked_place, one_line, shortened, shown_time
+from streams.looks.addresses import brokers
+from streams.looks.records import Content, Decoder, Place, one_line, shortened, shown_time
 from streams.looks.transaction import IN_DOUBT, transaction
 from streams.records import IncomingRecord, Output
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, OffsetRecord, decode_offset, further_positions
@@ -143,7 +144,7 @@ def skip(
         moved = OffsetRecord(own, _WRITER, 0, 0, checks.source_id(), checks.changelog_id(), carried)
         outputs.append(offset_record(config, place.partition, moved))
         try:
-            with transaction(slot, "Run it again: it passes the record, or says that it is handled already"):
+            with transaction(slot, "Run it again: it passes the record, or says that it is handled already", complain):
                 checks.hold(slot, {place.partition: place.offset + 1}, offsets_topic)
                 if position_of(config, checks, topic, place.partition, committed) != position:
                     raise OffsetError(f"a member of group {config.group_id} has handled records meanwhile; look again")

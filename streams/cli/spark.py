@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, configure_logging
+from streams.cli.source_name import checked_name
 from streams.errors import ConfigError
-from streams.looks.source_name import checked_name
 from streams.model.loading import load
 from streams.sak.restarts import RestartPolicy
 from streams.spark.running.pipeline import Pipeline

@@ -12,6 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.console import complain, emit, plain_table
 from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
@@ -29,8 +31,6 @@ from streams.cli.state_sources import opened
 from streams.cli.state_writing import forget, import_, migrate, set_time
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import DecodeError
-from streams.looks.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.looks.console import complain, emit, plain_table
 from streams.looks.records import one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer

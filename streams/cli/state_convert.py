@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import typer
 
+from streams.cli.cluster import Json, SourceName, named_source
+from streams.cli.console import emit
 from streams.cli.folders import partitions_on_disk, reason_not_to_use
 from streams.cli.state_files import Folder, Partition, chosen, reported, rows_table
 from streams.cli.state_sources import folder_of
@@ -18,8 +20,6 @@ from streams.core.checkpoints import FolderMark
 from streams.core.manifests import BLOCK_BYTES
 from streams.disk import RocksDB, SQLite
 from streams.errors import DiskDamaged, StoreError, StreamsError
-from streams.looks.cluster import Json, SourceName, named_source
-from streams.looks.console import emit
 from streams.looks.scans import late_lines
 from streams.protocols import DiskEngine, DiskStore
 from streams.records import TopicPartition

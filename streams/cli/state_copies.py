@@ -12,10 +12,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.console import complain, emit, plain_table
 from streams.cli.state_sources import ExportedLine, StateAt, read_on, state_of
 from streams.errors import DecodeError, StoreError
-from streams.looks.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.looks.console import complain, emit, plain_table
 from streams.looks.records import one_line, plain, plain_bytes, plain_text, shortened
 from streams.records import TopicPartition
 from streams.runtime.changelog import TIMER_PREFIX

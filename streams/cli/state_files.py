@@ -17,13 +17,13 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.console import complain, emit, plain_table
 from streams.cli.folders import codec_of, partitions_on_disk, reason_not_to_use
 from streams.cli.state_sources import folder_of, newest, snapshots_at, topic_id_of
 from streams.core.checkpoints import FolderMark, LogIdentity
 from streams.core.manifests import BLOCK_BYTES, SnapshotRefused
 from streams.errors import DiskDamaged, StoreError, StreamsError
-from streams.looks.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.looks.console import complain, emit, plain_table
 from streams.looks.scans import late_lines
 from streams.records import TopicPartition
 from streams.runtime.keeping.folders.entries import Damaged

@@ -9,9 +9,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from streams.cli.cluster import checked_place
 from streams.errors import ConfigError, DecodeError, EncodeError
-from streams.looks.cluster import brokers
-from streams.looks.records import checked_place, one_line, plain
+from streams.looks.addresses import brokers
+from streams.looks.records import one_line, plain
 from streams.model.answers import Answer
 from streams.protocols import Codec
 from streams.records import TopicPartition

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout
+from streams.cli.console import notices
 from streams.cli.state_sources import opened
 from streams.cli.state_writing import Changes, DryRun, State, Yes, check_entry, stopped_source, store_of, write_changes
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError, StoreError
-from streams.looks.cluster import Json, Servers, SourceName, Timeout
-from streams.looks.console import notices
 from streams.looks.records import one_line, plain, plain_bytes, plain_text, shortened
 from streams.records import IncomingRecord
 from streams.source.event_source import EventSource

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from streams.cli.cluster import admin_of
+from streams.cli.console import complain
 from streams.cli.folders import Receive, partitions_on_disk, read_partitions
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.manifests import Manifest, SnapshotRefused
 from streams.errors import StoreError, TopicError
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.looks.cluster import admin_of, brokers
-from streams.looks.console import complain
+from streams.looks.addresses import brokers
 from streams.looks.scans import OffsetProgress, late_lines
 from streams.records import IncomingRecord
 from streams.runtime.changelog import KEPT_PREFIXES

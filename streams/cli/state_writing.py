@@ -20,6 +20,8 @@ import msgspec
 import typer
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
 from streams.cli.state_sources import StateAt, from_export, state_of
@@ -28,8 +30,7 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.writing.blocking import BlockingSlot
-from streams.looks.cluster import Json, Servers, SourceName, Timeout, brokers, named_source
-from streams.looks.console import emit, notices, print_whole
+from streams.looks.addresses import brokers
 from streams.looks.records import shortened
 from streams.looks.scans import late_lines
 from streams.looks.transaction import transaction
@@ -372,7 +373,7 @@ class _Partition:
         for serial, some in enumerate(_chunks(self._config.changelog, self._number, changes)):
             carried = msgspec.UNSET if position.record is None else position.record.inputs
             record = OffsetRecord(position.offset, self._writer, serial, 0, *self._ids, carried)
-            with transaction(self._slot, _AGAIN):
+            with transaction(self._slot, _AGAIN, complain):
                 self._hold(position)
                 self._slot.send([*some, offset_record(self._config, self._number, record)])
             position = Position(position.offset, position.own, record)
@@ -385,7 +386,7 @@ class _Partition:
         if position.record is None:
             return
         left = without_input(position.record, topic)
-        with transaction(self._slot, _AGAIN):
+        with transaction(self._slot, _AGAIN, complain):
             self._hold(position)
             for some in _chunks(self._config.changelog, self._number, changes):
                 self._slot.send(some)

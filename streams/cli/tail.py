@@ -15,14 +15,15 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from streams.cli.cluster import Servers, Timeout, await_listener, named_source
+from streams.cli.console import as_json
 from streams.cli.failures import discard
 from streams.errors import Stopped, TopicError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.reading.consumer import TAIL, LogConsumer
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.looks.cluster import Servers, Timeout, await_listener, brokers, client_settings_of, named_source
-from streams.looks.console import as_json
+from streams.looks.addresses import brokers, client_settings_of
 from streams.looks.records import Decoder, facts_of, one_line, place_of, shown_time
 from streams.looks.scans import OffsetProgress
 from streams.records import IncomingRecord

@@ -12,22 +12,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.errors import ConfigError, TopicError
-from streams.kafka.questions.admin import TopicAdmin, differences
-from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.wire import kafka_python_settings
-from streams.looks.cluster import (
+from streams.cli.cluster import (
     Json,
     Servers,
     SourceName,
     Timeout,
     admin_of,
-    brokers,
     named_source,
     source_admin_of,
     topic_option,
 )
-from streams.looks.console import complain, emit, notices, plain_table, print_whole
+from streams.cli.console import complain, emit, notices, plain_table, print_whole
+from streams.errors import ConfigError, TopicError
+from streams.kafka.questions.admin import TopicAdmin, differences
+from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.wire import kafka_python_settings
+from streams.looks.addresses import brokers
 from streams.model.topics import TopicSpec, missing
 from streams.runtime import source_topics
 from streams.runtime.source_topics import INPUT, LOOKUP, OUTPUT, SOURCE

@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.looks.cluster import Json, SourceName, named_source
-from streams.looks.console import emit, notices
+from streams.cli.cluster import Json, SourceName, named_source
+from streams.cli.console import emit, notices
 from streams.model.topology import Topology
 from streams.runtime.source_topics import OUTPUT
 

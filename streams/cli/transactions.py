@@ -13,12 +13,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, Timeout, admin_of, await_listener, named_source
+from streams.cli.console import emit, notices, plain_table
 from streams.errors import OffsetError, TopicError
 from streams.kafka.questions.hanging_transactions import HangingTransactions
 from streams.kafka.wire import kafka_python_settings
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
-from streams.looks.cluster import Json, Servers, Timeout, admin_of, await_listener, brokers, named_source
-from streams.looks.console import duration, emit, notices, plain_table
+from streams.looks.addresses import brokers
+from streams.looks.figures import duration
 from streams.model.group import HANGING_SECONDS, HangingEnd, ListedTransaction, OpenTransaction
 from streams.settings.config import EventSourceConfig
 

@@ -17,13 +17,14 @@ import typer
 from msgspec.structs import replace
 from rich.text import Text
 
+from streams.cli.cluster import named_source, topic_option
+from streams.cli.console import emit, notices, progress
 from streams.errors import ConfigError
 from streams.events import event_type_of
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.looks.cluster import brokers, named_source, topic_option
-from streams.looks.console import emit, notices, progress
+from streams.looks.addresses import brokers
 from streams.model.loading import described
 from streams.model.topics import TopicSpec
 from streams.records import Record

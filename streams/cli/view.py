@@ -11,12 +11,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, Timeout, await_listener, checked_place, named_source
+from streams.cli.console import as_json, complain, emit, plain_table
 from streams.cli.failures import discard
 from streams.cli.state import decoded, decoded_entry
 from streams.codecs import BytesCodec
-from streams.looks.cluster import Json, Servers, Timeout, await_listener, brokers, client_settings_of, named_source
-from streams.looks.console import as_json, complain, emit, plain_table
-from streams.looks.records import checked_place, one_line, plain_bytes, plain_text, shortened
+from streams.looks.addresses import brokers, client_settings_of
+from streams.looks.records import one_line, plain_bytes, plain_text, shortened
 from streams.records import TopicPartition
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless

@@ -13,13 +13,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, named_source
+from streams.cli.console import emit
 from streams.core.visits import joined_runs
 from streams.errors import BrokerUnavailable, ConfigError
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.group_view import GroupQuestions
 from streams.kafka.wire import kafka_python_settings
-from streams.looks.cluster import Json, Servers, SourceName, Timeout, await_listener, brokers, named_source
-from streams.looks.console import emit
+from streams.looks.addresses import brokers
 from streams.looks.group_live import live_status
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from streams.cli.cluster import Servers, named_source
+from streams.cli.console import complain, notices
 from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile, web_options
 from streams.errors import StreamsError
-from streams.looks.cluster import Servers, named_source
-from streams.looks.console import complain, notices
 from streams.source.event_source import EventSource
 from streams.web.monitor import Monitor, WebOptions, monitor_of
 from streams.web.workers import WorkerMembers, WorkerPlace

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from streams.cli.console import complain
 from streams.cli.failures import innermost, leave
 from streams.cli.logging_setup import LogFormat, LogOptions, configure_logging, one_record
 from streams.cli.supervisor_channel import Channel, Done, GroupIdentity, Remove, Removed, Serving
@@ -38,7 +39,6 @@ from streams.errors import (
     TopicError,
 )
 from streams.logs import exception_info
-from streams.looks.console import complain
 from streams.model.loading import described, load
 from streams.statistics import SourceState
 

@@ -1,4 +1,7 @@
-"""Views of groups, dead letters and records that the command line and the monitor share."""
+"""Groups, dead letters, records and settings as data and in words: what the command line and the monitor both show.
+
+Nothing here draws: tables are of ``cli``, pages of ``web``.
+"""
 
 from __future__ import annotations
 

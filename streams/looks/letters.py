@@ -25,6 +25,7 @@ Letters that the source writes meanwhile, and copies that it handles, change not
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Self
@@ -42,6 +43,8 @@ from streams.looks.scans import OffsetProgress, late_lines
 from streams.looks.transaction import transaction
 from streams.records import Headers, IncomingRecord, Output
 from streams.runtime.partition.dead_letters import PARTS, PREFIX
+
+_log = logging.getLogger(__name__)
 
 MARK_KEY: Final = RESERVED_KEY_PREFIX + b"settled"
 """Key of the record in a dead-letter topic that lists the letters before it that are settled."""
@@ -229,7 +232,7 @@ class LetterBox:
             return None
         return None if identity is None else identity[1]
 
-    def settler(self) -> Settler:
+    def settler(self, report: Callable[[str], object] = _log.warning) -> Settler:
         """Return the only process that settles letters of this topic from now on: step 1 of the module's argument."""
         name, seconds = f"{self.topic}.kes-dlq", self._seconds
         slot = BlockingSlot(self._settings, name, transaction_seconds=_TRANSACTION_SECONDS, seconds=seconds)
@@ -238,14 +241,14 @@ class LetterBox:
         except BaseException:
             slot.close()
             raise
-        return Settler(self.topic, slot)
+        return Settler(self.topic, slot, report)
 
 
 class Settler:
     """Settles letters, in transactions. ``scan`` comes after it was made. One thread."""
 
-    def __init__(self, topic: str, slot: BlockingSlot) -> None:
-        self._topic, self._slot = topic, slot
+    def __init__(self, topic: str, slot: BlockingSlot, report: Callable[[str], object]) -> None:
+        self._topic, self._slot, self._report = topic, slot, report
 
     def settle(self, letters: Sequence[tuple[Letter, Output | None]], settled: dict[int, Settled]) -> int:
         """Send the records (``None``: drop the letter), and mark their letters; ``settled`` is kept up to date. Returns
@@ -274,7 +277,8 @@ class Settler:
         return Output(self._topic, value, MARK_KEY, None, partition, 0, partition, -1)
 
     def _commit(self, outputs: list[Output]) -> None:
-        with transaction(self._slot, "`kes dlq list` shows the letters that are not settled; to run it again is safe"):
+        to_find_out = "`kes dlq list` shows the letters that are not settled; to run it again is safe"
+        with transaction(self._slot, to_find_out, self._report):
             self._slot.send(outputs)
 
 

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import typer
 
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.partition.execution import read_event
@@ -32,14 +31,6 @@ def place_of(text: str) -> Place | None:
     """Parse ``PARTITION@OFFSET``; ``None`` for anything else."""
     found = _PLACE.fullmatch(text)
     return None if found is None else Place(int(found[1]), int(found[2]))
-
-
-def checked_place(text: str) -> Place:
-    """Parse ``PARTITION@OFFSET``. Raises ``BadParameter``."""
-    place = place_of(text)
-    if place is None:
-        raise typer.BadParameter(f"{text!r} is not PARTITION@OFFSET, as in 2@1473", param_hint="PARTITION@OFFSET")
-    return place
 
 
 class Content(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
-from streams.looks.console import LogLines, notices
+from streams.looks.figures import LogLines
 from streams.records import IncomingRecord
 
 QUIET_SECONDS: Final = 2.0
@@ -16,7 +16,7 @@ QUIET_SECONDS: Final = 2.0
 
 def late_lines(unit: str) -> Callable[[str, int, int], None]:
     """Return a function like that of ``progress``, which is silent at first."""
-    lines = LogLines(unit, time.monotonic, partial(notices().print, soft_wrap=True, markup=False))
+    lines = LogLines(unit, time.monotonic, _write)
     begins = time.monotonic() + QUIET_SECONDS
 
     def report(what: str, done: int, total: int) -> None:
@@ -24,6 +24,11 @@ def late_lines(unit: str) -> Callable[[str, int, int], None]:
             lines(what, done, total)
 
     return report
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 class OffsetProgress:

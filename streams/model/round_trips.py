@@ -18,6 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from streams.errors import ConfigError, EncodeError
+from streams.model.reasons import cause, reason
 from streams.sak.type_nodes import type_nodes
 
 _log = logging.getLogger(__name__)
@@ -351,7 +352,6 @@ def read_back(
     value: Any,
     data: bytes,
     decode: Callable[[bytes], Any],
-    reason: Callable[[Exception], str],
     allowed: Collection[str],
 ) -> None:
     """Read what was written of a value. Raises ``EncodeError``, which names the field, if it is not readable, or
@@ -362,7 +362,7 @@ def read_back(
         raise
     except Exception as error:
         text = f"{name} is written so that it cannot be read back: {reason(error)}"
-        raise EncodeError(text) from (None if hasattr(error, "errors") else error)
+        raise EncodeError(text) from cause(error)
     if not is_equal(value, again) and (wrong := difference(value, again, allowed)):
         path = wrong.partition(" ")[0]
         way = "" if path == "it" else f"; or codec_for(..., allow_lossy=({path!r},)), if it may be lost"

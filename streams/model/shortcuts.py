@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from streams.codecs import Shortcut, reason
 from streams.errors import EncodeError
-from streams.model.round_trips import EVERYTHING, difference, is_equal
+from streams.model.reasons import cause, reason
+from streams.model.round_trips import EVERYTHING, Kinds, difference, is_equal
 from streams.protocols import Codec
 
 _log = logging.getLogger(__name__)
@@ -16,7 +16,21 @@ _log = logging.getLogger(__name__)
 _said: Final[set[type]] = set()
 """Codecs that were warned of: an encoder is made for each partition, and for each row of a lookup."""
 
+_CHECKED: Final = "streams.codecs"
+"""The module whose codecs check by themselves what they write. It imports this one, so it stands here by its name."""
+
 T = TypeVar("T")
+
+
+class Shortcut(NamedTuple):
+    """Fast way to encode, for hot paths: ``encode`` is the function beneath ``codec.encode``, which wraps no errors,
+    for values of exactly the class ``of`` (``None``: for none, there is no shortcut). When it raises, whatever that is,
+    ask ``codec.encode``: it finds the right words, or knows better. The same when a field's value is of none of its
+    ``kinds`` (``round_trips.Risk``), or a float that is not finite."""
+
+    encode: Callable[[Any], bytes]
+    of: type | None = None
+    kinds: Kinds = ()
 
 
 def bare_decoder(codec: Codec[T]) -> Callable[[bytes], T]:
@@ -30,7 +44,7 @@ def encoder_of(codec: Codec[T]) -> Callable[[T], bytes]:
     """Return ``codec.encode``; a user's raises ``EncodeError`` when it returns a buffer, which may change, or text, and
     when the 1st, 2nd, 4th, 8th ... value cannot be read again. After one that cannot, the next one is read, too: what
     is refused once is refused at each attempt."""
-    if type(codec).__module__ == Shortcut.__module__:
+    if type(codec).__module__ == _CHECKED:
         return codec.encode
     name, count = type(codec).__name__, 0
     is_lossy = bool(getattr(codec, "lossy", False))
@@ -66,7 +80,7 @@ def _loss(codec: Codec[T], value: T, data: bytes) -> str:
         return ""
     except Exception as error:
         text = f"{type(codec).__name__} is written so that it cannot be read back: {reason(error)}"
-        raise EncodeError(text) from (None if hasattr(error, "errors") else error)
+        raise EncodeError(text) from cause(error)
     wrong = "" if is_equal(value, again) else difference(value, again)
     if wrong and codec.encode(again) != data == codec.encode(value):  # not by a nonce
         raise EncodeError(f"{type(codec).__name__} does not come back as it is written, each time anew: {wrong}")

@@ -16,9 +16,10 @@ from streams.observability.catalogue import Instrument, Kind, Labels
 from streams.observability.health import Verdict
 from streams.observability.http_server import HttpServer, metrics_application
 from streams.observability.prometheus import add_sample, family_of
-from streams.outbox.database import DatabaseLost, ShardStatus, open_session
+from streams.outbox.database import DatabaseLost, ShardStatus
 from streams.outbox.positions import positions_name
 from streams.outbox.relay import Relay
+from streams.outbox.sessions import open_session
 from streams.outbox.shard import (
     BatchRelayed,
     RelayEvent,

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from streams.core.outbox import RowId
 from streams.errors import OutboxError
+from streams.outbox.schema import VERSION
 from streams.records import Output
-
-VERSION: Final = 1
-"""Of the tables. A relay refuses any other."""
-SQLITE: Final = "sqlite:"
-"""The beginning of an address of SQLite: ``sqlite:FILE``."""
 
 
 class DatabaseLost(Exception):
@@ -182,26 +178,6 @@ class OutboxSession(Protocol):
 def made_tables(table: str) -> str:
     """Say which tables were made."""
     return f"tables {table}, {table}_parked, {table}_shards, {table}_about"
-
-
-def open_session(database: str, table: str) -> OutboxSession:
-    """Open a session. Raises ``DatabaseLost``, ``ConfigError``, and ``ModuleNotFoundError`` without the driver."""
-    if database.startswith(SQLITE):
-        from streams.outbox.sqlite import SqliteSession
-
-        return SqliteSession(database.removeprefix(SQLITE), table)
-    from streams.outbox.postgres import PostgresSession
-
-    return PostgresSession(database, table)
-
-
-def has_password(database: str) -> bool:
-    """Check whether there is a password in an address. Raises ``ConfigError`` for one that cannot be read."""
-    if database.startswith(SQLITE):
-        return False
-    from streams.outbox.postgres import parts_of
-
-    return bool(parts_of(database).get("password"))
 
 
 def other_shards(table: str, there: int, wanted: int) -> OutboxError:

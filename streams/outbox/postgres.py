@@ -13,7 +13,6 @@ from psycopg import conninfo, sql
 from streams.core.outbox import RowId
 from streams.errors import ConfigError, OutboxError
 from streams.outbox.database import (
-    VERSION,
     DatabaseLost,
     OutboxAbout,
     ParkedRow,
@@ -32,6 +31,7 @@ from streams.outbox.schema import (
     OWNER_LOCKS,
     PARKED_COLUMNS,
     SCHEMA,
+    VERSION,
     checked_table,
     functions_sql,
     parked_index,

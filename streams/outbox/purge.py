@@ -19,8 +19,9 @@ from streams.core.outbox import RING, Ring, SentBatch
 from streams.errors import ConfigError, OffsetError, OutboxError, TransactionFailed
 from streams.kafka.settings import ClientSettings
 from streams.outbox.config import RelayConfig
-from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, open_session
+from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession
 from streams.outbox.positions import ShardPositions, other_topic, positions_name
+from streams.outbox.sessions import open_session
 from streams.runtime.claim import Claim
 
 AfterRestore = Literal["no", "send", "drop"]

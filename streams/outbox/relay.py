@@ -18,8 +18,9 @@ from streams.errors import BrokerUnavailable, ConfigError, OutboxError, TopicErr
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.outbox.config import RelayConfig
-from streams.outbox.database import DatabaseLost, open_session
+from streams.outbox.database import DatabaseLost
 from streams.outbox.positions import positions_name, positions_spec
+from streams.outbox.sessions import open_session
 from streams.outbox.shard import BatchRelayed, RelayEvent, ShardLoop, described
 from streams.runtime.ownership.tenure import GroupTenures, Tenure
 from streams.statistics import SourceState

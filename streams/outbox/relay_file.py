@@ -18,7 +18,7 @@ import yaml  # type: ignore[import-untyped]
 
 from streams.errors import ConfigError
 from streams.outbox.config import RelayConfig
-from streams.outbox.database import has_password
+from streams.outbox.sessions import has_password
 from streams.settings.sources import CLIENTS, Found, SettingsSources, in_file, unknown_setting
 
 TABLE: Final = "outbox"

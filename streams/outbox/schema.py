@@ -8,9 +8,10 @@ from typing import Final
 
 from streams.errors import ConfigError
 from streams.model.topics import MAX_NAME_LENGTH
-from streams.outbox.database import VERSION
 from streams.records import DEFAULT_MESSAGE_LIMIT, TYPE_HEADER
 
+VERSION: Final = 1
+"""Version of the tables of an outbox. A relay refuses any other."""
 DEFAULT_TABLE: Final = "kes_outbox"
 TOPIC_PATTERN: Final = rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}"
 """Names that Kafka takes for topics, but for ``.`` and ``..``."""

@@ -32,8 +32,9 @@ from streams.core.outbox import SentBatch
 from streams.errors import BrokerUnavailable, RecordsRefused, TransactionFailed
 from streams.kafka.settings import ClientSettings
 from streams.outbox.config import RelayConfig
-from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, StashedRow, open_session
+from streams.outbox.database import DatabaseLost, OutboxAbout, OutboxSession, StashedRow
 from streams.outbox.positions import ShardPositions, other_topic, positions_name
+from streams.outbox.sessions import open_session
 from streams.records import RefusedRecord
 from streams.runtime.claim import Claim
 from streams.runtime.ownership.tenure import Tenure

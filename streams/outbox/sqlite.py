@@ -22,7 +22,6 @@ from typing import Any, Final, Self
 from streams.core.outbox import RowId
 from streams.errors import OutboxError
 from streams.outbox.database import (
-    VERSION,
     DatabaseLost,
     OutboxAbout,
     ParkedRow,
@@ -33,7 +32,7 @@ from streams.outbox.database import (
     made_tables,
     other_shards,
 )
-from streams.outbox.schema import checked_shards, checked_table
+from streams.outbox.schema import VERSION, checked_shards, checked_table
 from streams.records import Headers, Output, Record, shown_key
 
 _BUSY_SECONDS: Final = 10.0

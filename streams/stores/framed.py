@@ -15,12 +15,11 @@ from streams.codecs import (
     JsonCodec,
     MsgpackCodec,
     PydanticCodec,
-    Shortcut,
     StrCodec,
-    reason,
 )
 from streams.errors import ConfigError, DecodeError, EncodeError
-from streams.model.shortcuts import bare_decoder, bare_encoder, shortcut_of
+from streams.model.reasons import reason
+from streams.model.shortcuts import Shortcut, bare_decoder, bare_encoder, shortcut_of
 from streams.protocols import Codec
 
 K = TypeVar("K")

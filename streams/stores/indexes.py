@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
-from streams.codecs import codec_for, reason
+from streams.codecs import codec_for
 from streams.errors import ConfigError, DecodeError, EncodeError, StoreError
+from streams.model.reasons import reason
 from streams.protocols import Codec
 from streams.stores.derived import Ranking, start_of
 from streams.stores.engines import after_prefix

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, NoRe
 
 import msgspec
 
-from streams.codecs import RESERVED_KEY_PREFIX, reason
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError, StoreError, TopicError
+from streams.model.reasons import reason
 from streams.model.shortcuts import encoder_of
 from streams.protocols import Codec, DiskEngine
 from streams.records import Change, IncomingRecord, Record, TopicPartition

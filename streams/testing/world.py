@@ -29,10 +29,10 @@ from streams.source.event_source import EventSource
 from streams.source.lookups import Lookup
 from streams.testing.fault_points import Point, Trap, point_of_move
 from streams.testing.simulation.broker import Broker, Log, LogEntry
-from streams.testing.simulation.clients import SimConnections, SimInput
+from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.faults import Conditions, Faults
 from streams.testing.simulation.group import Group
-from streams.testing.simulation.process import Process, Watched
+from streams.testing.simulation.process import Process, SourceReader, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 from streams.testing.simulation.wire_broker import WireBroker
 from streams.testing.state_folder import StateFolder
@@ -142,7 +142,7 @@ class DrivenWorld:
         self.group = Group(
             self.broker, config.timeouts.session_timeout_seconds, config.timeouts.rebalance_timeout_seconds
         )
-        self.inputs: list[SimInput] = []
+        self.inputs: list[SourceReader] = []
         self.members: dict[int, DrivenMember] = {}
         self.all_members: list[DrivenMember] = []
         self.traps: list[Trap] = []

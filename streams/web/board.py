@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from streams.errors import StreamsError
-from streams.looks.group_tables import Picture
+from streams.looks.group_picture import Picture
 from streams.views.view import View, ViewStatistics
 from streams.web.facts import MemberFacts, Members
 from streams.web.group_look import GroupLook

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
-from streams.cli.group import GroupReader, lags_of
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_view import GroupQuestions, GroupView
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire import kafka_python_settings
-from streams.looks.cluster import await_listener, brokers, client_settings_of
+from streams.looks.addresses import await_listener, brokers, client_settings_of
 from streams.looks.group_live import Live, live_status
-from streams.looks.group_tables import Picture
+from streams.looks.group_picture import Picture
+from streams.looks.group_reader import GroupReader, lags_of
 from streams.settings.config import EventSourceConfig
 
 LOOK_SECONDS = 4.0

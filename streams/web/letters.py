@@ -12,9 +12,9 @@ import msgspec
 
 from streams.errors import ConfigError, NotCaughtUp, OffsetError, Stopped, TopicError, TransactionFailed
 from streams.kafka.settings import ClientSettings
-from streams.looks.cluster import await_listener
+from streams.looks.addresses import await_listener
 from streams.looks.letter_choice import LetterChoice, collect, explained, originals_of, problems_of, record_of
-from streams.looks.letter_tables import whole
+from streams.looks.letter_facts import whole
 from streams.looks.letters import Letter, LetterBox, resent
 from streams.looks.records import Decoder, Place, one_line, place_of, shortened
 from streams.records import Output

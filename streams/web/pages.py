@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route, Router
 
 from streams.errors import ConfigError, StreamsError
-from streams.looks.console import duration
+from streams.looks.figures import duration
 from streams.looks.records import one_line
 from streams.observability.health import Verdict
 from streams.sak.harmless import harmless

@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from streams.kafka.questions.group_view import MemberView
-from streams.looks.console import duration
+from streams.looks.figures import duration
 from streams.looks.group_live import rebalances
-from streams.looks.group_tables import PartitionRow, doing, headline, names, owned_here, partition_rows, standing
+from streams.looks.group_picture import PartitionRow, doing, headline, names, owned_here, partition_rows, standing
 from streams.statistics import PartitionStatistics, RebalanceStatistics, SourceStatistics
 from streams.web.board import GroupSnapshot
 from streams.web.facts import CommitTimes, MemberFacts

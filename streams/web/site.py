@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
-from streams.cli.config import Setting, settings_of
+from streams.looks.settings import Setting, settings_of
 from streams.observability.health import Verdict
 from streams.sak.harmless import harmless
 from streams.settings.config import EventSourceConfig

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from streams.kafka.questions.group_view import GroupQuestions
-from streams.looks.group_tables import Picture, facts
+from streams.looks.group_picture import Picture, facts
 from tests.broker.battery_kit import ENDLESS, Bank, Load, wait_until
 from tests.broker.gate import gate
 from tests.broker.kes_kit import KesRun

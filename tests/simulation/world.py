@@ -16,11 +16,11 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.system import Environment
 from streams.source.event_source import EventSource
 from streams.testing.simulation.broker import Broker
-from streams.testing.simulation.clients import SimConnections, SimInput
+from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.faults import Faults
 from streams.testing.simulation.group import Group
 from streams.testing.simulation.network import WIRE_POINTS
-from streams.testing.simulation.process import Process, Watched
+from streams.testing.simulation.process import Process, SourceReader, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse, run
 from streams.testing.simulation.wire_broker import WireBroker
 
@@ -81,7 +81,7 @@ class World:
             self.broker, nodes=plan.nodes, transaction_version=plan.transaction_version, verifies=plan.verifies
         )
         self.group = Group(self.broker, plan.session, 15.0)
-        self.inputs: list[SimInput] = []
+        self.inputs: list[SourceReader] = []
         self.members: dict[str, Member] = {}
         self.differences: list[str] = []
         self.tokens: list[tuple[str, asyncio.Task[None], Member]] = []

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.cli import group
+from streams.cli import group_tables
 from streams.kafka.group.status_board import Note
 from streams.kafka.questions.admin import Watermarks
 from streams.kafka.questions.group_view import GroupView, classic_view
 from streams.kafka.questions.lags import PartitionLag
 from streams.kafka.wire import group_bytes
-from streams.looks import group_tables
+from streams.looks import group_reader
 from streams.looks.group_live import LiveMember
-from streams.looks.group_tables import Picture
+from streams.looks.group_picture import Picture
 from streams.model.group import Assignment, Copies, MemberReport
 from streams.runtime.status import MemberStatus
 from streams.statistics import CopyStatistics, MoveStatistics
@@ -143,12 +143,12 @@ class Cluster:
             raise answer
         return answer
 
-    def looks(self) -> group.GroupReader:
+    def looks(self) -> group_reader.GroupReader:
         questions: Any = self
         admin: Any = self
-        return group.GroupReader(
+        return group_reader.GroupReader(
             questions,
-            lambda view, seconds: group.lags_in(admin, view, {}, seconds),
+            lambda view, seconds: group_reader.lags_in(admin, view, {}, seconds),
             lambda view, seconds: (self.live, ()),
             "shop",
             5.0,

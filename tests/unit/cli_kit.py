@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import pytest
 
 from streams import EventSource, EventSourceConfig
-from streams.cli import main, topics
+from streams.cli import cluster, main, topics
 from streams.kafka.questions.admin import TopicDescription, Watermarks
 from streams.kafka.questions.group_view import GroupView, MemberView
 from streams.kafka.questions.lags import PartitionLag
-from streams.looks import cluster
 from streams.model.topics import TopicSpec
 
 

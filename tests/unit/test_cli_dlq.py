@@ -14,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.cli import dlq
+from streams.cli.cluster import checked_place
+from streams.cli.console import complain
+from streams.cli.letter_tables import described
 from streams.errors import OffsetError
-from streams.looks.letter_tables import described, summary_of, whole
+from streams.looks.letter_facts import summary_of, whole
 from streams.looks.letters import Letter, Mark, Settled, resent
-from streams.looks.records import Decoder, checked_place, one_line, plain, plain_bytes
+from streams.looks.records import Decoder, one_line, plain, plain_bytes
 from streams.looks.transaction import transaction
 from streams.records import Headers, IncomingRecord
 from streams.sak.harmless import harmless
@@ -192,7 +195,7 @@ def test_ctrl_c_during_the_commit_says_that_the_outcome_is_in_doubt(
     during: str, in_doubt: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slot: Any = SlotThatIsInterrupted(during)
-    with pytest.raises(KeyboardInterrupt), transaction(slot, "look there"):
+    with pytest.raises(KeyboardInterrupt), transaction(slot, "look there", complain):
         slot.send()
     said = " ".join(capsys.readouterr().err.split())
     assert said == ("kes: interrupted during the commit, so whether it took place is not known. look there" * in_doubt)

@@ -15,12 +15,12 @@ from unittest.mock import ANY
 import pytest
 from rich.console import Console
 
-from streams.cli import group
+from streams.cli import cluster, group
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.questions.group_view import GroupQuestions, GroupView, MemberView, broker_view, classic_view
 from streams.kafka.wire import group_bytes
-from streams.looks import cluster, group_tables
-from streams.looks.group_tables import Picture, facts, partition_rows
+from streams.looks import group_picture, group_reader
+from streams.looks.group_picture import Picture, facts, partition_rows
 from streams.model.group import Assignment, Copies, MemberReport, Shelf
 from tests.unit.cli_group_kit import (
     Cluster,
@@ -91,7 +91,7 @@ def test_words_that_are_not_understood_are_a_problem_of_that_member_only() -> No
             assert odd.problem
             assert odd.problem in text
             assert row_of(text, "fine")[4] == "0"
-        json.dumps(group_tables.facts(picture), default=str)
+        json.dumps(group_picture.facts(picture), default=str)
 
 
 def test_a_group_that_is_no_group_of_consumers() -> None:
@@ -150,14 +150,14 @@ def test_a_move_is_shown_only_while_it_is_under_way(moving: GroupView) -> None:
     assert row_of(text, "a")[4:7] == ["0, 2-3", "-", ""]
     assert row_of(text, "b")[4:7] == ["1", "-", "prepares 2-3"]
     assert row_of(text, "1")[1:4] == ["b", "c (behind)", ""]
-    found = group_tables.facts(picture)
+    found = group_picture.facts(picture)
     assert (found["members"][0]["releasing"], found["members"][1]["incoming"]) == ({}, [])
     assert found["partitions"][1]["move"] is None
 
 
 def test_the_same_as_data(moving: GroupView) -> None:
     picture = Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}, live=handing_over("a", 1, id_of("b")))
-    found = json.loads(json.dumps(group_tables.facts(picture)))
+    found = json.loads(json.dumps(group_picture.facts(picture)))
     assert found["state"] == "Stable"
     assert found["members"][1]["owned"] == {"orders": [1]}
     assert found["members"][0]["releasing"] == {"1": "b"}
@@ -254,7 +254,7 @@ def test_members_are_shown_without_their_lag(moving: GroupView, error: Exception
 def test_a_source_on_another_cluster_has_its_ends_there(moving: GroupView) -> None:
     there: Any = Cluster()
     view = GroupView(group="shop", kind="classic", committed={"stand-in": {0: 70}, "status": {0: 1}})
-    found, notes = group.lags_in(there, view, {"stand-in": "orders"}, 1.0)
+    found, notes = group_reader.lags_in(there, view, {"stand-in": "orders"}, 1.0)
     assert [(entry.committed, entry.lag) for entry in found["stand-in"]] == [(70, 9_930), *[(None, 10_000)] * 3]
     assert (list(found), notes) == (["stand-in"], ())
 
@@ -351,4 +351,4 @@ def test_an_empty_group_that_has_committed_is_shown(kes: Kes, on: Callable[[Clus
 
 
 def test_a_member_without_a_name_in_its_id() -> None:
-    assert group_tables.short_id(MemberView(member_id="abcdefghijklmnop", instance="x")) == "abcdefghijkl"
+    assert group_picture.short_id(MemberView(member_id="abcdefghijklmnop", instance="x")) == "abcdefghijkl"

@@ -13,9 +13,9 @@ import pytest
 from streams.errors import BrokerUnavailable
 from streams.kafka.group.status_board import LONGEST, Note
 from streams.kafka.questions.group_view import GroupView, classic_view
-from streams.looks import group_tables
+from streams.looks import group_picture
 from streams.looks.group_live import decoded, live_status
-from streams.looks.group_tables import Picture, partition_rows
+from streams.looks.group_picture import Picture, partition_rows
 from streams.model.group import Assigned, Assignment, Snapshot
 from streams.runtime.status import REBALANCES, Status
 from streams.settings.groups import QueryConfig
@@ -126,10 +126,10 @@ def test_why_the_group_was_rebalanced(moving: GroupView) -> None:
     text = text_of(Picture(view=moving, live=live))
     told_of = re.findall(r"generation (\d) at [\d:]+: (.*?)\s*$", text, re.MULTILINE)
     assert told_of == [("5", "partitions move"), ("4", "joined: b"), ("3", "joined: a")]
-    found = group_tables.facts(Picture(view=moving, live=live))["rebalances"]
+    found = group_picture.facts(Picture(view=moving, live=live))["rebalances"]
     assert [entry["generation"] for entry in found] == [5, 4, 3]
     alone = told("b", rebalances=live[id_of("b")].status.rebalances)
-    assert [entry["cause"] for entry in group_tables.facts(Picture(view=moving, live=alone))["rebalances"]] == [
+    assert [entry["cause"] for entry in group_picture.facts(Picture(view=moving, live=alone))["rebalances"]] == [
         "partitions move", "joined: b",
     ]  # fmt: skip
 

@@ -15,8 +15,8 @@ from rich.text import Text
 from streams.cli import lag
 from streams.cli.lag import Pace, Speed
 from streams.errors import BrokerUnavailable, TopicError
-from streams.kafka.questions.admin import Watermarks
-from streams.kafka.questions.lags import PartitionLag, Tails, standing
+from streams.kafka.questions.admin import Watermarks, standing
+from streams.kafka.questions.lags import PartitionLag, Tails
 from streams.kafka.settings import ClientSettings
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
 

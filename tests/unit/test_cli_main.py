@@ -17,11 +17,11 @@ import pytest
 import typer
 from rich.text import Text
 
-from streams.cli import main
+from streams.cli import cluster, commands, console, main
+from streams.cli.console import as_json
 from streams.cli.failures import escape_unknown_characters
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
-from streams.looks import cluster, console
-from streams.looks.console import as_json
+from streams.looks import addresses, figures
 from tests.unit.cli_kit import Kes
 
 
@@ -37,8 +37,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
             if error is not None:
                 raise error
 
-        monkeypatch.setattr(main, "COMMANDS", {"try": main.Command("streams.cli.run", "Try.", "demo")})
-        monkeypatch.setattr(main, "import_module", lambda name: SimpleNamespace(app=app))
+        monkeypatch.setattr(commands, "COMMANDS", {"try": commands.Command("streams.cli.run", "Try.", "demo")})
+        monkeypatch.setattr(commands, "import_module", lambda name: SimpleNamespace(app=app))
 
     monkeypatch.delenv("KES_DEBUG", raising=False)
     return register
@@ -169,7 +169,7 @@ def test_a_missing_optional_package_is_named_with_its_extra(
     def missing(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
 
-    monkeypatch.setattr(main, "import_module", missing)
+    monkeypatch.setattr(commands, "import_module", missing)
     assert "pip install 'kafka-event-source[demo]'" in kes("try", code=1).err
 
 
@@ -209,11 +209,11 @@ def test_exit_codes_of_the_root(kes: Kes, arguments: list[str], code: int) -> No
 def test_help_lists_every_present_command_and_loads_none() -> None:
     script = (
         "import sys; from streams.cli.main import main; code = main(['--help']);"
-        "loaded = [name for name in sys.modules if name.startswith('streams.cli.')];"
+        "loaded = [name.rpartition('.')[2] for name in sys.modules if name.startswith('streams.cli.')];"
         "sys.exit(f'{code} {sorted(loaded)}')"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.stderr.strip() == "0 ['streams.cli.failures', 'streams.cli.interrupts', 'streams.cli.main']"
+    assert ended.stderr.strip() == "0 ['commands', 'failures', 'interrupts', 'main']"
     assert "run " in ended.stdout
 
 
@@ -226,7 +226,7 @@ def test_answers_are_json_or_a_table(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     now, lines = [0.0], list[str]()
-    shown = console.LogLines("events", lambda: now[0], lines.append)
+    shown = figures.LogLines("events", lambda: now[0], lines.append)
     for second in range(11):
         now[0] = float(second)
         shown("folding", second * 100, 1000)
@@ -249,7 +249,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then() -> None:
     ],
 )
 def test_figures(done: int, total: int, rate: float, unit: str, text: str) -> None:
-    assert console.figures(done, total, rate, unit) == text
+    assert figures.figures(done, total, rate, unit) == text
 
 
 # -- a cluster that is not there ---------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_the_first_refusal_is_told_at_once_and_a_broker_that_starts_is_waited_fo
         said.append(capsys.readouterr().err)
         return next(refusals)
 
-    monkeypatch.setattr(cluster, "_all_refuse", refuses)
+    monkeypatch.setattr(addresses, "_all_refuse", refuses)
     cluster.await_listener("127.0.0.1:1", 30.0)
     assert said == ["", f"kes: {NOBODY}; waiting 30 s for it\n", ""]
 
@@ -293,9 +293,9 @@ def test_the_first_refusal_is_told_at_once_and_a_broker_that_starts_is_waited_fo
 def test_only_brokers_that_all_refuse_are_known_to_be_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = f"127.0.0.1:{server.getsockname()[1]}"
-        assert not cluster._all_refuse(f"127.0.0.1:1, {there}")
-    assert cluster._all_refuse("127.0.0.1:1, 127.0.0.1:2")
-    assert not cluster._all_refuse("127.0.0.1")
+        assert not addresses._all_refuse(f"127.0.0.1:1, {there}")
+    assert addresses._all_refuse("127.0.0.1:1, 127.0.0.1:2")
+    assert not addresses._all_refuse("127.0.0.1")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])

@@ -14,7 +14,8 @@ from streams import Outbox, Record
 from streams.cli import outbox as module
 from streams.core.outbox import RowId
 from streams.errors import OutboxError
-from streams.outbox.database import StashedRow, open_session
+from streams.outbox.database import StashedRow
+from streams.outbox.sessions import open_session
 from streams.records import Output
 from tests.unit.cli_kit import Kes, kes_with
 

@@ -12,10 +12,10 @@ import pytest
 import typer
 
 from streams.cli import verify
+from streams.cli.source_name import checked_name
 from streams.errors import ConfigError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.reading.reader import PartitionReader
-from streams.looks.source_name import checked_name
 from streams.model.loading import load
 from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import streams
-from streams.cli.main import COMMANDS
+from streams.cli.commands import COMMANDS
 from streams.runtime.async_work.concurrent_stage import ConcurrentContext
 
 ROOT = Path(__file__).resolve().parents[2]

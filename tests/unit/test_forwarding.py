@@ -13,10 +13,10 @@ from confluent_kafka import KafkaError, KafkaException
 from streams.errors import TransactionFailed
 from streams.kafka.wire import answers
 from streams.kafka.wire.answers import Meaning
+from streams.kafka.wire.placement import BATCH_HEAD
 from streams.kafka.writing import forwarding
 from streams.kafka.writing.forwarding import BatchForwarder
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.kafka.writing.record_batch import BATCH_HEAD
 from streams.kafka.writing.rows import Rows
 from tests.unit.scripted_broker import GARBAGE, GONE, MUTE, SHORT, TORN, TWICE, WEB, ScriptedBroker, named
 

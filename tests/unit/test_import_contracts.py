@@ -56,7 +56,7 @@ AGAINST_THE_LAYERS = [
     ("stores", "streams.core", "Layers"),
     ("kafka", "streams.stores", "The runtime knows stores"),
     ("kafka", "streams.runtime", "Layers"),
-    ("runtime", "streams.looks.console", "Layers"),
+    ("runtime", "streams.looks.records", "Layers"),
     ("runtime", "streams.source.event_source", "Layers"),
     ("source", "streams.spark", "Door: program"),
     ("spark", "streams.broker", "Layers"),
@@ -92,6 +92,12 @@ AGAINST_THE_LAYERS = [
 ]
 """(a module of the package, what it must not import, the beginning of the contract's name)"""
 
+A_CIRCLE = {
+    "disk/rocksdb.py": "\nif TYPE_CHECKING:\n    import streams.disk.sqlite\n",
+    "disk/sqlite.py": "\ndef planted():\n    import streams.disk.rocksdb\n",
+}
+"""Imports that no running program sees as a circle."""
+
 
 def test_imports_against_the_layers_are_found(tmp_path: Path) -> None:
     """All planted at once, each in a module of its package, or at the end of the module."""
@@ -104,15 +110,21 @@ def test_imports_against_the_layers_are_found(tmp_path: Path) -> None:
         with (tmp_path / f"{importer.replace('.', '/')}.py").open("a") as file:
             file.write(f"\nimport {imported}\n")
         planted.append((importer, imported, contract))
+    for module, text in A_CIRCLE.items():
+        with (tmp_path / "streams" / module).open("a") as file:
+            file.write(text)
     ended = lint_imports(tmp_path)
     assert ended.returncode != 0, ended.stdout + ended.stderr
     _, *sections = re.split(r"\n([^\n]+)\n-{5,}\n", ended.stdout.partition("Broken contracts")[2])
+    texts = dict(zip(sections[::2], sections[1::2], strict=True))
     found = {
         (importer, imported, contract)
-        for contract, text in zip(sections[::2], sections[1::2], strict=True)
+        for contract, text in texts.items()
         for importer, imported in re.findall(r"^- +(\S+) -> (\S+) \(", text, re.MULTILINE)
     }
     assert [row for row in planted if not any(one[:2] == row[:2] and one[2].startswith(row[2]) for one in found)] == []
+    circles = next(text for name, text in texts.items() if name.startswith("No circle"))
+    assert "streams.disk" in circles, circles
 
 
 def test_no_module_imports_the_names_of_the_package_itself() -> None:
@@ -140,5 +152,12 @@ def test_no_module_imports_the_names_of_the_package_itself() -> None:
 def test_no_optional_package_is_loaded_by_the_engine(module: str) -> None:
     """Also what the contracts cannot see: imports of what we import."""
     script = f"import sys, {module}; sys.exit(' '.join(n for n in {OPTIONAL!r} if n in sys.modules))"
+    ended = run_python(script, ROOT, dict(os.environ))
+    assert ended.stderr.strip() == ""
+
+
+def test_the_monitor_loads_no_command_line() -> None:
+    """Pages are drawn without the libraries that draw on a terminal."""
+    script = "import sys, streams.web.monitor; sys.exit(' '.join({'rich', 'typer', 'streams.cli'} & set(sys.modules)))"
     ended = run_python(script, ROOT, dict(os.environ))
     assert ended.stderr.strip() == ""

@@ -15,8 +15,8 @@ from streams.errors import ConfigError, OutboxError
 from streams.observability import RelayMetrics
 from streams.observability import relay_metrics as module
 from streams.observability.relay_metrics import OF_RELAYS, Kind
-from streams.outbox.database import open_session
 from streams.outbox.relay import Relay
+from streams.outbox.sessions import open_session
 from streams.outbox.shard import BatchRelayed, RowParked, ShardAcquired, ShardInterrupted, ShardReleased
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/outbox.md"

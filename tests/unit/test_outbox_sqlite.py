@@ -17,7 +17,8 @@ from streams import Outbox, Record, event_type
 from streams.core.outbox import RowId
 from streams.errors import OutboxError
 from streams.outbox import database, sqlite
-from streams.outbox.database import DatabaseLost, StashedRow, open_session
+from streams.outbox.database import DatabaseLost, StashedRow
+from streams.outbox.sessions import open_session
 from streams.outbox.sqlite import SqliteSession
 from tests.unit.waiting import PATIENCE
 

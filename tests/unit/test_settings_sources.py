@@ -11,7 +11,7 @@ import pytest
 from streams import DEAD_LETTER, EventProducer, EventSourceConfig, GroupConfig, PoolConfig, Retry
 from streams.cli.supervisor import Supervisor
 from streams.errors import ConfigError
-from streams.looks import cluster
+from streams.looks import addresses
 from streams.outcomes import ErrorResponse
 from streams.settings.sources import bootstrap_servers, joined_client_settings
 from tests.unit.cli_kit import Kes, kes_with
@@ -101,7 +101,7 @@ def test_settings_of_the_clients_are_joined(monkeypatch: pytest.MonkeyPatch, pla
     assert config.client_settings == {"sasl.username": "code", **of_both}
     assert config.source_client_settings == {"sasl.username": "there"}
     assert joined_client_settings(None) == {"sasl.username": "file", **of_both}
-    assert cluster.client_settings_of(None) == joined_client_settings(None)
+    assert addresses.client_settings_of(None) == joined_client_settings(None)
     assert EventProducer(client_settings={"sasl.mechanism": "PLAIN"})._settings.overrides == {
         "sasl.username": "file",
         "sasl.mechanism": "PLAIN",

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 from streams.kafka import permissions
-from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest
+from streams.kafka.questions.groups import leave_group
+from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator
 from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 
 log = logging.getLogger(__name__)
 
@@ -240,23 +241,3 @@ def not_understood(group_id: str, error: ValueError) -> MembershipFatal:
         "with the same topic and number of partitions. A group that the broker shares out (KIP-848) has to be empty "
         "first, or use another group id"
     )
-
-
-async def leave_group(
-    client: KafkaPythonClient, group_id: str, member_id: str, instance: str | None, deadline: float
-) -> bool:
-    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it.
-
-    Not on the coordinator's own connection: a JoinGroup that waits there would hold this up. On the IO thread.
-    """
-    node = await client.coordinator(GROUP, group_id, deadline)
-    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
-    answer = await client.send(
-        LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver]), node, deadline
-    )
-    raise_for(answer.error_code)
-    code = answer.members[0].error_code if answer.members else 0
-    if code == kafka_errors.UnknownMemberIdError.errno:
-        return False
-    raise_for(code)
-    return True

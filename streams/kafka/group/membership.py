@@ -21,7 +21,8 @@ from typing import Any
 from streams.core.group_member import GroupMember
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 from streams.kafka.group import coordinator as group_coordinator
-from streams.kafka.group.coordinator import FATAL, GroupCoordinator, leave_group
+from streams.kafka.group.coordinator import FATAL, GroupCoordinator
+from streams.kafka.questions.groups import leave_group
 from streams.kafka.questions.takeover import KafkaPythonTakeOver
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.kafka_python import WakeupNotifier

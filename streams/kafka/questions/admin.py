@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka import permissions
 from streams.kafka.connection import ConnectionLog
-from streams.kafka.questions.lags import PartitionLag, Tails, standing
+from streams.kafka.questions.lags import PartitionLag, Tails
 from streams.kafka.settings import ClientSettings, build
 from streams.kafka.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, refused, request_failed
 from streams.model.topics import TopicSpec, askable, missing
@@ -366,6 +366,21 @@ class TopicAdmin:
                 logger.info("admin: connecting to %s anew", self._connection.addresses)
                 self._retired.append(stuck)
                 self._client = build(AdminClient, self._settings.admin(), self._connection)
+
+
+def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> list[PartitionLag]:
+    """Committed offsets beside the ends of the log, by partition; they may come from different clusters."""
+    return [
+        PartitionLag(
+            number,
+            committed.get(number),
+            mark.start,
+            mark.stable,
+            mark.end,
+            max(mark.end - committed.get(number, mark.start), 0),
+        )
+        for number, mark in sorted(marks.items())
+    ]
 
 
 def all_led(topic: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from streams.kafka import permissions
-from streams.kafka.group.librdkafka_group import describe_group
+from streams.kafka.questions.groups import describe_group
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.kafka.wire.kafka_python import errors as kafka_errors

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-
-if TYPE_CHECKING:
-    from streams.kafka.questions.admin import Watermarks
 
 TAIL_OFFSETS: Final = 16
 """A longer tail is not read: one transaction leaves one marker in a partition, behind its last record."""
@@ -31,21 +28,6 @@ class PartitionLag(msgspec.Struct, frozen=True):
     stable: int
     end: int
     lag: int
-
-
-def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> list[PartitionLag]:
-    """Committed offsets beside the ends of the log, by partition; they may come from different clusters."""
-    return [
-        PartitionLag(
-            number,
-            committed.get(number),
-            mark.start,
-            mark.stable,
-            mark.end,
-            max(mark.end - committed.get(number, mark.start), 0),
-        )
-        for number, mark in sorted(marks.items())
-    ]
 
 
 class Tails:

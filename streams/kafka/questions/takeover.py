@@ -17,8 +17,8 @@ from typing import Any
 
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka import permissions
-from streams.kafka.group.coordinator import leave_group
 from streams.kafka.questions.asking import Questions
+from streams.kafka.questions.groups import leave_group
 from streams.kafka.questions.hanging_transactions import HangingTransactions
 from streams.kafka.questions.open_transactions import OpenTransactions, describe_transaction
 from streams.kafka.wire.kafka_python import (

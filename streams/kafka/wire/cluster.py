@@ -15,9 +15,8 @@ from confluent_kafka import KafkaError
 from streams.errors import TransactionFailed
 from streams.kafka.wire import kafka_python
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
-from streams.kafka.wire.placement import Placement
+from streams.kafka.wire.placement import BATCH_HEAD, Placement
 from streams.kafka.wire.settings import ProducerSettings
-from streams.kafka.writing.record_batch import BATCH_HEAD
 
 GROUP: Final = 0
 TRANSACTION: Final = 1

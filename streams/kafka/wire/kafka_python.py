@@ -36,7 +36,8 @@ with warnings.catch_warnings():
     # Batches of records, as a test's broker reads them.
     MemoryRecords: Any = _from("record", "MemoryRecords")
 
-    # Generated from Kafka's own message definitions.
+    # Generated from Kafka's own message definitions, and the class that generates.
+    ApiMessage: Any = _from("protocol.api_message", "ApiMessage")
     AddOffsetsToTxnRequest: Any = _from("protocol.producer", "AddOffsetsToTxnRequest")
     AddPartitionsToTxnRequest: Any = _from("protocol.producer", "AddPartitionsToTxnRequest")
     ApiKey: Any = _from("protocol.api_key", "ApiKey")

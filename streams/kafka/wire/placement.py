@@ -1,4 +1,4 @@
-"""The partitions of keys, remembered."""
+"""The partitions of keys, remembered, and the room that a partition's batch has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Final
 
 from streams.sak.murmur2 import partition_of
 
+BATCH_HEAD: Final = 61
+"""Bytes of a record batch (format 2) before its first record."""
 MOST_PLACES: Final = 100_000
 """Keys whose partition is remembered, by topic: murmur2 in plain Python takes 2 us, a look-up 0.05."""
 

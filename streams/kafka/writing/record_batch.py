@@ -29,8 +29,6 @@ from streams.records import (
     shown_key,
 )
 
-BATCH_HEAD: Final = 61
-"""Bytes of a batch before its records."""
 MOST_HEADERS: Final = 1_000
 
 

@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from streams.codecs import RESERVED_KEY_PREFIX, reason
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.errors import ConfigError, DecodeError, OffsetError, RecordError
+from streams.model.reasons import reason
 from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord
 from streams.runtime.ports import Tail

@@ -18,8 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 from filelock import FileLock, Timeout
 from pyspark.sql import SparkSession
@@ -28,6 +27,7 @@ from streams.errors import ConfigError, OffsetError, StreamsError
 from streams.sak.cache import cache_folder
 from streams.sak.restarts import RestartPolicy, Restarts
 from streams.spark.reading.stream_source import from_json
+from streams.spark.running.statistics import QueryStatistics, State
 from streams.spark.session import local_session, register
 
 EXIT_DONE, EXIT_PROBLEM, EXIT_GAVE_UP = 0, 1, 70
@@ -38,7 +38,6 @@ _OURS: Final = re.compile(r"streams\.errors\.(\w+): ([^\n]+)")
 """An error of the toolkit in the text of Spark's exception, which has the stack trace of Python in it."""
 _LONGEST: Final = 1_000
 
-State = Literal["waiting", "running", "finished", "failed"]
 _log = logging.getLogger(__name__)
 
 
@@ -67,23 +66,6 @@ class Query(Protocol):
     def stop(self) -> None:
         """Stop it at once."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryStatistics:
-    """One query of a pipeline. ``batch`` and what follows are of its last batch, and ``None`` before the first;
-    ``lag`` is ``None`` where the sources do not say their latest offsets."""
-
-    name: str
-    state: State
-    starts: int
-    error: str
-    batch: int | None = None
-    rows: int | None = None
-    batch_seconds: float | None = None
-    input_rows_per_second: float | None = None
-    processed_rows_per_second: float | None = None
-    lag: int | None = None
 
 
 class Pipeline:

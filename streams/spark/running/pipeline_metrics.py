@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,9 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from streams.observability import HttpServer
 from streams.observability.health import Verdict
 from streams.observability.http_server import metrics_application
-
-if TYPE_CHECKING:
-    from streams.spark.running.pipeline import Pipeline
+from streams.spark.running.statistics import PipelineStatistics
 
 SILENT_SECONDS: Final = 120.0
 """A pipeline whose look at its queries takes longer is not live: Spark does not answer."""
@@ -31,7 +29,7 @@ _GAUGES: Final = {
 class PipelineMetrics:
     """All metrics have the labels ``pipeline`` and ``query``. Used by threads of the server."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineStatistics) -> None:
         self._pipeline = pipeline
         self.registry = CollectorRegistry()
         self.registry.register(self)

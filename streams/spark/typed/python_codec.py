@@ -22,9 +22,10 @@ from pyspark.sql import Column
 from pyspark.sql import types as t
 from pyspark.sql.pandas.functions import arrow_udf
 
-from streams.codecs import is_pydantic, reason
+from streams.codecs import is_pydantic
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.events import EventType, event_type_of
+from streams.model.reasons import reason
 from streams.protocols import Codec
 from streams.spark.typed.shapes import DECIMAL, Mapping, Scalar, Sequence, Shape, Structure, column_type
 

@@ -20,8 +20,8 @@ import pyarrow.compute as _compute
 
 from streams.errors import RecordRefused
 from streams.kafka.wire.compression import ATTRIBUTES, Compression, codec_of, lz4_frame
+from streams.kafka.wire.placement import BATCH_HEAD
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.kafka.writing.record_batch import BATCH_HEAD
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, shown_key
 from streams.spark.columns import SINK_COLUMNS
 from streams.spark.options import KafkaSettings

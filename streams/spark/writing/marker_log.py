@@ -18,8 +18,8 @@ import msgspec
 from streams.errors import BrokerUnavailable, ConfigError, TopicError
 from streams.kafka.questions.admin import TopicDescription
 from streams.kafka.reading.reader import PartitionReader
+from streams.kafka.wire.placement import BATCH_HEAD
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.kafka.writing.record_batch import BATCH_HEAD
 from streams.kafka.writing.rows import Rows
 from streams.spark.kafka import TIMEOUT_SECONDS, settings_of, topic_admin
 from streams.spark.options import KafkaSettings

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from streams.errors import ConfigError, StagingError
+from streams.kafka.wire.placement import BATCH_HEAD
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.kafka.writing.record_batch import BATCH_HEAD
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.folders import StagingFolder, reason
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
 
 from streams.core.group_member import GroupMember, Holdings
 from streams.errors import MembershipFatal
 from streams.kafka.wire.group_bytes import group_metadata
 from streams.model.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
 from streams.testing.simulation.group import Group, Illegal, Inconsistent, Unknown
+from streams.testing.simulation.process import Process
 from streams.testing.simulation.virtual_time import ORDERED, elapse
-
-if TYPE_CHECKING:
-    from streams.testing.simulation.process import Process
-
 
 POINT_BEFORE = {Assigned: "assigned.before", Revoked: "revoke.before", Lost: "lost.before", Fatal: "fatal.before"}
 """Event that the engine is about to receive, and the point that is passed then."""

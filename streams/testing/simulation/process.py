@@ -11,8 +11,9 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from streams.core.group_member import Holdings
 from streams.errors import Stopped
 from streams.metrics import Measurement
 from streams.runtime.bridge import for_future
@@ -20,14 +21,36 @@ from streams.runtime.system import LoopEvents
 from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.faults import Faults, Strike
 from streams.testing.simulation.group import Group
-from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.virtual_time import Fibers, Killed, VirtualTimeLoop
-
-if TYPE_CHECKING:
-    from streams.testing.simulation.clients import SimInput
 
 T = TypeVar("T")
 FOREVER = 1e7
+
+
+class SourceReader(Protocol):
+    """A reader of a source topic, as the other processes know it."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def wake(self) -> None:
+        """Poll, if it does not: a topic has grown."""
+        ...
+
+
+class Membership(Protocol):
+    """A membership of a process. ``failures``: errors of the simulation itself."""
+
+    @property
+    def member(self) -> str: ...
+    @property
+    def holdings(self) -> Holdings: ...
+    @property
+    def failures(self) -> list[BaseException]: ...
+
+    def kill(self) -> None:
+        """End it without a word to the group."""
+        ...
 
 
 class World(Protocol):
@@ -46,7 +69,7 @@ class World(Protocol):
     @property
     def faults(self) -> Faults: ...
     @property
-    def inputs(self) -> list[SimInput]: ...
+    def inputs(self) -> list[SourceReader]: ...
 
     def noted(self, name: str, what: str, partition: int) -> None:
         """Note that a process came to this step of a move."""
@@ -90,7 +113,7 @@ class Process:
         self.frozen_until = 0.0
         self.longest_wait = math.inf
         """Seconds after which it looks again whether it is still frozen: the test may thaw it."""
-        self.memberships: list[SimMembership] = []
+        self.memberships: list[Membership] = []
         self.forced: dict[str, deque[Strike]] = {}
         """Faults of the next calls, by kind."""
 

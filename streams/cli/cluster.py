@@ -3,22 +3,21 @@ client, and the loop of those that go on until Ctrl-C."""
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
+from streams.cli.console import complain
+from streams.cli.source_name import checked_name
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
-from streams.kafka.translate import nothing_listens
-from streams.looks.console import complain
-from streams.looks.source_name import checked_name
+from streams.looks import addresses
+from streams.looks.addresses import client_settings_of
+from streams.looks.records import Place, place_of
 from streams.model.loading import described, load
-from streams.settings import sources
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
@@ -30,11 +29,6 @@ Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="
 Interval = Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")]
-
-_CONNECT_SECONDS: Final = 2.0
-_PAUSE_SECONDS: Final = 0.2
-_TELL_AFTER_SECONDS: Final = 1.0
-"""A shorter wait reports it at its end only."""
 
 
 def named_source(text: str) -> EventSource[object]:
@@ -51,46 +45,9 @@ def named_source(text: str) -> EventSource[object]:
     return found
 
 
-def brokers(option: str, config: EventSourceConfig | None = None) -> str:
-    """The addresses: the option's, else those of the source, else the environment's. ``ConfigError``: none."""
-    try:
-        found = sources.bootstrap_servers(option or (config.bootstrap_servers if config else ""))
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("set bootstrap_servers", "use --bootstrap-servers HOST:PORT")) from None
-    return sources.checked_addresses(found)
-
-
-def client_settings_of(config: EventSourceConfig | None) -> Mapping[str, Any]:
-    """librdkafka's settings: those of the source, which have the ones from outside in them, else the ones from
-    outside."""
-    return sources.joined_client_settings(None) if config is None else config.client_settings
-
-
 def await_listener(servers: str, timeout_seconds: float) -> None:
-    """Return when something takes connections at one of the addresses, or when that cannot be known. While all of them
-    are refused, wait, after saying so. Raises ``BrokerUnavailable`` when the time is over."""
-    deadline = time.monotonic() + timeout_seconds
-    warned = False
-    while _all_refuse(servers):
-        if time.monotonic() >= deadline:
-            raise BrokerUnavailable(nothing_listens(servers))
-        if not warned and timeout_seconds > _TELL_AFTER_SECONDS:
-            warned = True
-            complain(f"{nothing_listens(servers)}; waiting {timeout_seconds:g} s for it")
-        time.sleep(_PAUSE_SECONDS)
-
-
-def _all_refuse(servers: str) -> bool:
-    for address in servers.split(","):
-        host, _, port = address.strip().rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        except ConnectionRefusedError:
-            continue
-        except (OSError, ValueError, OverflowError):  # unknown name, firewall, no port: the client's message is better
-            return False
-        return False
-    return True
+    """Wait as ``addresses.await_listener`` does, with the complaint of a command."""
+    addresses.await_listener(servers, timeout_seconds, complain)
 
 
 def admin_of(
@@ -115,6 +72,14 @@ def _admin(servers: str, client_settings: Mapping[str, object] | None, timeout_s
     await_listener(servers, timeout_seconds)
     with closing(TopicAdmin(ClientSettings(servers, client_settings, client_id="kes-cli"))) as admin:
         yield admin
+
+
+def checked_place(text: str) -> Place:
+    """Parse ``PARTITION@OFFSET``. Raises ``BadParameter``."""
+    place = place_of(text)
+    if place is None:
+        raise typer.BadParameter(f"{text!r} is not PARTITION@OFFSET, as in 2@1473", param_hint="PARTITION@OFFSET")
+    return place
 
 
 def topic_option(text: str) -> tuple[str, int]:
