@@ -48,7 +48,6 @@ def show_group(
         str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource: its group and settings are taken.")
     ] = "",
     group: Annotated[str, typer.Option("--group", "-g", help="The group, if no source is named.")] = "",
-    source: Annotated[str, typer.Option("--source", "-s", hidden=True)] = "",  # the former way to name a source
     bootstrap_servers: Servers = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
     interval: Interval = 1.0,
@@ -61,10 +60,9 @@ def show_group(
 
     Exit codes: 0 shown; 1 no broker answers, or no such group; 2 wrong usage.
     """
-    if len([text for text in (target, group, source) if text]) != 1:
+    if bool(target) == bool(group):
         raise typer.BadParameter("name either MODULE:SOURCE or --group GROUP", param_hint="MODULE:SOURCE")
-    named = source or (target if ":" in target else "")
-    config = named_source(named).config if named else None
+    config = named_source(target).config if ":" in target else None
     servers = brokers(bootstrap_servers, config)
     group_id = config.group_id if config else group or target
     security = kafka_python_settings.security_of(client_settings_of(config))

@@ -31,13 +31,11 @@ DISTRIBUTION = "kafka-event-source"
 
 
 class Command(NamedTuple):
-    """One entry of the command list: the module that holds its ``app``, its line in the help, the extra it needs.
-    ``hidden``: a former name, which is not listed."""
+    """One entry of the command list: the module that holds its ``app``, its line in the help, the extra it needs."""
 
     module: str
     help: str
     extra: str = ""
-    hidden: bool = False
 
 
 COMMANDS = {
@@ -52,7 +50,6 @@ COMMANDS = {
     "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
     "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
     "txn": Command("streams.cli.transactions", "Open transactions: list, hanging, abort."),
-    "transactions": Command("streams.cli.transactions", "The former name of txn.", hidden=True),
     "compile": Command("streams.cli.compile", "Compile the hot path of this installation, which is faster."),
     "config": Command("streams.cli.config", "The settings that are in effect, and where each comes from."),
     "doctor": Command("streams.cli.doctor", "What is wrong with a cluster and an event source, and what to type."),
@@ -158,7 +155,7 @@ def build(argv: Sequence[str]) -> typer.Typer:
         if name == called:
             _add(root, name, command, _load(name, command))
         else:
-            root.command(name, help=command.help, hidden=command.hidden)(_not_loaded)
+            root.command(name, help=command.help)(_not_loaded)
     return root
 
 

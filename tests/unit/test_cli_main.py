@@ -264,7 +264,7 @@ NOBODY = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"
         "lag examples.bank:source",
         "offsets accept examples.bank:source",
         "group demo",
-        "transactions abort examples.bank:source --topic t --partition 1 --start-offset 40 --yes",
+        "txn abort examples.bank:source --topic t --partition 1 --start-offset 40 --yes",
     ],
 )
 def test_nobody_at_the_address_is_said_in_time(kes: Kes, command: str) -> None:
