@@ -39,7 +39,6 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
     "new": Command("streams.cli.new", "A small project to begin with: event source, test, producer."),
     "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
     "spark": Command("streams.cli.spark", "Pipelines of Spark: run, and keep alive.", "spark"),

@@ -52,7 +52,7 @@ def interrupted_in_c() -> SystemError:
 
 
 @pytest.mark.parametrize(
-    ("typed", "completed"), [("d", "demo doctor dlq"), ("dlq re", "replay"), ("run --rel", "--reload")]
+    ("typed", "completed"), [("d", "doctor dlq"), ("dlq re", "replay"), ("run --rel", "--reload")]
 )
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_a_shell_completes_commands_and_options(
