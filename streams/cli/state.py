@@ -12,7 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
 from streams.cli.state_queries import (
@@ -222,7 +221,7 @@ def _answered(rows: list[dict[str, Any]]) -> Text:
 
 app.command("import")(import_)
 app.command("set-time")(set_time)
-for command in (export, diff, verify, snapshot, restore, convert, migrate, forget, drop, repair):
+for command in (export, diff, verify, snapshot, restore, migrate, forget, drop, repair):
     app.command()(command)
 
 
