@@ -38,7 +38,7 @@ from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
 from streams.stores.several import TIME_KEY
 
-app = typer.Typer(no_args_is_help=True, help="The state of an event source: in its changelog, on disk, in snapshots.")
+app = typer.Typer(no_args_is_help=True)
 
 _WIDEST: Final = 100
 
@@ -52,7 +52,7 @@ _Folder = Annotated[
     ),
 ]
 _Partition = Annotated[
-    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition. Repeatable.")
 ]
 
 
@@ -87,9 +87,9 @@ def list_partitions(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Count keys, bytes and timers of each partition, and show how far its input is handled.
+    """Show the size of each partition (keys, bytes, timers) and the next offset of its input.
 
-    Exit codes: 0 shown; 1 the source has no changelog or no such folder, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no changelog, no such folder, or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
     rows: dict[int, _Partitions] = {}
@@ -109,12 +109,10 @@ def list_partitions(
 @app.command()
 def get(
     source: SourceName,
-    key: Annotated[str, typer.Argument(help="The key, as `scan` shows it: o1, 17, or JSON.")],
+    key: Annotated[str, typer.Argument(help="Key, as shown by `scan`: o1, 17, or JSON.")],
     partition: _Partition = None,
     folder: _Folder = "",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Write the bytes of the value, as they are stored, and nothing else.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the stored bytes of the value.")] = False,
     ask_owner: AskOwner = False,
     at_least: AtLeast = None,
     max_staleness: MaxStaleness = None,
@@ -125,7 +123,7 @@ def get(
 ) -> None:
     """Show the value of one key: from the changelog, or with --ask-owner from the running source.
 
-    Exit codes: 0 shown; 1 no such key, no changelog, no such folder, no broker or owner answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such key, no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
     if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder):
         if raw:
@@ -163,19 +161,19 @@ def get(
 @app.command()
 def scan(
     source: SourceName,
-    prefix: Annotated[str, typer.Option("--prefix", help="Only keys that begin so.")] = "",
+    prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.")] = "",
     partition: _Partition = None,
     folder: _Folder = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many entries at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")] = 100,
     ask_owner: AskOwner = False,
     max_staleness: MaxStaleness = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Show keys and values, by partition and key; with --ask-owner those of an ordered table, by key.
+    """Show keys and values by partition and key. With --ask-owner, show those of an ordered table by key.
 
-    Exit codes: 0 shown; 1 the source has no changelog or no such folder, no broker or owner answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
     if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False), folder):
         if partition:

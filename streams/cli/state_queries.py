@@ -23,7 +23,7 @@ AskOwner = Annotated[
     bool,
     typer.Option(
         "--ask-owner",
-        help="Ask the member that owns the key (see kes run --queries) for what is committed now. Needs the secret.",
+        help="Query the member that owns the key (kes run --queries). Needs the secret of the queries.",
     ),
 ]
 AtLeast = Annotated[
@@ -32,9 +32,9 @@ AtLeast = Annotated[
 ]
 MaxStaleness = Annotated[
     float | None,
-    typer.Option("--max-staleness", min=0.05, help="A copy may answer that lacks nothing older than these seconds."),
+    typer.Option("--max-staleness", min=0.05, help="Accept the answer of a copy at most this many seconds old."),
 ]
-Confirm = Annotated[bool, typer.Option("--confirm", help="Have the owner prove its ownership by a commit.")]
+Confirm = Annotated[bool, typer.Option("--confirm", help="Make the owner prove its ownership by a commit.")]
 
 
 class OwnerOptions(NamedTuple):

@@ -21,13 +21,14 @@ from streams.source.event_source import EventSource
 
 def repair(
     source: SourceName,
-    key: Annotated[str, typer.Argument(help="The key, as `scan` and the error show it: o1, 17, or JSON.")],
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The one that has the key.")] = None,
+    key: Annotated[str, typer.Argument(help="Key, as shown by `scan` and the error: o1, 17, or JSON.")],
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Partition of the key.")] = None,
     previous: Annotated[
-        bool, typer.Option("--previous", help="Put back the last value before it that the store can read.")
+        bool, typer.Option("--previous", help="Restore the last earlier value that the store can read.")
     ] = False,
     with_: Annotated[
-        Path | None, typer.Option("--with", metavar="FILE", help="Put the bytes of this file, if the store reads them.")
+        Path | None,
+        typer.Option("--with", metavar="FILE", help="Put the bytes of this file, if the store can read them."),
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Remove the key.")] = False,
     dry_run: DryRun = False,
@@ -36,12 +37,12 @@ def repair(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Replace or remove one value that cannot be read. What it was is kept in a file in the current folder.
+    """Replace or remove one value that cannot be read. The old bytes are saved to a file in the current folder.
 
-    `kes state get --raw` writes the bytes of a value, to be mended in an editor. --previous finds only what compaction
-    has left in the changelog. All members must be stopped.
+    `kes state get --raw` writes the bytes of a value, to be edited by hand. --previous finds only values that
+    compaction has left in the changelog. All members must be stopped.
 
-    Exit codes: 0 mended; 1 refused (a member is running, there is no such key, the store cannot read what is put), not
+    Exit codes: 0 repaired; 1 refused (a member is running, no such key, or the store cannot read the new value), not
     confirmed, or no broker answers; 2 wrong usage.
     """
     if (previous, with_ is not None, delete).count(True) != 1:

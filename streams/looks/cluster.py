@@ -24,12 +24,14 @@ from streams.source.event_source import EventSource
 
 T = TypeVar("T")
 
-SourceName = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
-Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
+SourceName = Annotated[
+    str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function that returns one.")
+]
+Servers = Annotated[str, typer.Option(help="Brokers. Default: those of the source, or KES_BOOTSTRAP_SERVERS.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds to wait for the brokers.")]
-Interval = Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")]
-Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")]
+Interval = Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between refreshes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one line of JSON per refresh.")]
 
 _CONNECT_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.2
