@@ -98,7 +98,7 @@ def _properties(settings: list[str]) -> dict[str, str]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"--set wants NAME=VALUE, not {setting!r}")
+            raise ConfigError(f"--set must be NAME=VALUE, not {setting!r}")
         pairs[name.strip()] = value.strip()
     return pairs
 

@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 def config(
     source: Annotated[
         str,
-        typer.Argument(metavar="[MODULE:SOURCE]", help="An event source. Default: show only environment and kes.toml."),
+        typer.Argument(metavar="MODULE:SOURCE", help="An event source. Default: show only environment and kes.toml."),
     ] = "",
     everything: Annotated[bool, typer.Option("--all", help="Include defaults.")] = False,
     json: Json = False,

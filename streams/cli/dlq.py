@@ -233,9 +233,9 @@ def _settle(
     json: bool,
 ) -> None:
     if not chosen and not task.wanted.places:
-        raise typer.BadParameter("name letters by PARTITION@OFFSET, or say --all", param_hint="PARTITION@OFFSET")
+        raise typer.BadParameter("name letters by PARTITION@OFFSET, or use --all", param_hint="PARTITION@OFFSET")
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     with LetterBox(task.settings, task.topic, task.timeout) as box:
         if not yes:
             look = _open_ones(task, box, limit)
@@ -243,7 +243,7 @@ def _settle(
             if look.letters:
                 print_whole(notices(), table_of(look.letters))
                 notices().print(Text(_counted(look, len(look.letters))))
-                typer.confirm(f"{_letters(len(look.letters))} to be {deed}?", abort=True, err=True)
+                typer.confirm(f"{_letters(len(look.letters))} will be {deed}. Continue?", abort=True, err=True)
             task = task._replace(wanted=task.wanted._replace(places={each.place for each in look.letters}))
         done, left, places = 0, 0, []
         if yes or task.wanted.places:
@@ -260,7 +260,7 @@ def _settle(
     emit(
         {"topic": task.topic, "settled": done, "left": left, "letters": places},
         json,
-        lambda: Text(f"{deed}: {_letters(done)}{more}" if done else "nothing to do: no chosen letter is open"),
+        lambda: Text(f"{deed}: {_letters(done)}{more}" if done else "nothing to do: no selected letter is open"),
     )
 
 
@@ -279,8 +279,8 @@ def _refuse_other_topic(task: _Task, look: ChosenLetters) -> None:
     is_known = task.source is not None or any(settled.ranges for settled in look.ranges.values())
     if look.letters and not is_known and not any(letter.facts for letter in look.letters):
         raise TopicError(
-            f"{task.topic} is no dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has "
-            "any other record that is chosen"
+            f"{task.topic} is not a dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has "
+            "any other selected record"
         )
 
 
@@ -291,7 +291,7 @@ def _refuse_problems(problems: list[str]) -> None:
         complain(harmless(problem))
     more = f" ({len(problems) - _MOST_NAMED} more)" if len(problems) > _MOST_NAMED else ""
     raise TopicError(
-        f"{_letters(len(problems))} cannot be sent again{more}, so nothing is: repair what is named, choose others, or "
+        f"{_letters(len(problems))} cannot be sent again{more}, so nothing is: fix the causes, select others, or "
         "drop them; --force sends what the source cannot read"
     )
 

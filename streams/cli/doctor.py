@@ -19,7 +19,7 @@ _STYLES: Final = {OK: "green", WARNING: "yellow", PROBLEM: "bold red", UNKNOWN: 
 
 @app.command()
 def doctor(
-    source: Annotated[str, typer.Argument(metavar="[MODULE:SOURCE]", help="An event source to check, too.")] = "",
+    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An event source to check, too.")] = "",
     bootstrap_servers: Servers = "",
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds to wait for each answer.")

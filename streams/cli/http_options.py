@@ -45,7 +45,7 @@ def web_options(
 
     if not token_file and not sys.stderr.isatty():
         raise ConfigError(
-            "standard error is no terminal, so a token that is made would stand in a log: name a file with one "
+            "standard error is not a terminal, so a generated token would end up in a log: name a file with a token "
             "(--http-tokens FILE; python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a token)"
         )
     return WebOptions(

@@ -211,7 +211,7 @@ def _service_of(text: str, name: str) -> Replicated[Any]:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{text!r} cannot make a service: {described(error)}") from error
     if not isinstance(found, Replicated) or found.journal.name != name:
-        raise ConfigError(f"{text!r} is no Replicated of the journal {name}")
+        raise ConfigError(f"{text!r} is not a Replicated of the journal {name}")
     return found
 
 
@@ -227,7 +227,7 @@ def _compare(service: Replicated[Any], log: _Log) -> list[int]:
         first, *snapshots = snapshots
         machine, at = service.machine.load(io.BytesIO(first.state)), first.head.position
     else:
-        notices().print("no snapshot begins in the log: nothing can be compared", highlight=False)
+        notices().print("no snapshot lies within the log: there is nothing to compare", highlight=False)
         return []
     compared = []
     order = LogOrder(is_start=at == 0)

@@ -205,7 +205,7 @@ def new(
     folder = Path(name)
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} is there already, and not empty: nothing is overwritten")
+            raise ConfigError(f"{folder} exists and is not empty: nothing is overwritten")
         folder.mkdir(exist_ok=True)
         names = []
         for file, text in FILES.items():

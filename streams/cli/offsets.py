@@ -99,10 +99,14 @@ def accept(
                     notices().print(Text(_warning(topic, standing)), soft_wrap=True)
             if adopted:
                 notices().print(Text(_adopting(config, inputs, list(adopted))), soft_wrap=True)
-            typer.confirm(f"Change the group {config.group_id} and its changelog so?", abort=True, err=True)
+            typer.confirm(
+                f"Apply these changes to the group {config.group_id} and its changelog?", abort=True, err=True
+            )
             # a member may have gone on while the question stood
             if _look(config, inputs, checks, numbers, restored=restored) != look:
-                raise OffsetError(f"the offsets of the group {config.group_id} have changed meanwhile; run this again")
+                raise OffsetError(
+                    f"the offsets of the group {config.group_id} have changed in the meantime; run the command again"
+                )
         # The group's offset first: a death in between leaves a start that is refused, and this command to run again.
         for topic, found in ahead.items():
             offsets = {standing.partition: standing.changelog_offset or 0 for standing in found}

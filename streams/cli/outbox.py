@@ -227,7 +227,7 @@ def parked_show(
 def parked_retry(database: Database = "", table: TableName = DEFAULT_TABLE) -> None:
     """Retry all parked rows now."""
     with _session(database, table) as session:
-        notices().print(f"{_known(session.hasten_parked)} rows are tried again", highlight=False)
+        notices().print(f"{_known(session.hasten_parked)} rows are being retried", highlight=False)
 
 
 @parked_app.command("drop")

@@ -112,7 +112,7 @@ def run(
     """
     checked_name(source)
     if log_config is not None and (log_level is not None or log_format is not LogFormat.TEXT):
-        raise typer.BadParameter("the file decides level and format: leave out --log-level and --log-format")
+        raise typer.BadParameter("the file sets level and format: leave out --log-level and --log-format")
     verbosity = context.parent.params["verbose"] if context.parent else 0
     level = log_level or verbose_options(max(0 if quiet else 1, verbosity)).level
     logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))

@@ -97,9 +97,9 @@ def skip(
     named, _, number = record.rpartition(":")
     place = checked_place(number)
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     if reason and not as_letter:
-        raise typer.BadParameter("a reason is kept by a dead letter only: say --dead-letter", param_hint="--reason")
+        raise typer.BadParameter("--reason needs --dead-letter: only a dead letter keeps it", param_hint="--reason")
     found = named_source(source)
     config = msgspec.structs.replace(
         found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
@@ -122,8 +122,8 @@ def skip(
         content = Decoder(found).content(passed)
         if not yes:
             notices().print(Text(_shown(passed, content)), soft_wrap=True)
-            what = "goes to the dead letters" if as_letter else "is passed, and nothing is kept of it elsewhere"
-            typer.confirm(f"This record {what}. Go on behind it?", abort=True, err=True)
+            what = "goes to the dead letters" if as_letter else "is skipped, and not kept anywhere else"
+            typer.confirm(f"This record {what}. Continue after it?", abort=True, err=True)
         outputs: list[Output] = []
         if as_letter:
             what = f"passed by kes skip{reason and f': {reason}'}"

@@ -54,6 +54,6 @@ def run(
     configure_logging(LogOptions(log_level, log_format))
     found = load(checked_name(pipeline))
     if not isinstance(found, Pipeline):
-        raise ConfigError(f"{pipeline!r} is {type(found).__name__}, which is no streams.spark.Pipeline")
+        raise ConfigError(f"{pipeline!r} is {type(found).__name__}, not a streams.spark.Pipeline")
     policy = RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds)
     raise typer.Exit(found.run(metrics=metrics, policy=policy, drain_seconds=drain_seconds))

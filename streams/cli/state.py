@@ -47,8 +47,7 @@ _Folder = Annotated[
     typer.Option(
         "--folder",
         metavar="DIR",
-        help="Read the state on disk in this folder (of StateConfig.folder), instead of the changelog; no broker is "
-        "needed, and a process may be using it.",
+        help="Read this folder (StateConfig.folder) instead of the changelog. Needs no broker; it may be in use.",
     ),
 ]
 _Partition = Annotated[
@@ -138,7 +137,7 @@ def get(
     if raw:
         if len(found) != 1:
             numbers = ", ".join(str(entry.partition) for entry in found)
-            several = f"the key is in the partitions {numbers}: say which one, with --partition"
+            several = f"the key is in the partitions {numbers}: choose one with --partition"
             complain(several if found else _no_such(key).plain)
             raise typer.Exit(1)
         sys.stdout.buffer.write(found[0].data)
@@ -181,7 +180,7 @@ def scan(
         rows = scan_of_owners(named_source(source), bootstrap_servers, prefix, options, limit, timeout)
         emit({"entries": rows[:limit], "more": len(rows) > limit}, json, lambda: _answered(rows[:limit]))
         if len(rows) > limit and not json:
-            complain(f"{limit:,} keys are shown, and there are more: --limit shows them, --prefix chooses")
+            complain(f"{limit:,} keys are shown, and there are more: raise --limit, or use --prefix")
         return
     found = _entries(
         named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name.startswith(prefix)
@@ -189,7 +188,7 @@ def scan(
     shown = found[:limit]
     emit({"keys": len(found), "entries": [_facts(entry) for entry in shown]}, json, lambda: _entry_table(shown))
     if len(shown) < len(found) and not json:
-        complain(f"{len(shown):,} of {len(found):,} keys are shown: --limit shows more, --prefix chooses")
+        complain(f"{len(shown):,} of {len(found):,} keys are shown: raise --limit, or use --prefix")
 
 
 def _asks(options: OwnerOptions, folder: str) -> bool:

@@ -71,7 +71,7 @@ def verify(
     """
     found = named_source(source)
     if what not in ("folder", "snapshots"):
-        raise typer.BadParameter("it is folder or snapshots", param_hint="--what")
+        raise typer.BadParameter("use folder or snapshots", param_hint="--what")
     where = folder or folder_of(found) if what == "folder" else snapshots or found.config.state.snapshots
     if what == "folder":
         rows = _verified_folders(found, where, partition)
@@ -281,7 +281,7 @@ def drop(
     """
     found = named_source(source)
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     parent = place_of(folder or folder_of(found), found.config.group_id, found.config.topic)
     paths = [path for _, path in _folders(parent, partition, aside=True)]
     if not paths:

@@ -48,7 +48,7 @@ class OwnerOptions(NamedTuple):
     def check(self) -> bool:
         """Check whether the owner is to answer. Raises ``BadParameter``."""
         if not self.ask_owner and (self.at_least or self.max_staleness is not None or self.confirm):
-            raise typer.BadParameter("--at-least, --max-staleness and --confirm go with --ask-owner")
+            raise typer.BadParameter("--at-least, --max-staleness and --confirm need --ask-owner")
         if self.confirm and self.max_staleness is not None:
             raise typer.BadParameter("--confirm and --max-staleness exclude each other: a copy cannot confirm")
         return self.ask_owner
@@ -87,7 +87,9 @@ def scan_of_owners(
 ) -> list[dict[str, Any]]:
     """Return the first entries whose keys begin so, in the order of the keys; one more than the limit, if there are."""
     if options.at_least or options.confirm:
-        raise typer.BadParameter("--at-least and --confirm are for one key: scan has pages, each of its own moment")
+        raise typer.BadParameter(
+            "--at-least and --confirm work for one key only: each page of a scan is as of another moment"
+        )
 
     async def ask(reader: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -131,7 +133,7 @@ def _key_of(keys: Codec[Any], text: str) -> Any:
             continue
         if one_line(plain(found)) == text:
             return found
-    raise typer.BadParameter(f"{text!r} is no key of this table, as `scan` shows them")
+    raise typer.BadParameter(f"{text!r} is not a key of this table as `scan` shows it")
 
 
 def _partition(reader: Any, key: Any) -> int | None:

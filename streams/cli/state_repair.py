@@ -46,7 +46,7 @@ def repair(
     confirmed, or no broker answers; 2 wrong usage.
     """
     if (previous, with_ is not None, delete).count(True) != 1:
-        raise typer.BadParameter("say one of --previous, --with FILE and --delete")
+        raise typer.BadParameter("choose one of --previous, --with FILE and --delete")
     found = stopped_source(source, json=json, yes=yes or dry_run)
     store = store_of(found)
     number, records = _history(found, store, key, partition, bootstrap_servers, timeout)
@@ -69,7 +69,7 @@ def repair(
 
     def changes(_: int, there: State) -> Changes:
         if there.get(last.key or b"") != last.value:
-            raise StoreError(f"key {key} was changed meanwhile: run it again")
+            raise StoreError(f"key {key} has changed in the meantime: run the command again")
         if not dry_run:
             _keep(last, json)
         return {last.key or b"": new}
@@ -98,7 +98,7 @@ def _history(
         raise StoreError(f"no such key: {key}")
     if len(there) > 1:
         numbers = ", ".join(str(number) for number, _ in there)
-        raise StoreError(f"the key {key} is in the partitions {numbers}: say which one, with --partition")
+        raise StoreError(f"the key {key} is in the partitions {numbers}: choose one with --partition")
     return there[0]
 
 
@@ -119,7 +119,7 @@ def _readable(store: Any, records: list[IncomingRecord], key: str) -> bytes:
                 continue
             return record.value
     raise StoreError(
-        f"the changelog has no earlier value of {key} that the store can read: mend it by hand (kes state get --raw, "
+        f"the changelog has no earlier value of {key} that the store can read: repair it by hand (kes state get --raw, "
         "--with FILE), or --delete it"
     )
 
@@ -132,4 +132,4 @@ def _keep(record: IncomingRecord, json: bool) -> None:
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}; nothing is changed") from error
     if not json:
-        notices().print(Text(f"what it was is in {path}"), soft_wrap=True)
+        notices().print(Text(f"the old bytes are in {path}"), soft_wrap=True)

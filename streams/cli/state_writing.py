@@ -179,7 +179,9 @@ def forget(
     """
     found = stopped_source(source, json=json, yes=yes or dry_run)
     if join in (found.config.topic, *found.inputs):
-        raise ConfigError(f"{source} reads {join}: only a join that the source does not declare any more is forgotten")
+        raise ConfigError(
+            f"{source} reads {join}: only rows of a join that the source no longer declares can be removed"
+        )
     numbers = list(range(found.config.num_partitions))
 
     def changes(number: int, there: State) -> Changes:
@@ -208,7 +210,7 @@ def _without_rows(entries: State) -> State:
 def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
     """Return the named source. Raises ``BadParameter`` for ``--json`` without ``--yes``, which could not ask."""
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     return named_source(name)
 
 
@@ -217,8 +219,8 @@ def store_of(source: EventSource[Any]) -> Any:
     store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
     if not isinstance(store, JournalledBytes):
         raise StoreError(
-            f"the state of {type(store).__name__} is not changed from outside: its entries may have types, which "
-            "only it knows"
+            f"the state of {type(store).__name__} cannot be changed from outside: only the store "
+            "knows the types of its entries"
         )
     return store
 
@@ -309,7 +311,7 @@ def write_changes(
         if any(wanted.values()) and not dry_run:
             if not yes:
                 print_whole(notices(), rows_table(rows, "partition", "put", "deleted"))
-                typer.confirm(f"Change {config.changelog} so?", abort=True, err=True)
+                typer.confirm(f"Apply these changes to {config.changelog}?", abort=True, err=True)
             if forgotten:  # first: a position without the group's offset is one, the offset alone is refused
                 checks.forget_offsets(forgotten)
             with slot_of(config, "kes-state", timeout) as slot:

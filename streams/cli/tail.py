@@ -40,7 +40,7 @@ _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 _Words = Annotated[
-    list[str], typer.Argument(metavar="[MODULE:SOURCE] [TOPIC]", help="A topic, or a source to follow its topic.")
+    list[str], typer.Argument(metavar="[MODULE:SOURCE] [TOPIC]", help="A topic, or an event source, for its topic.")
 ]
 _WHEN: Final = (
     "an offset, PARTITION@OFFSET, a time (2026-11-24T10:00, local unless it says Z or +01:00), or an age (10m)"
@@ -73,7 +73,9 @@ def time_of(text: str, option: str) -> int:
     """Parse a time as ``--from`` takes it, in milliseconds since the epoch. Raises ``BadParameter``."""
     bound = bound_of(text, option, time.time())
     if bound.ms is None:
-        raise typer.BadParameter(f"{text!r} is no time; give 2026-11-24T10:00Z, or 10m (ago)", param_hint=option)
+        raise typer.BadParameter(
+            f"{text!r} is not a time; use 2026-11-24T10:00Z, or an age such as 10m", param_hint=option
+        )
     return bound.ms
 
 
@@ -108,7 +110,7 @@ def tail(
     low = bound_of(from_, "--from", now) if from_ else None
     high = bound_of(until, "--until", now) if until else None
     if follow and high is not None:
-        raise typer.BadParameter("--follow has no end", param_hint="--until")
+        raise typer.BadParameter("--follow cannot have an end", param_hint="--until")
     settings = _settings(source, topic, bootstrap_servers)
     await_listener(settings.bootstrap_servers, timeout)
     decoder = Decoder(source)

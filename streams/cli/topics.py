@@ -121,7 +121,7 @@ def grow(
     confirmed; 2 wrong usage.
     """
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     found = named_source(source)
     config = found.config
     addresses = brokers(bootstrap_servers, config)
@@ -178,7 +178,7 @@ def _planned(
     wanted = partitions or found[config.topic]
     for name, count in found.items():
         if count > wanted:
-            raise TopicError(f"topic {name} has {count} partitions, more than {wanted}; none can be taken away")
+            raise TopicError(f"topic {name} has {count} partitions, more than {wanted}; partitions cannot be removed")
     last = sorted(found, key=lambda name: name == config.topic)
     return Growth(wanted, {name: found[name] for name in last if found[name] < wanted})
 
@@ -245,7 +245,7 @@ def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: b
     for sentence in sentences:
         complain(sentence)
     if sentences:
-        complain("what exists is never changed", hint="Change the settings of the source, or the topic, by hand.")
+        complain("existing topics are never changed", hint="Change the settings of the source, or the topic, by hand.")
         raise typer.Exit(1)
 
 

@@ -30,7 +30,7 @@ def topology(
     Exit codes: 0 shown; 1 the source cannot be loaded; 2 wrong usage.
     """
     if mermaid and json:
-        raise typer.BadParameter("--json and --mermaid are two forms: choose one", param_hint="--mermaid")
+        raise typer.BadParameter("choose either --json or --mermaid", param_hint="--mermaid")
     found = named_source(source).topology
     if mermaid:
         sys.stdout.write(found.mermaid())

@@ -28,7 +28,7 @@ _CLOSE_SECONDS: Final = 2.0
 
 _Source = Annotated[
     str,
-    typer.Argument(metavar="[MODULE:SOURCE]", help="An event source: examine its changelog, dead letters and loop."),
+    typer.Argument(metavar="MODULE:SOURCE", help="An event source: examine its changelog, dead letters and loop."),
 ]
 _Topics = Annotated[list[str] | None, typer.Option("--topic", help="Topic to examine instead. Repeatable.")]
 
@@ -90,7 +90,7 @@ _MinAge = Annotated[
     float,
     typer.Option(
         min=0,
-        help="Without any trace of its end: seconds since its last record, no fewer than the brokers' "
+        help="Seconds since the last record before an end without any trace counts as an abort. At least the brokers' "
         "transaction.max.timeout.ms.",
     ),
 ]
@@ -156,7 +156,7 @@ def _end(
     may_commit: bool = True,
 ) -> None:
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     config = named_source(source).config if source else None
     servers, topic, partition = brokers(option, config), place[0], place[1]
     await_listener(servers, timeout)

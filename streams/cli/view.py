@@ -111,7 +111,7 @@ def scan(
         rows, positions = shown.rows(lambda name: name.startswith(prefix)), shown.view.positions
     emit({"keys": len(rows), "positions": positions, "entries": rows[:limit]}, json, lambda: _table(rows[:limit]))
     if len(rows) > limit and not json:
-        complain(f"{limit:,} of {len(rows):,} keys are shown: --limit shows more, --prefix chooses")
+        complain(f"{limit:,} of {len(rows):,} keys are shown: raise --limit, or use --prefix")
 
 
 @app.command()

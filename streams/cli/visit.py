@@ -48,7 +48,7 @@ def visit(
     broker answers; 2 wrong usage.
     """
     if status and cancel:
-        raise typer.BadParameter("--status changes nothing, and --cancel does: choose one", param_hint="--status")
+        raise typer.BadParameter("choose either --status or --cancel", param_hint="--status")
     found = named_source(source)
     found.config = msgspec.structs.replace(
         found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
@@ -93,8 +93,8 @@ def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRun
         members = ", ".join(sorted(member.instance for member in view.members))
         why = f"{members}: nothing is published by them (yet)" if members else "none is running"
         raise ConfigError(
-            f"no member of the group {config.group_id} tells its status: {'; '.join(problems) or why}. "
-            "Runs go on where they are when members start"
+            f"no member of the group {config.group_id} publishes its status: {'; '.join(problems) or why}. "
+            "Runs continue when members start"
         )
     return joined_runs(run for member in live.values() for run in member.status.visits if run.visit == name)
 

@@ -30,7 +30,7 @@ app = typer.Typer()
 @app.command()
 def web(
     target: Annotated[
-        str, typer.Argument(metavar="[MODULE:SOURCE]", help="An event source, for its group, settings and topology.")
+        str, typer.Argument(metavar="MODULE:SOURCE", help="An event source, for its group, settings and topology.")
     ] = "",
     group: Annotated[str, typer.Option("--group", "-g", help="Group, if no source is given.")] = "",
     http: Annotated[

@@ -123,7 +123,7 @@ def topic_option(text: str) -> tuple[str, int]:
     """Name and partitions of an ``--output``. Raises ``ConfigError``."""
     name, _, partitions = text.rpartition(":")
     if not name or not partitions.isdecimal() or int(partitions) < 1:
-        raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
+        raise ConfigError(f"--output must be NAME:PARTITIONS, as in balances:10, not {text!r}")
     return name, int(partitions)
 
 

@@ -51,9 +51,7 @@ def interrupted_in_c() -> SystemError:
     return error
 
 
-@pytest.mark.parametrize(
-    ("typed", "completed"), [("d", "doctor dlq"), ("dlq re", "replay"), ("run --rel", "--reload")]
-)
+@pytest.mark.parametrize(("typed", "completed"), [("d", "doctor dlq"), ("dlq re", "replay"), ("run --rel", "--reload")])
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_a_shell_completes_commands_and_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str, typed: str, completed: str

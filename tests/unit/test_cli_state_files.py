@@ -88,7 +88,7 @@ async def test_a_file_that_is_no_export(shell: Shell, tmp_path: Path, text: byte
     await at_work(shell)
     (tmp_path / "x").write_bytes(text)
     answer = await shell("export", str(tmp_path / "out"), "--from", str(tmp_path / "x"), code=1)
-    assert "line 1 is not of an export" in answer.words
+    assert "line 1 is not from an export" in answer.words
     missing = await shell("export", str(tmp_path / "out"), "--from", str(tmp_path / "y"), code=1)
     assert "a side is changelog, folder, snapshots, or a file" in missing.words
 
