@@ -95,7 +95,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         return attempts < self.attempts and in_time and isinstance(error, self.on)
 
     def pause_seconds(self, attempts: int, rng: random.Random | None = None) -> float:
-        """Return the wait after so many failed attempts. ``rng`` is for tests."""
+        """Return the wait after so many failed attempts, in seconds. ``rng`` replaces the module ``random``."""
         return backoff_seconds(
             attempts, self.backoff_seconds, self.max_backoff_seconds, self.backoff_factor, jitter=self.jitter, rng=rng
         )
