@@ -28,7 +28,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers, checked to the last flight
-	@$(BIN)/kes demo $(ARGS)
+	@$(BIN)/python -m examples.flights $(ARGS)
 
 pipeline: $(FOR_DEMO) ## files -> Spark -> event source -> Spark's tables and a report, each stage killed on the way, checked to the last flight
 	@$(BIN)/python -m examples.pipeline.main $(ARGS)

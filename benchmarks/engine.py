@@ -23,6 +23,7 @@ from streams import (
     EventContext,
     EventSource,
     EventSourceConfig,
+    GroupConfig,
     PoolConfig,
     SchedulerConfig,
     Table,
@@ -57,6 +58,7 @@ def without_handlers(job: Job, **settings: object) -> EventSource[Accounts]:
         changelog_topic=job.changelog,
         bootstrap_servers=job.bootstrap_servers,
         pool=msgspec.convert(_options(job.options, "pool."), PoolConfig),
+        group=msgspec.convert(_options(job.options, "group."), GroupConfig),
         client_settings={
             name.removeprefix("client."): text for name, text in job.options.items() if name.startswith("client.")
         },

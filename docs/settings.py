@@ -428,9 +428,6 @@ def outputs() -> dict[Path, str]:
         "",
         *OUTSIDE.strip().splitlines(),
         "",
-        "The settings of `group`, `timeouts` and `queues` can still be given to `EventSourceConfig` by their "
-        "own names; the next release drops that.",
-        "",
     ]
     return {PAGE: "\n".join([*head, *(table(section) for section in SECTIONS)])}
 

@@ -1,3 +1,3 @@
-"""Examples, runnable from a checkout: ``kes run examples.bank:source``, ``kes demo``."""
+"""Examples, runnable from a checkout: ``kes run examples.bank:source``, ``make demo``."""
 
 from __future__ import annotations

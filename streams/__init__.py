@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from streams.outbox.relay import Relay
     from streams.outbox.stash import AsyncOutbox, Outbox
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
-    from streams.outcomes import ErrorPolicy as ErrorPolicy  # former names, for one release
-    from streams.outcomes import JobRetry as JobRetry
     from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
     from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
@@ -176,7 +174,7 @@ _NAMES = {
     "outbox.config": "RelayConfig",
     "outbox.relay": "Relay",
     "outbox.stash": "AsyncOutbox Outbox",
-    "outcomes": "DEAD_LETTER ErrorPolicy ErrorResponse ExecutionState JobRetry Retry SKIP STOP",
+    "outcomes": "DEAD_LETTER ErrorResponse ExecutionState Retry SKIP STOP",
     "protocols": "Codec JournalledStore ObservingStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",

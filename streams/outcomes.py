@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
-import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import msgspec
 
@@ -96,7 +95,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         return attempts < self.attempts and in_time and isinstance(error, self.on)
 
     def pause_seconds(self, attempts: int, rng: random.Random | None = None) -> float:
-        """Return the wait after so many failed attempts. ``rng`` is for tests."""
+        """Return the wait after so many failed attempts, in seconds. ``rng`` replaces the module ``random``."""
         return backoff_seconds(
             attempts, self.backoff_seconds, self.max_backoff_seconds, self.backoff_factor, jitter=self.jitter, rng=rng
         )
@@ -108,55 +107,3 @@ SKIP: Final = Retry(attempts=1, then=ErrorResponse.CONTINUE)
 """No retry; skip the record."""
 DEAD_LETTER: Final = Retry(attempts=1, then=ErrorResponse.DEAD_LETTER)
 """No retry; write the record to the dead-letter topic."""
-
-# -- former names of Retry, for one release ----------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-
-    class ErrorPolicy(Retry, frozen=True, kw_only=True):
-        """``Retry`` with the arguments of 0.1."""
-
-        retries: int = 0
-
-    class JobRetry(Retry, frozen=True, kw_only=True):
-        """``Retry`` with the arguments of 0.1."""
-
-        wait_initial_seconds: float = 0.1
-        wait_max_seconds: float = 5.0
-        wait_jitter_seconds: float = 0.1
-
-else:
-
-    class ErrorPolicy:
-        """Make a ``Retry`` from the arguments of 0.1: ``retries`` come after the first attempt."""
-
-        def __new__(cls, *, retries: int = 0, **settings: Any) -> Retry:
-            """Warn, and return the ``Retry``."""
-            _warn("ErrorPolicy(retries=n)", "Retry(attempts=n + 1)")
-            return Retry(attempts=retries + 1, **settings)
-
-    class JobRetry:
-        """Make a ``Retry`` from the arguments of 0.1; the jitter is a share of the wait now."""
-
-        def __new__(
-            cls,
-            *,
-            wait_initial_seconds: float = 0.1,
-            wait_max_seconds: float = 5.0,
-            wait_jitter_seconds: float = 0.1,
-            timeout_seconds: float | None = 45.0,
-            **settings: Any,
-        ) -> Retry:
-            """Warn, and return the ``Retry``."""
-            _warn("JobRetry(wait_initial_seconds=, wait_max_seconds=)", "Retry(backoff_seconds=, max_backoff_seconds=)")
-            return Retry(
-                backoff_seconds=min(wait_initial_seconds, wait_max_seconds),
-                max_backoff_seconds=wait_max_seconds,
-                jitter=0.25 if wait_jitter_seconds else 0.0,
-                timeout_seconds=timeout_seconds,
-                **settings,
-            )
-
-
-def _warn(former: str, instead: str) -> None:
-    warnings.warn(f"{former} is {instead} now; the next release drops it", DeprecationWarning, stacklevel=3)

@@ -8,9 +8,20 @@ from typing import Any
 
 import msgspec
 
-from streams import Change, EventContext, EventSource, Record, Retry, Table, TopicPartition, event_type
+from streams import (
+    Change,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    Record,
+    Retry,
+    Table,
+    TopicPartition,
+    event_type,
+)
 from streams.codecs import codec_for
 from streams.records import TYPE_HEADER, Headers
+from streams.settings.groups import GROUPS
 
 
 @event_type("Added")
@@ -45,6 +56,14 @@ KINDS = ("plain", "async", "blocking")
 """Kinds of handlers, see ``register``."""
 
 Work = Callable[[EventContext[Any], Any], Any]
+
+
+def config_of(**settings: Any) -> EventSourceConfig:
+    """Make the settings of a source. One of a group's may be given by its own name."""
+    for group in ("group", "timeouts", "queues"):
+        if own := {name: settings.pop(name) for name in GROUPS[group].__struct_fields__ if name in settings}:
+            settings[group] = msgspec.structs.replace(settings.get(group, GROUPS[group]()), **own)
+    return EventSourceConfig(**settings)
 
 
 def added(name: str, amount: int = 1, deed: str = "") -> bytes:

@@ -365,7 +365,7 @@ class ScriptedConnections(KafkaConnections):
     def _poller(self, connect: Callable[[], LogConsumer]) -> Poller:
         config = self._config
         poller = FiberPoller(
-            connect, max_poll_records=config.max_poll_records, room=1 << 40, room_bytes=1 << 40
+            connect, max_poll_records=config.queues.max_poll_records, room=1 << 40, room_bytes=1 << 40
         )  # never without room: it would wait for it, for real
         poller.fibers = self._fibers
         return poller

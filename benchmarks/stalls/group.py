@@ -86,7 +86,7 @@ class Group(ExitStack):
         self.cluster, self._seed, self._rate = cluster, seed, rate
         super().__init__()
         self._folder = Path(self.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
-        options = {"config.num_standbys": str(standbys), "folder": str(self._folder)}
+        options = {"group.num_standbys": str(standbys), "folder": str(self._folder)}
         self._job = msgspec.structs.replace(cluster.job(), options=options, table=table)
         self._standbys = standbys
         self._dead: set[str] = set()

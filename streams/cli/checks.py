@@ -187,7 +187,7 @@ def addresses(servers: str) -> Iterator[Finding]:
 def brokers_reachable(brokers: list[BrokerView]) -> Iterator[Finding]:
     """The brokers, at the addresses that they give to clients."""
     for broker in brokers:
-        found = _reachable("brokers", broker.host, broker.port, f"broker {broker.number}, by its advertised.listeners,")
+        found = _reachable("brokers", broker.host, broker.port, f"broker {broker.number}, at its advertised.listeners")
         if found.state != OK:
             yield found
         elif not broker.version:
@@ -204,7 +204,7 @@ def _reachable(check: str, host: str, port: int, what: str) -> Finding:
         socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError as error:
         remedy = "check name, port, firewall and whether it runs"
-        return Finding(check, PROBLEM, f"{what} {host}:{port} takes no connection: {error}", remedy)
+        return Finding(check, PROBLEM, f"{what} {host}:{port} refuses connections: {error}", remedy)
     return Finding(check, OK, f"{host}:{port} takes connections")
 
 
@@ -216,7 +216,7 @@ def clock(questions: ClusterQuestions, deadline: float) -> Iterator[Finding]:
     if off < _CLOCK_WARNING:
         yield Finding("clock", OK, f"the cluster's clock and this machine's agree (within {off + uncertainty:.2g} s)")
         return
-    remedy = "synchronise the clocks (chrony, ntpd): record times, retention and timers go by them"
+    remedy = "synchronise the clocks (chrony, ntpd): record times, retention and timers depend on them"
     yield Finding("clock", PROBLEM if off >= _CLOCK_PROBLEM else WARNING, text, remedy)
 
 
@@ -231,7 +231,7 @@ def settings(target: Target, questions: ClusterQuestions, brokers: list[BrokerVi
         text = f"replication_factor is {config.replication_factor}, and there are {len(brokers)} brokers"
         found.append(Finding("settings", PROBLEM, text, "lower it, or add brokers: topics cannot be created"))
     elif config.replication_factor < 3 <= len(brokers):
-        text = f"replication_factor is {config.replication_factor}: records are lost with so many disks"
+        text = f"replication_factor is {config.replication_factor}: records are lost with this many disks"
         found.append(Finding("settings", WARNING, text, "set replication_factor=3, min_insync_replicas=2"))
     yield from found or [Finding("settings", OK, "timeouts and replication fit the brokers")]
 
@@ -271,7 +271,7 @@ def topics(target: Target) -> Iterator[Finding]:
                 remedy = "change the settings of the source, or the topic, by hand"
                 yield from (Finding("topics", PROBLEM, sentence, remedy) for sentence in verdict.differences)
             else:
-                yield Finding("topics", OK, f"{name} is as wanted")
+                yield Finding("topics", OK, f"{name} matches the settings")
 
 
 def acls(target: Target) -> Iterator[Finding]:
@@ -291,9 +291,9 @@ def acls(target: Target) -> Iterator[Finding]:
     with ClusterQuestions(servers, security) as questions:
         lacking = questions.lacking(of_input(config.topic), target.deadline) + lacking
     for right in lacking:
-        yield Finding("acls", PROBLEM, f"this principal has not the right {right}", right.command)
+        yield Finding("acls", PROBLEM, f"this principal lacks the right {right}", right.command)
     if not lacking:
-        aside = "" if outputs else ", those on its outputs aside"
+        aside = "" if outputs else ", without those on its outputs"
         yield Finding("acls", OK, f"all rights that the source needs{aside}")
 
 
@@ -306,7 +306,9 @@ def group(target: Target) -> Iterator[Finding]:
     names = ", ".join(member.instance for member in view.members) or "no members"
     text = f"{config.group_id}: {view.state or 'not known to the cluster yet'}, {names}"
     problems = [member for member in view.members if member.problem]
-    yield Finding("group", OK if view.settled else WARNING, text, "" if view.settled else "it rebalances: look again")
+    yield Finding(
+        "group", OK if view.settled else WARNING, text, "" if view.settled else "it is rebalancing: run doctor again"
+    )
     for member in problems:
         yield Finding("group", PROBLEM, f"{member.instance}: {member.problem}", "use another group_id for it")
     committed = view.committed.get(config.offsets_topic, {})
@@ -321,7 +323,12 @@ def group(target: Target) -> Iterator[Finding]:
         there = decode_offset(last[number]).offset if number in last else None
         if there is None or there < offset:
             where = f"{config.topic}[{number}]: the group's offset {offset} is ahead of the changelog's ({there})"
-            yield Finding("group", PROBLEM, f"{where}: no start", f"kes offsets accept {target.name} -p {number}")
+            yield Finding(
+                "group",
+                PROBLEM,
+                f"{where}: the source would not start",
+                f"kes offsets accept {target.name} -p {number}",
+            )
 
 
 def progress(target: Target) -> Iterator[Finding]:
@@ -341,18 +348,16 @@ def progress(target: Target) -> Iterator[Finding]:
             problem = decoder.content(record).problem
             if problem and config.decode_policy.then is ErrorResponse.FAIL_CONSUMER:
                 unread = True
-                text = f"the next record of {topic}[{record.partition}] cannot be read, and a start stops there: "
-                remedy = f"repair the event class, set decode_policy, or {_skip(target, record)}"
+                text = f"the next record of {topic}[{record.partition}] cannot be read, and a start would stop there: "
+                remedy = f"fix the event class, set decode_policy, or {_skip(target, record)}"
                 yield Finding("progress", PROBLEM, f"{text}{record.where}: {harmless(problem)[:200]}", remedy)
     if ahead and not view.members:
         places = ", ".join(record.where for record in ahead[:5]) + (", ..." if len(ahead) > 5 else "")
-        text = f"no member runs, and records wait ({left:,}); the next start goes on at {places}"
-        remedy = (
-            f"start it; if it stopped there, its log has the error: repair the handler, or {_skip(target, ahead[0])}"
-        )
+        text = f"no member is running, and records are waiting ({left:,}); the next start continues at {places}"
+        remedy = f"start it; if it stopped there, its log has the error: fix the handler, or {_skip(target, ahead[0])}"
         yield Finding("progress", WARNING, text, remedy)
     elif not unread:
-        yield Finding("progress", OK, f"records wait ({left:,})" if left else "no record waits")
+        yield Finding("progress", OK, f"records are waiting ({left:,})" if left else "no records are waiting")
 
 
 def _skip(target: Target, record: IncomingRecord) -> str:
@@ -392,13 +397,13 @@ def transactions(target: Target) -> Iterator[Finding]:
             for txn in OpenTransactions(client).find(name, range(count), target.deadline):
                 if txn.is_hanging:
                     hanging += 1
-                    where = f"{name}[{txn.partition}]: a transaction from {txn.start_offset} on is never ended"
+                    where = f"{name}[{txn.partition}]: a transaction from {txn.start_offset} on never ends"
                     arguments = f"--topic {name} --partition {txn.partition} --start-offset {txn.start_offset}"
                     yield Finding("transactions", PROBLEM, where, f"kes txn end {target.name} {arguments}")
     finally:
         client.close(_CLOSE_SECONDS)
     if not hanging:
-        yield Finding("transactions", OK, "none hangs")
+        yield Finding("transactions", OK, "no hanging transaction")
 
 
 def keys(target: Target) -> Iterator[Finding]:

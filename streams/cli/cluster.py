@@ -23,12 +23,14 @@ from streams.source.event_source import EventSource
 
 T = TypeVar("T")
 
-SourceName = Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")]
-Servers = Annotated[str, typer.Option(help="The brokers. Default: those of the source, else KES_BOOTSTRAP_SERVERS.")]
+SourceName = Annotated[
+    str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function that returns one.")
+]
+Servers = Annotated[str, typer.Option(help="Brokers. Default: those of the source, or KES_BOOTSTRAP_SERVERS.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds to wait for the brokers.")]
-Interval = Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")]
-Json = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="A line of JSON (each time) instead of tables.")]
+Interval = Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between refreshes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one line of JSON per refresh.")]
 
 
 def named_source(text: str) -> EventSource[object]:
@@ -86,7 +88,7 @@ def topic_option(text: str) -> tuple[str, int]:
     """Name and partitions of an ``--output``. Raises ``ConfigError``."""
     name, _, partitions = text.rpartition(":")
     if not name or not partitions.isdecimal() or int(partitions) < 1:
-        raise ConfigError(f"--output wants NAME:PARTITIONS, as in balances:10, not {text!r}")
+        raise ConfigError(f"--output must be NAME:PARTITIONS, as in balances:10, not {text!r}")
     return name, int(partitions)
 
 

@@ -21,45 +21,43 @@ DISTRIBUTION = "kafka-event-source"
 
 
 class Command(NamedTuple):
-    """One entry of the command list: the module that holds its ``app``, its line in the help, the extra it needs.
-    ``hidden``: a former name, which is not listed."""
+    """One entry of the command list: the module that holds its ``app``, its line in the help, the extra it needs."""
 
     module: str
     help: str
     extra: str = ""
-    hidden: bool = False
 
 
 COMMANDS = {
-    "demo": Command("streams.cli.demo", "Real flights through Spark, Kafka and exactly-once handlers.", "demo"),
-    "new": Command("streams.cli.new", "A small project to begin with: event source, test, producer."),
-    "run": Command("streams.cli.run", "Run an event source in worker processes that are kept alive."),
-    "spark": Command("streams.cli.spark", "Pipelines of Spark: run, and keep alive.", "spark"),
-    "broker": Command("streams.cli.broker", "An embedded real Kafka: start, stop, status.", "broker"),
-    "topics": Command("streams.cli.topics", "Topics as the settings want them: plan, apply, grow."),
-    "topology": Command("streams.cli.topology", "What an event source reads, handles, keeps and sends, as a graph."),
-    "offsets": Command("streams.cli.offsets", "Offsets of a group that are ahead of its changelog: accept."),
-    "lag": Command("streams.cli.lag", "Committed offset, end and distance of every partition."),
-    "group": Command("streams.cli.group", "The members of a group, who has what, and what is on its way."),
-    "txn": Command("streams.cli.transactions", "Open transactions: list, hanging, abort."),
-    "transactions": Command("streams.cli.transactions", "The former name of txn.", hidden=True),
-    "compile": Command("streams.cli.compile", "Compile the hot path of this installation, which is faster."),
-    "config": Command("streams.cli.config", "The settings that are in effect, and where each comes from."),
-    "doctor": Command("streams.cli.doctor", "What is wrong with a cluster and an event source, and what to type."),
-    "tail": Command(
-        "streams.cli.tail", "The committed records of a topic, decoded, from when on, by key, as they come."
+    "new": Command("streams.cli.new", "Create a small project: an event source, a test, a producer."),
+    "run": Command("streams.cli.run", "Run an event source in supervised worker processes."),
+    "spark": Command("streams.cli.spark", "Run the streaming queries of a Spark pipeline under supervision.", "spark"),
+    "broker": Command("streams.cli.broker", "Run a real Kafka broker on this machine: start, stop, status.", "broker"),
+    "topics": Command("streams.cli.topics", "Manage the topics of an event source: plan, apply, grow."),
+    "topology": Command("streams.cli.topology", "Show the inputs, handlers, stores and outputs of an event source."),
+    "offsets": Command("streams.cli.offsets", "Reset group offsets that are ahead of the changelog: accept."),
+    "lag": Command("streams.cli.lag", "Show the lag of each partition: committed offset, end, distance."),
+    "group": Command("streams.cli.group", "Show the members of a group: owners, standbys and moves in progress."),
+    "txn": Command(
+        "streams.cli.transactions", "List open transactions, and end hanging ones: list, hanging, end, abort."
     ),
-    "state": Command("streams.cli.state", "The state of an event source: in its changelog, on disk, in snapshots."),
+    "compile": Command("streams.cli.compile", "Compile the hot path of this installation for more speed."),
+    "config": Command("streams.cli.config", "Show the settings in effect and where each comes from."),
+    "doctor": Command("streams.cli.doctor", "Diagnose a cluster and an event source, with the command that fixes it."),
+    "tail": Command("streams.cli.tail", "Follow a topic: decoded committed records, filtered by time or key."),
+    "state": Command("streams.cli.state", "Read, compare, repair and change the state of an event source."),
     "visit": Command("streams.cli.visit", "Visit each key of an event source's store: start, cancel, status."),
-    "view": Command("streams.cli.view", "A compacted topic or a source's state, as a view: get, scan, watch."),
-    "web": Command("streams.cli.web", "An event source, or any group, in the browser.", "web"),
-    "dlq": Command("streams.cli.dlq", "Dead letters: list, show, replay (send again), drop."),
-    "skip": Command("streams.cli.skip", "Pass a record that stops an event source, without a deployment."),
+    "view": Command("streams.cli.view", "Read a compacted topic, or a source's state, as a view: get, scan, watch."),
+    "web": Command("streams.cli.web", "Show an event source, or any group, in the browser.", "web"),
+    "dlq": Command("streams.cli.dlq", "Manage dead letters: list, show, replay, drop."),
+    "skip": Command("streams.cli.skip", "Skip a record that stops an event source, without a deployment."),
     "outbox": Command(
-        "streams.cli.outbox", "Rows of PostgreSQL in Kafka exactly once: apply, relay, status.", "outbox"
+        "streams.cli.outbox", "Relay rows of PostgreSQL to Kafka exactly once: apply, relay, status.", "outbox"
     ),
-    "journal": Command("streams.cli.journal", "The log of a journal: status, follow, trim, verify."),
-    "verify": Command("streams.cli.verify", "Kill and freeze an event source, compare what it leaves.", "broker"),
+    "journal": Command("streams.cli.journal", "Inspect the log of a journal: status, follow, trim, verify."),
+    "verify": Command(
+        "streams.cli.verify", "Kill and freeze an event source, and check that its results stay the same.", "broker"
+    ),
 }
 
 
@@ -72,7 +70,7 @@ def build(argv: Sequence[str]) -> typer.Typer:
         if name == wanted:
             _add(root, name, command, _load(name, command))
         else:
-            root.command(name, help=command.help, hidden=command.hidden)(_not_loaded)
+            root.command(name, help=command.help)(_not_loaded)
     return root
 
 
@@ -131,7 +129,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more; twice: everything.")] = 0,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more. Twice: log everything.")] = 0,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),

@@ -16,11 +16,12 @@ app = typer.Typer()
 
 @app.command("compile")
 def compile_leaves() -> None:
-    """Compile the functions that run once per event, beside their source, for this Python and the msgspec that is
-    installed. Needs a C compiler, Python's headers, and the extra compile. What runs now goes on as it is; the next
-    start takes the compiled ones.
+    """Compile the functions that run once per event, in place, for this Python and the installed msgspec.
 
-    Exit codes: 0 the hot path runs compiled; 1 it does not; 2 wrong usage.
+    Needs a C compiler, the headers of Python and the extra `compile`. Running processes are not affected; the next
+    start uses the compiled code.
+
+    Exit codes: 0 the hot path is compiled; 1 it is not; 2 wrong usage.
     """
     missing = compiling.missing_tool()
     if missing and leaves.summary() != leaves.COMPILED:

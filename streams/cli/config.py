@@ -23,15 +23,15 @@ app = typer.Typer()
 def config(
     source: Annotated[
         str,
-        typer.Argument(metavar="[MODULE:SOURCE]", help="An event source; without one: what stands outside of code."),
+        typer.Argument(metavar="MODULE:SOURCE", help="An event source. Default: show only environment and kes.toml."),
     ] = "",
-    everything: Annotated[bool, typer.Option("--all", help="Show defaults, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """The settings that are in effect, and where each comes from: the code, a variable, the file kes.toml, a default.
+    """Show the settings in effect and where each comes from: code, environment variable, kes.toml or default.
 
-    The code wins over the environment, and that over the file. Secrets are masked. As every command does, it names
-    variables that begin with KES_ and are no settings.
+    Code overrides the environment, which overrides kes.toml. Secrets are masked. Variables that begin with KES_ and are
+    no settings are reported, as by every command.
 
     Exit codes: 0 shown; 1 the file, a variable or the source cannot be used; 2 wrong usage.
     """

@@ -33,7 +33,7 @@ from streams.runtime.partition.dead_letters import PREFIX
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, replay (send again), drop.")
+app = typer.Typer(no_args_is_help=True)
 
 _MOST_NAMED: Final = 10
 _NO_LIMIT: Final = 10**12
@@ -44,13 +44,13 @@ _Words = Annotated[
         metavar="[MODULE:SOURCE] [PARTITION@OFFSET]...", help="The source, and letters by their place in the topic."
     ),
 ]
-_Topic = Annotated[str, typer.Option("--topic", help="The dead-letter topic, if no source is named.")]
-_Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only letters of this partition.")]
-_Key = Annotated[str | None, typer.Option("--key", help="Only letters with this key (text).")]
-_Type = Annotated[str | None, typer.Option("--type", help="Only letters with this event type.")]
-_All = Annotated[bool, typer.Option("--all", help="All letters that are open, as far as the other options choose.")]
-_Limit = Annotated[int, typer.Option(min=1, max=100_000, help="So many letters at most, the oldest ones.")]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Topic = Annotated[str, typer.Option("--topic", help="Dead-letter topic, if no source is given.")]
+_Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Select letters of this partition.")]
+_Key = Annotated[str | None, typer.Option("--key", help="Select letters with this key (text).")]
+_Type = Annotated[str | None, typer.Option("--type", help="Select letters with this event type.")]
+_All = Annotated[bool, typer.Option("--all", help="Select all open letters that match the other options.")]
+_Limit = Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of letters, oldest first.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 
 
 class _Task(NamedTuple):
@@ -76,15 +76,17 @@ def list_letters(
     key: _Key = None,
     type_: _Type = None,
     limit: _Limit = 50,
-    settled: Annotated[bool, typer.Option("--settled", help="Also those that were sent again, or dropped.")] = False,
+    settled: Annotated[
+        bool, typer.Option("--settled", help="Include letters that were sent again or dropped.")
+    ] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """List the letters that are open: neither sent again nor dropped. Changes nothing.
+    """List open letters: neither sent again nor dropped. Changes nothing.
 
-    Exit codes: 0 listed, also when there are none; 1 no such topic, one of other records, or no broker
-    answers; 2 wrong usage.
+    Exit codes: 0 listed, also if there are none; 1 no such topic, not a dead-letter topic, or no broker answers; 2
+    wrong usage.
     """
     task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     with LetterBox(task.settings, task.topic, timeout) as box:
@@ -107,9 +109,9 @@ def show(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Show letters whole: the event, as the source would read it now, what failed, where, and the stack trace.
+    """Show letters in full: the event as the source would decode it now, the error, its place and the stack trace.
 
-    Exit codes: 0 shown; 1 no such letter or topic, one of other records, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such letter or topic, not a dead-letter topic, or no broker answers; 2 wrong usage.
     """
     task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     decoder = Decoder(task.source)
@@ -136,23 +138,22 @@ def replay(
     key: _Key = None,
     type_: _Type = None,
     limit: _Limit = 10_000,
-    force: Annotated[bool, typer.Option("--force", help="Also what the source could not read now.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Send letters that the source still cannot read.")] = False,
     yes: _Yes = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Send letters to the topic and the partition that they came from, in their order, each once.
+    """Send letters again to the topic and partition that they came from, in order, each exactly once.
 
-    Key, value and headers are the record's; `__kes_dlq_*` headers are taken away, and `__kes_origin` names the place
-    of the first failure. Records and the note that their letters are settled are in one transaction: repeating the
-    command, also at the same time or after a crash, sends nothing twice. The source may be running.
+    Key, value and headers are those of the record, without `__kes_dlq_*` headers; `__kes_origin` names the place of the
+    first failure. Records and the note that their letters are settled are one transaction: the command can be repeated,
+    also at the same time or after a crash. The source may be running.
 
-    Nothing is sent if a chosen letter cannot be: its topic is gone, a part of it was left out and is not in the source
-    any more, or (when a source is named, without --force) the source could not read it.
+    Nothing is sent if a selected letter cannot be sent: its topic is gone, a part of it was left out and is no longer
+    in the source topic, or (with a source and without --force) the source could not read it.
 
-    Exit codes: 0 sent, or all of them were settled before; 1 refused, not confirmed, or no broker answers; 2 wrong
-    usage.
+    Exit codes: 0 sent, or all were settled before; 1 refused, not confirmed, or no broker answers; 2 wrong usage.
     """
     task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     if task.source is not None and task.source.config.source_is_elsewhere:
@@ -234,9 +235,9 @@ def _settle(
     json: bool,
 ) -> None:
     if not chosen and not task.wanted.places:
-        raise typer.BadParameter("name letters by PARTITION@OFFSET, or say --all", param_hint="PARTITION@OFFSET")
+        raise typer.BadParameter("name letters by PARTITION@OFFSET, or use --all", param_hint="PARTITION@OFFSET")
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     with LetterBox(task.settings, task.topic, task.timeout) as box:
         if not yes:
             look = _open_ones(task, box, limit)
@@ -244,7 +245,7 @@ def _settle(
             if look.letters:
                 print_whole(notices(), table_of(look.letters))
                 notices().print(Text(_counted(look, len(look.letters))))
-                typer.confirm(f"{_letters(len(look.letters))} to be {deed}?", abort=True, err=True)
+                typer.confirm(f"{_letters(len(look.letters))} will be {deed}. Continue?", abort=True, err=True)
             task = task._replace(wanted=task.wanted._replace(places={each.place for each in look.letters}))
         done, left, places = 0, 0, []
         if yes or task.wanted.places:
@@ -263,7 +264,7 @@ def _settle(
     emit(
         {"topic": task.topic, "settled": done, "left": left, "letters": places},
         json,
-        lambda: Text(f"{deed}: {_letters(done)}{more}" if done else "nothing to do: no chosen letter is open"),
+        lambda: Text(f"{deed}: {_letters(done)}{more}" if done else "nothing to do: no selected letter is open"),
     )
 
 
@@ -282,8 +283,8 @@ def _refuse_other_topic(task: _Task, look: ChosenLetters) -> None:
     is_known = task.source is not None or any(settled.ranges for settled in look.ranges.values())
     if look.letters and not is_known and not any(letter.facts for letter in look.letters):
         raise TopicError(
-            f"{task.topic} is no dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has "
-            "any other record that is chosen"
+            f"{task.topic} is not a dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has "
+            "any other selected record"
         )
 
 
@@ -294,7 +295,7 @@ def _refuse_problems(problems: list[str]) -> None:
         complain(harmless(problem))
     more = f" ({len(problems) - _MOST_NAMED} more)" if len(problems) > _MOST_NAMED else ""
     raise TopicError(
-        f"{_letters(len(problems))} cannot be sent again{more}, so nothing is: repair what is named, choose others, or "
+        f"{_letters(len(problems))} cannot be sent again{more}, so nothing is: fix the causes, select others, or "
         "drop them; --force sends what the source cannot read"
     )
 

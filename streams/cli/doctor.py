@@ -20,15 +20,17 @@ _STYLES: Final = {OK: "green", WARNING: "yellow", PROBLEM: "bold red", UNKNOWN: 
 
 @app.command()
 def doctor(
-    source: Annotated[str, typer.Argument(metavar="[MODULE:SOURCE]", help="A source, to look at what it needs.")] = "",
+    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An event source to check, too.")] = "",
     bootstrap_servers: Servers = "",
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds for each question.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds to wait for each answer.")
+    ] = 10.0,
     json: Json = False,
 ) -> None:
-    """Look for what is wrong, and say what to do: libraries, brokers, clocks; of a source, settings, rights, topics,
-    group, transactions and keys. Changes nothing, and the source may be running.
+    """Diagnose libraries, brokers and clocks; for a source also settings, rights, topics, group, transactions and keys.
+    Each problem comes with the command that fixes it. Changes nothing; the source may be running.
 
-    Exit codes: 0 no problem was found; 1 one was; 2 wrong usage.
+    Exit codes: 0 no problem; 1 at least one problem; 2 wrong usage.
     """
     named = named_source(source) if source else None
     target = Target(source, named, brokers(bootstrap_servers, named.config if named else None), timeout)

@@ -30,26 +30,24 @@ app = typer.Typer()
 @app.command("group")
 def show_group(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource: its group and settings are taken.")
+        str, typer.Argument(metavar="MODULE:SOURCE", help="An event source, for its group and settings.")
     ] = "",
-    group: Annotated[str, typer.Option("--group", "-g", help="The group, if no source is named.")] = "",
-    source: Annotated[str, typer.Option("--source", "-s", hidden=True)] = "",  # the former way to name a source
+    group: Annotated[str, typer.Option("--group", "-g", help="Group, if no source is given.")] = "",
     bootstrap_servers: Servers = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval: Interval = 1.0,
     timeout: Timeout = 10.0,
     json: JsonLines = False,
 ) -> None:
-    """The members of a group, the partitions of each, standbys, moves that are under way, and lag.
+    """Show the members of a group: partitions, standbys, moves in progress and lag.
 
-    Groups of any consumer are shown. Standbys and moves are known of event sources only.
+    Works for groups of any consumer. Standbys and moves are shown for event sources only.
 
     Exit codes: 0 shown; 1 no broker answers, or no such group; 2 wrong usage.
     """
-    if len([text for text in (target, group, source) if text]) != 1:
+    if bool(target) == bool(group):
         raise typer.BadParameter("name either MODULE:SOURCE or --group GROUP", param_hint="MODULE:SOURCE")
-    named = source or (target if ":" in target else "")
-    config = named_source(named).config if named else None
+    config = named_source(target).config if ":" in target else None
     servers = brokers(bootstrap_servers, config)
     group_id = config.group_id if config else group or target
     security = kafka_python_settings.security_of(client_settings_of(config))

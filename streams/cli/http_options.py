@@ -13,14 +13,23 @@ if TYPE_CHECKING:
     from streams.web.monitor import WebOptions
 
 TokenFile = Annotated[
-    str, typer.Option("--http-tokens", metavar="FILE", help="Tokens of the monitor. Default: one is made, and shown.")
+    str,
+    typer.Option(
+        "--http-tokens", metavar="FILE", help="File with the monitor's tokens. Default: a new token, printed."
+    ),
 ]
-Certificate = Annotated[str, typer.Option("--http-certificate", metavar="FILE", help="PEM; the monitor uses TLS.")]
-CertificateKey = Annotated[str, typer.Option("--http-key", metavar="FILE", help="The certificate's key.")]
+Certificate = Annotated[
+    str, typer.Option("--http-certificate", metavar="FILE", help="Certificate (PEM): serve the monitor over TLS.")
+]
+CertificateKey = Annotated[
+    str, typer.Option("--http-key", metavar="FILE", help="Private key of the certificate (PEM).")
+]
 Names = Annotated[
-    list[str] | None, typer.Option("--http-name", metavar="HOST", help="A further name the monitor is reached by.")
+    list[str] | None, typer.Option("--http-name", metavar="HOST", help="Accept this host name, too. Repeatable.")
 ]
-BehindProxy = Annotated[bool, typer.Option("--http-behind-tls-proxy", help="A proxy before the monitor ends TLS.")]
+BehindProxy = Annotated[
+    bool, typer.Option("--http-behind-tls-proxy", help="Declare that a proxy in front terminates TLS.")
+]
 
 
 def web_options(
@@ -36,7 +45,7 @@ def web_options(
 
     if not token_file and not sys.stderr.isatty():
         raise ConfigError(
-            "standard error is no terminal, so a token that is made would stand in a log: name a file with one "
+            "standard error is not a terminal, so a generated token would end up in a log: name a file with a token "
             "(--http-tokens FILE; python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a token)"
         )
     return WebOptions(

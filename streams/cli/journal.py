@@ -38,7 +38,7 @@ from streams.settings.sources import joined_client_settings
 
 app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the journal: that of its topic.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the journal, which is its topic.")]
 _POLL_SECONDS = 0.2
 
 
@@ -69,7 +69,10 @@ class _Log:
 
 @app.command("status")
 def status_command(name: Name, bootstrap_servers: Servers = "", timeout: Timeout = 15.0, json: Json = False) -> None:
-    """Show log, terms and checkpoints; reads all of it. Exit code 1: no such journal, or it is not whole."""
+    """Show the log, terms and checkpoints of a journal. Reads the whole log.
+
+    Exit code 1: no such journal, or the log is not intact.
+    """
     with closing(_Log(name, bootstrap_servers, timeout)) as log:
         found = log.survey("reading")
     keeps = {key: log.topic.configs.get(key, "") for key in ("cleanup.policy", "retention.ms", "min.insync.replicas")}
@@ -91,13 +94,16 @@ def status_command(name: Name, bootstrap_servers: Servers = "", timeout: Timeout
 @app.command("follow")
 def follow_command(
     name: Name,
-    after: Annotated[int | None, typer.Option(min=0, help="Begin behind this position. Default: the end.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="End after so many records.")] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Start after this position. Default: the end.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many records.")] = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 15.0,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON per record.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per record.")] = False,
 ) -> None:
-    """Show entries, terms and checkpoints as they come, until Ctrl-C. Exit code 1: the log is not in order."""
+    """Show entries, terms and checkpoints as they are written, until Ctrl-C.
+
+    Exit code 1: the log is out of order.
+    """
     with closing(_Log(name, bootstrap_servers, timeout)) as log:
         start = log.marks.end if after is None else after
         if not log.marks.start <= start <= log.marks.end:
@@ -133,14 +139,19 @@ def _show(consumer: LogConsumer, order: LogOrder, limit: int | None, json: bool)
 @app.command("trim")
 def trim_command(
     name: Name,
-    keep: Annotated[int, typer.Option(min=1, help="Checkpoints that are left; nothing behind the oldest goes.")] = 3,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    keep: Annotated[
+        int, typer.Option(min=1, help="Number of checkpoints to keep, with everything after the oldest.")
+    ] = 3,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 15.0,
     json: Json = False,
 ) -> None:
-    """Delete the entries that the checkpoints which are left do not need. A member without a snapshot that new needs
-    one of another member, from then on. Exit code 1: no such journal, or it is not whole: then nothing is deleted."""
+    """Delete the entries that the remaining checkpoints do not need.
+
+    From then on, a new member without a snapshot of its own needs one from another member. Exit code 1: no such
+    journal, or the log is not intact; nothing is deleted then.
+    """
     with closing(_Log(name, bootstrap_servers, timeout)) as log:
         found = log.survey("reading")
         before = kept_from([checkpoint.covers for checkpoint in found.checkpoints], keep)
@@ -159,16 +170,17 @@ def trim_command(
 def verify_command(
     name: Name,
     service: Annotated[
-        str, typer.Option(metavar="MODULE:SERVICE", help="A Replicated: its snapshots are compared with its log.")
+        str, typer.Option(metavar="MODULE:SERVICE", help="A Replicated: compare its snapshots with its log.")
     ] = "",
     bootstrap_servers: Servers = "",
     timeout: Timeout = 15.0,
     json: Json = False,
 ) -> None:
-    """Read the whole log: terms in order, no entry missing or of a term that was over, checkpoints well formed. With
-    --service once more: the state machine goes from each snapshot to the next, and must have the same bytes there.
+    """Read and check the whole log: terms in order, no entry missing or from a past term, checkpoints well formed.
 
-    Exit codes: 0 whole; 1 it is not, or there is no such journal.
+    With --service, also replay the state machine from each snapshot to the next and compare the bytes.
+
+    Exit codes: 0 intact; 1 not intact, or no such journal.
     """
     began = time.monotonic()
     with closing(_Log(name, bootstrap_servers, timeout)) as log:
@@ -201,7 +213,7 @@ def _service_of(text: str, name: str) -> Replicated[Any]:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{text!r} cannot make a service: {described(error)}") from error
     if not isinstance(found, Replicated) or found.journal.name != name:
-        raise ConfigError(f"{text!r} is no Replicated of the journal {name}")
+        raise ConfigError(f"{text!r} is not a Replicated of the journal {name}")
     return found
 
 
@@ -217,7 +229,7 @@ def _compare(service: Replicated[Any], log: _Log) -> list[int]:
         first, *snapshots = snapshots
         machine, at = service.machine.load(io.BytesIO(first.state)), first.head.position
     else:
-        notices().print("no snapshot begins in the log: nothing can be compared", highlight=False)
+        notices().print("no snapshot lies within the log: there is nothing to compare", highlight=False)
         return []
     compared = []
     order = LogOrder(is_start=at == 0)

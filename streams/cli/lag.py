@@ -133,21 +133,23 @@ class Look(NamedTuple):
 @app.command()
 def lag(
     source: Annotated[
-        str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource: its group, topic and settings are taken.")
+        str, typer.Argument(metavar="MODULE:SOURCE", help="An event source, for its group, topic and settings.")
     ] = "",
-    group: Annotated[str, typer.Option("--group", "-g", help="The group, if no source is named.")] = "",
-    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic, if no source is named.")] = "",
+    group: Annotated[str, typer.Option("--group", "-g", help="Group, if no source is given.")] = "",
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Topic, if no source is given.")] = "",
     bootstrap_servers: Servers = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C, with rates and time left.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C, with rates and time left.")
+    ] = False,
     interval: Interval = 2.0,
     timeout: Timeout = 10.0,
     json: JsonLines = False,
 ) -> None:
-    """Committed offset, end and distance of every partition.
+    """Show the lag of each partition: committed offset, end of the log and distance.
 
-    `lag` is end - committed, as other tools count it, but 0 where nothing except markers of transactions is left. (A
-    tail of 16 offsets at most is read for that, if this user may.) `stable` is how far committed readers can see (the
-    last stable offset). A source with several inputs, or with a loop, has a table for each.
+    `lag` is end - committed, as other tools count it, but 0 where only transaction markers are left (up to 16 trailing
+    offsets are read to find out, if permitted). `stable` is the last stable offset, the limit of read_committed
+    consumers. A source with several inputs or a loop has one table per topic.
 
     Exit codes: 0 shown; 1 no broker answers, no such topic, or the group of --group has no offset in it; 2 wrong usage.
     """

@@ -112,7 +112,9 @@ def read(path: str) -> dict[str, Any] | configparser.RawConfigParser:
     except (ValueError, configparser.Error) as error:
         raise ConfigError(f"--log-config {path} cannot be read as {kind[1:].upper()}: {error}") from error
     if not isinstance(fields, dict) or "version" not in fields:
-        raise ConfigError(f"--log-config {path} is no configuration of logging.config.dictConfig: it has no `version`")
+        raise ConfigError(
+            f"--log-config {path} is not a configuration for logging.config.dictConfig: it has no `version`"
+        )
     return fields
 
 

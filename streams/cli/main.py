@@ -7,6 +7,7 @@ Exit codes of every command: 0 done; 1 a problem whose message says how to solve
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from streams.errors import StreamsError
 EXIT_PROBLEM = 1
 EXIT_USAGE = 2
 EXIT_FAULT = 70
+_WITHIN_PARAGRAPH = re.compile(r"(?<!\n)\n(?!\n)")
 
 
 def run() -> NoReturn:
@@ -57,7 +59,7 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
     from streams.settings.sources import PREFIX, SettingsSources
 
     command = typer.main.get_command(application)
-    _hide_variables(command)
+    _prepare_help(command)
     if _only_explains(argv):
         command(args=list(argv), prog_name="kes")
     sources, defaults = SettingsSources(), {}
@@ -80,7 +82,7 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
             if places := places_of(sources, called(argv)):
                 from streams.cli.console import complain
 
-                complain(f"options of this command are also in {', '.join(places)}")
+                complain(f"options of this command are also set in {', '.join(places)}")
         raise
 
 
@@ -92,12 +94,14 @@ def _only_explains(argv: Sequence[str]) -> bool:
     return not argv or not _EXPLAINING.isdisjoint(argv) or "_KES_COMPLETE" in os.environ
 
 
-def _hide_variables(command: Any) -> None:
-    """Keep the names of all variables out of the help: one rule says them."""
+def _prepare_help(command: Any) -> None:
+    """Keep the names of all variables out of the help, where one rule gives them, and join the lines of a paragraph:
+    they are as long as those of the source, and a terminal may be narrower."""
+    command.help = command.help and _WITHIN_PARAGRAPH.sub(" ", command.help)
     for parameter in command.params:
         parameter.show_envvar = False
     for below in getattr(command, "commands", {}).values():
-        _hide_variables(below)
+        _prepare_help(below)
 
 
 def report(error: BaseException) -> int:

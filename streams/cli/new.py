@@ -194,19 +194,18 @@ FILES: Final = {
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="The project's name, which is a module's, too: shop, order_totals.")],
+    name: Annotated[str, typer.Argument(help="Name of the project and its module: shop, order_totals.")],
     json: Json = False,
 ) -> None:
-    """Make a folder with an event source, its test and a producer, which run as they are.
+    """Create a folder with an event source, its test and a producer, ready to run.
 
-    Exit codes: 0 made; 1 the folder is there already and not empty, or cannot be written; 2 a name that no module can
-    have.
+    Exit codes: 0 created; 1 the folder exists and is not empty, or cannot be written; 2 not a valid module name.
     """
     _check(name)
     folder = Path(name)
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} is there already, and not empty: nothing is overwritten")
+            raise ConfigError(f"{folder} exists and is not empty: nothing is overwritten")
         folder.mkdir(exist_ok=True)
         names = []
         for file, text in FILES.items():

@@ -20,7 +20,7 @@ from streams.looks.addresses import brokers
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset, further_positions
 from streams.settings.config import EventSourceConfig
 
-app = typer.Typer(no_args_is_help=True, help="Offsets of a group that contradict its changelog: accept.")
+app = typer.Typer(no_args_is_help=True)
 
 AHEAD: Final = "ahead"
 BEHIND: Final = "behind"
@@ -64,23 +64,23 @@ def offsets() -> None:
 def accept(
     source: SourceName,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition. Repeatable.")
     ] = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     restored: Annotated[
-        bool, typer.Option("--restored", help="Source or changelog was restored, or copied, with the same offsets.")
+        bool, typer.Option("--restored", help="Accept topics that were restored or copied with the same offsets.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Set offsets of the group that are ahead of the changelog back to it, so that the source starts again.
+    """Reset group offsets that are ahead of the changelog, so that the source can start again.
 
-    The records in between are handled again: their outputs appear a second time. With --restored, the topics that are
-    there now are also taken for those that the state belongs to. All members must be stopped.
+    The records in between are handled again, so their outputs appear twice. With --restored, the topics that exist now
+    are also accepted as the ones that the state belongs to. All members must be stopped.
 
-    Exit codes: 0 no offset is ahead (any more); 1 not confirmed, a member is running, a partition has lost its state
-    altogether, or no broker answers; 2 wrong usage.
+    Exit codes: 0 no offset is ahead any more; 1 not confirmed, a member is running, a partition has lost its whole
+    state, or no broker answers; 2 wrong usage.
     """
     named = named_source(source)
     inputs = named.inputs
@@ -100,10 +100,14 @@ def accept(
                     notices().print(Text(_warning(topic, standing)), soft_wrap=True)
             if adopted:
                 notices().print(Text(_adopting(config, inputs, list(adopted))), soft_wrap=True)
-            typer.confirm(f"Change the group {config.group_id} and its changelog so?", abort=True, err=True)
+            typer.confirm(
+                f"Apply these changes to the group {config.group_id} and its changelog?", abort=True, err=True
+            )
             # a member may have gone on while the question stood
             if _look(config, inputs, checks, numbers, restored=restored) != look:
-                raise OffsetError(f"the offsets of the group {config.group_id} have changed meanwhile; run this again")
+                raise OffsetError(
+                    f"the offsets of the group {config.group_id} have changed in the meantime; run the command again"
+                )
         # The group's offset first: a death in between leaves a start that is refused, and this command to run again.
         for topic, found in ahead.items():
             offsets = {standing.partition: standing.changelog_offset or 0 for standing in found}

@@ -41,15 +41,17 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True)
 parked_app = typer.Typer(no_args_is_help=True)
-app.add_typer(parked_app, name="parked", help="Rows that Kafka refuses: list, show, retry, drop.")
+app.add_typer(parked_app, name="parked", help="Manage rows that Kafka refuses: list, show, retry, drop.")
 
-Name = Annotated[str, typer.Option(help="The name of the outbox in Kafka: its topic is NAME.outbox.")]
+Name = Annotated[str, typer.Option(help="Name of the outbox in Kafka. Its topic is NAME.outbox.")]
 Database = Annotated[str, typer.Option(help=f"postgresql://user@host/name. Default: {DATABASE_VARIABLE}.")]
-TableName = Annotated[str, typer.Option("--table", help="The table of the outbox.")]
-Shards = Annotated[int, typer.Option(min=1, max=256, help="How many relays can share the work; fixed from then on.")]
-RowNumber = Annotated[int, typer.Argument(metavar="ID", max=2**63 - 1, help="The id of the row, as `list` shows it.")]
-Tag = Annotated[int | None, typer.Option(help="Of the row, where several have the same id, after a failover.")]
-SettingsFile = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML with the settings of a relay.")]
+TableName = Annotated[str, typer.Option("--table", help="Table of the outbox.")]
+Shards = Annotated[
+    int, typer.Option(min=1, max=256, help="Maximum number of relays that share the work. Cannot be changed later.")
+]
+RowNumber = Annotated[int, typer.Argument(metavar="ID", max=2**63 - 1, help="Id of the row, as shown by `list`.")]
+Tag = Annotated[int | None, typer.Option(help="Tag of the row, if several have the same id after a failover.")]
+SettingsFile = Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="Settings of the relay (YAML).")]
 
 WORKER_VARIABLE: Final = "KES_OUTBOX_WORKER"
 """Environment variable with the settings of a relay, for worker processes."""
@@ -64,10 +66,12 @@ def apply_command(
     table: TableName = "",
     file: SettingsFile = "",
     shards: Shards = 4,
-    replication_factor: Annotated[int, typer.Option(min=1, help="Of the positions topic.")] = 1,
+    replication_factor: Annotated[int, typer.Option(min=1, help="Replication factor of the positions topic.")] = 1,
 ) -> None:
-    """Make the tables, the functions and the positions topic, as far as they are missing; bring tables of an older
-    version to this one, with the relays stopped. Functions are replaced while writers and relays run."""
+    """Create missing tables, functions and the positions topic, and upgrade tables of an older version.
+
+    Stop the relays before an upgrade of tables. Functions are replaced while writers and relays run.
+    """
     config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     for made in apply(config, shards, replication_factor) or ["nothing: all of it is there"]:
         notices().print(f"made {made}", highlight=False, markup=False)
@@ -75,7 +79,7 @@ def apply_command(
 
 @app.command("sql")
 def sql_command(table: TableName = DEFAULT_TABLE, shards: Shards = 4) -> None:
-    """Print the statements that make tables and functions, for a migration tool. The topic is made by `apply`."""
+    """Print the SQL of tables and functions, for a migration tool. `apply` creates the topic."""
     typer.echo(schema_sql(table, shards))
 
 
@@ -86,13 +90,16 @@ def relay_command(
     bootstrap_servers: Servers = "",
     table: TableName = "",
     file: SettingsFile = "",
-    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes that are kept alive.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Number of supervised relay processes.")] = 1,
     metrics: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT to serve /metrics (Prometheus), /live and /ready.")
     ] = "",
 ) -> None:
-    """Move committed rows to Kafka, once each, until Ctrl-C or SIGTERM. Any number of relays may run, and share the
-    shards. Without an answer of the database at the start it ends with an error; once it runs it waits for it."""
+    """Send committed rows to Kafka, exactly once, until Ctrl-C or SIGTERM.
+
+    Any number of relays share the shards. A database that does not answer at the start is an error; later, a relay
+    waits for it.
+    """
     config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     if workers > 1:
         raise typer.Exit(_supervise(config, workers, metrics))
@@ -142,14 +149,14 @@ def relay_of_worker() -> Relay:
 
 @app.command("status")
 def status_command(
-    name: Annotated[str, typer.Option(help="Taken, and not needed: the rows are in the table of --table.")] = "",
+    name: Annotated[str, typer.Option(help="Ignored: the rows are in the table of --table.")] = "",
     database: Database = "",
     table: TableName = DEFAULT_TABLE,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks of --watch.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between refreshes with --watch.")] = 2.0,
     json: Json = False,
 ) -> None:
-    """Show of each shard: waiting and parked rows, the age of the oldest, the last batch, whether a relay owns it."""
+    """Show each shard: waiting and parked rows, age of the oldest, last batch, and whether a relay owns it."""
 
     def look() -> list[ShardStatus]:  # a session for each: one of a database that was away is of no use
         with _session(database, table) as session:
@@ -172,15 +179,15 @@ def purge_command(
     file: SettingsFile = "",
     after_restore: Annotated[
         AfterRestore,
-        typer.Option(
-            help="Go on after database or topic were set back: `send` what is left, or `drop` what was there."
-        ),
+        typer.Option(help="Resume after a restore of database or topic: `send` or `drop` the remaining rows."),
     ] = "no",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete the rows that are in Kafka already, and send none. With --after-restore it is the way out after a database
-    or a positions topic was set back."""
+    """Delete the rows that are in Kafka already. Sends nothing.
+
+    With --after-restore, resume after a database or a positions topic was restored.
+    """
     config = relay_config(file, name=name, database=database, bootstrap_servers=bootstrap_servers, table=table)
     if after_restore != "no" and not yes:
         what = "Rows may be sent twice" if after_restore == "send" else "Rows that were late are lost"
@@ -191,7 +198,7 @@ def purge_command(
 
 @parked_app.command("list")
 def parked_list(database: Database = "", table: TableName = DEFAULT_TABLE, json: Json = False) -> None:
-    """List the parked rows, with the error of each; 1,000 at most."""
+    """List parked rows with their errors, 1,000 at most."""
     with _session(database, table) as session:
         found = _known(session.parked)
     emit([row._asdict() for row in found], json, lambda: _parked_table(found))
@@ -201,7 +208,7 @@ def parked_list(database: Database = "", table: TableName = DEFAULT_TABLE, json:
 def parked_show(
     row: RowNumber, database: Database = "", table: TableName = DEFAULT_TABLE, tag: Tag = None, json: Json = False
 ) -> None:
-    """Show a parked row whole: key, headers and value as they would be sent."""
+    """Show a parked row in full: key, headers and value as they would be sent."""
     with _session(database, table) as session:
         found = _parked(session, row, tag, table)
     output = found.output
@@ -220,9 +227,9 @@ def parked_show(
 
 @parked_app.command("retry")
 def parked_retry(database: Database = "", table: TableName = DEFAULT_TABLE) -> None:
-    """Have all parked rows tried again now."""
+    """Retry all parked rows now."""
     with _session(database, table) as session:
-        notices().print(f"{_known(session.hasten_parked)} rows are tried again", highlight=False)
+        notices().print(f"{_known(session.hasten_parked)} rows are being retried", highlight=False)
 
 
 @parked_app.command("drop")
@@ -231,10 +238,9 @@ def parked_drop(
     database: Database = "",
     table: TableName = DEFAULT_TABLE,
     tag: Tag = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
 ) -> None:
-    """Delete a parked row: it is never sent, and the rows of its key go on. The one that is shown is deleted, and no
-    other one."""
+    """Delete a parked row. It is never sent, and the other rows of its key continue."""
     with _session(database, table) as session:
         found = _parked(session, row, tag, table)
     if not yes:

@@ -54,38 +54,40 @@ _LEVELS = {
 @app.command()
 def run(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function making one.")],
-    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes; each is a group member.")] = 1,
+    source: Annotated[
+        str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function that returns one.")
+    ],
+    workers: Annotated[
+        int, typer.Option("--workers", "-n", min=1, help="Number of processes; each is a group member.")
+    ] = 1,
     instance_prefix: Annotated[
-        str, typer.Option(help="Worker n is PREFIX-n, and stays it. One prefix per supervisor. Default: host name.")
+        str, typer.Option(help="Name worker n PREFIX-n. Unique per supervisor. Default: host name.")
     ] = "",
     drain_seconds: Annotated[
-        float, typer.Option(min=0.0, max=86_400, help="Patience with workers that are to stop.")
+        float, typer.Option(min=0.0, max=86_400, help="Seconds to wait for workers to stop.")
     ] = 60.0,
     max_crashes: Annotated[
-        int, typer.Option(min=0, help="Crashes of one worker in the window that are followed by a restart.")
+        int, typer.Option(min=0, help="Restarts of one worker within the window before giving up.")
     ] = 5,
-    window_seconds: Annotated[float, typer.Option(min=1.0, max=86_400, help="Length of that window.")] = 60.0,
+    window_seconds: Annotated[float, typer.Option(min=1.0, max=86_400, help="Length of the window in seconds.")] = 60.0,
     gc_threshold: Annotated[
         int,
-        typer.Option(
-            min=0, max=2**31 - 1, help="Objects made between two garbage collections. 0: Python's own settings."
-        ),
+        typer.Option(min=0, max=2**31 - 1, help="Allocations between garbage collections. 0: Python's default."),
     ] = GC_THRESHOLD,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Warnings only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")] = False,
     log_level: Annotated[
-        LogLevel | None, typer.Option(case_sensitive=False, help="Of all loggers, yours too. Default: info.")
+        LogLevel | None, typer.Option(case_sensitive=False, help="Level of all loggers, yours included. Default: info.")
     ] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="Of the lines on standard error.")] = LogFormat.TEXT,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log on standard error.")] = LogFormat.TEXT,
     log_config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Python's logging configuration (.json, .toml, .ini) of the workers."),
+        typer.Option(metavar="FILE", help="Python logging configuration of the workers (.json, .toml, .ini)."),
     ] = None,
     metrics: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT to serve /metrics (Prometheus), /live and /ready.")
     ] = "",
     http: Annotated[
-        str, typer.Option("--http", metavar="ADDRESS", help="HOST:PORT or PORT for the monitor in the browser.")
+        str, typer.Option("--http", metavar="ADDRESS", help="HOST:PORT or PORT to serve the monitor.")
     ] = "",
     http_tokens: TokenFile = "",
     http_certificate: Certificate = "",
@@ -93,24 +95,24 @@ def run(
     http_name: Names = None,
     http_behind_tls_proxy: BehindProxy = False,
     queries: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for queries of other processes. See kes state.")
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT to answer queries of other processes.")
     ] = "",
     reload: Annotated[
-        bool, typer.Option("--reload", help="For development: start again when Python files here have changed.")
+        bool, typer.Option("--reload", help="Restart when Python files change (for development).")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Starts, exits, restarts as JSON lines on stdout.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print starts, exits and restarts as lines of JSON.")] = False,
 ) -> None:
-    """Run an event source in worker processes that are kept alive.
+    """Run an event source in supervised worker processes.
 
-    SIGINT, SIGTERM and SIGHUP drain: what is begun is committed, then the workers leave. A second signal kills them.
+    SIGINT, SIGTERM and SIGHUP drain: work in progress is committed, then the workers leave the group. A second signal
+    kills them.
 
-    Exit codes: 0 drained or finished; 1 a problem to be solved first (the message says which); 2 wrong usage;
-    70 a worker failed, or left by itself (sys.exit), too often; 128 + signal (130, 143): killed before the drain was
-    complete.
+    Exit codes: 0 drained or finished; 1 a problem to solve first (the message names it); 2 wrong usage; 70 a worker
+    failed, or exited on its own (sys.exit), too often; 128 + signal (130, 143): killed before the drain was complete.
     """
     checked_name(source)
     if log_config is not None and (log_level is not None or log_format is not LogFormat.TEXT):
-        raise typer.BadParameter("the file decides level and format: leave out --log-level and --log-format")
+        raise typer.BadParameter("the file sets level and format: leave out --log-level and --log-format")
     verbosity = context.parent.params["verbose"] if context.parent else 0
     level = log_level or verbose_options(max(0 if quiet else 1, verbosity)).level
     logs = LogOptions(level, log_format, "" if log_config is None else checked_file(log_config))

@@ -73,32 +73,34 @@ def skip(
     record: Annotated[
         str,
         typer.Argument(
-            metavar="[TOPIC:]PARTITION@OFFSET", help="The record, as the error names it; TOPIC: of a further input."
+            metavar="[TOPIC:]PARTITION@OFFSET", help="The record, as named by the error. TOPIC: for a further input."
         ),
     ],
-    as_letter: Annotated[bool, typer.Option("--dead-letter", help="Write it to the dead letters, too.")] = False,
+    as_letter: Annotated[
+        bool, typer.Option("--dead-letter", help="Also write the record to the dead-letter topic.")
+    ] = False,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why, for the letter: the error that the log has, for example.")
+        str, typer.Option(metavar="TEXT", help="Reason to store in the dead letter, such as the logged error.")
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Take the next record of a partition for handled, without any effect, so that the source goes on behind it.
+    """Mark the next record of a partition as handled, without any effect, so that the source continues after it.
 
-    It must be the record at which the source stands, and all members must be stopped: with several workers, those that
-    the record did not stop, too. With --dead-letter it is kept as a dead letter, to be sent again later (kes dlq).
+    It must be the record at which the source stands. All members must be stopped, including workers that the record did
+    not stop. With --dead-letter it is kept as a dead letter and can be sent again later (kes dlq).
 
-    Exit codes: 0 passed; 1 refused (a member is running, it is not the next record), not confirmed, or no broker
+    Exit codes: 0 skipped; 1 refused (a member is running, or it is not the next record), not confirmed, or no broker
     answers; 2 wrong usage.
     """
     named, _, number = record.rpartition(":")
     place = checked_place(number)
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     if reason and not as_letter:
-        raise typer.BadParameter("a reason is kept by a dead letter only: say --dead-letter", param_hint="--reason")
+        raise typer.BadParameter("--reason needs --dead-letter: only a dead letter keeps it", param_hint="--reason")
     found = named_source(source)
     config = msgspec.structs.replace(
         found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
@@ -121,8 +123,8 @@ def skip(
         content = Decoder(found).content(passed)
         if not yes:
             notices().print(Text(_shown(passed, content)), soft_wrap=True)
-            what = "goes to the dead letters" if as_letter else "is passed, and nothing is kept of it elsewhere"
-            typer.confirm(f"This record {what}. Go on behind it?", abort=True, err=True)
+            what = "goes to the dead letters" if as_letter else "is skipped, and not kept anywhere else"
+            typer.confirm(f"This record {what}. Continue after it?", abort=True, err=True)
         outputs: list[Output] = []
         if as_letter:
             what = f"passed by kes skip{reason and f': {reason}'}"

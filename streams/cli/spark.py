@@ -24,32 +24,36 @@ def spark() -> None:
 @app.command()
 def run(
     pipeline: Annotated[
-        str, typer.Argument(metavar="MODULE:PIPELINE", help="A streams.spark.Pipeline, or a function making one.")
+        str, typer.Argument(metavar="MODULE:PIPELINE", help="A streams.spark.Pipeline, or a function that returns one.")
     ],
     drain_seconds: Annotated[
-        float, typer.Option(min=0.0, max=86_400, help="Patience with the batch of a query that is to stop.")
+        float, typer.Option(min=0.0, max=86_400, help="Seconds to wait for the current batch of each query to finish.")
     ] = 60.0,
-    max_crashes: Annotated[int, typer.Option(min=0, help="Failures of one query in the window before giving up.")] = 5,
-    window_seconds: Annotated[float, typer.Option(min=1.0, max=86_400, help="Length of that window.")] = 600.0,
+    max_crashes: Annotated[
+        int, typer.Option(min=0, help="Failures of one query within the window before giving up.")
+    ] = 5,
+    window_seconds: Annotated[
+        float, typer.Option(min=1.0, max=86_400, help="Length of the window in seconds.")
+    ] = 600.0,
     metrics: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT for Prometheus (/metrics), /live and /ready.")
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or PORT to serve /metrics (Prometheus), /live and /ready.")
     ] = "",
-    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="Of all loggers.")] = LogLevel.INFO,
-    log_format: Annotated[LogFormat, typer.Option(help="Of the lines on standard error.")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(case_sensitive=False, help="Level of all loggers.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log on standard error.")] = LogFormat.TEXT,
 ) -> None:
-    """Run the streaming queries of a pipeline; start them again when they fail.
+    """Run the streaming queries of a pipeline, and restart queries that fail.
 
-    SIGINT, SIGTERM and SIGHUP stop each query after its batch; a second signal at once.
+    SIGINT, SIGTERM and SIGHUP stop each query after its current batch; a second signal stops it at once.
 
-    A Python worker keeps the connections of 16 partitions. Queries that read more for each core of the executors
-    connect anew in each micro-batch, which is slow; a worker says so in its log.
+    A Python worker caches the connections of 16 partitions. Queries that read more partitions per executor core
+    reconnect in each micro-batch, which is slow; a worker logs it.
 
-    Exit codes: 0 finished or stopped; 1 a problem to be solved first (the message says which); 2 wrong usage;
-    70 a query failed too often.
+    Exit codes: 0 finished or stopped; 1 a problem to solve first (the message names it); 2 wrong usage; 70 a query
+    failed too often.
     """
     configure_logging(LogOptions(log_level, log_format))
     found = load(checked_name(pipeline))
     if not isinstance(found, Pipeline):
-        raise ConfigError(f"{pipeline!r} is {type(found).__name__}, which is no streams.spark.Pipeline")
+        raise ConfigError(f"{pipeline!r} is {type(found).__name__}, not a streams.spark.Pipeline")
     policy = RestartPolicy(max_crashes=max_crashes, window_seconds=window_seconds)
     raise typer.Exit(found.run(metrics=metrics, policy=policy, drain_seconds=drain_seconds))

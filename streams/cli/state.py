@@ -14,7 +14,6 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
-from streams.cli.state_convert import convert
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
 from streams.cli.state_queries import (
@@ -39,7 +38,7 @@ from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
 from streams.stores.several import TIME_KEY
 
-app = typer.Typer(no_args_is_help=True, help="The state of an event source: in its changelog, on disk, in snapshots.")
+app = typer.Typer(no_args_is_help=True)
 
 _WIDEST: Final = 100
 
@@ -48,12 +47,11 @@ _Folder = Annotated[
     typer.Option(
         "--folder",
         metavar="DIR",
-        help="Read the state on disk in this folder (of StateConfig.folder), instead of the changelog; no broker is "
-        "needed, and a process may be using it.",
+        help="Read this folder (StateConfig.folder) instead of the changelog. Needs no broker; it may be in use.",
     ),
 ]
 _Partition = Annotated[
-    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition. Repeatable.")
 ]
 
 
@@ -88,9 +86,9 @@ def list_partitions(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Count keys, bytes and timers of each partition, and show how far its input is handled.
+    """Show the size of each partition (keys, bytes, timers) and the next offset of its input.
 
-    Exit codes: 0 shown; 1 the source has no changelog or no such folder, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no changelog, no such folder, or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
     rows: dict[int, _Partitions] = {}
@@ -110,12 +108,10 @@ def list_partitions(
 @app.command()
 def get(
     source: SourceName,
-    key: Annotated[str, typer.Argument(help="The key, as `scan` shows it: o1, 17, or JSON.")],
+    key: Annotated[str, typer.Argument(help="Key, as shown by `scan`: o1, 17, or JSON.")],
     partition: _Partition = None,
     folder: _Folder = "",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Write the bytes of the value, as they are stored, and nothing else.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the stored bytes of the value.")] = False,
     ask_owner: AskOwner = False,
     at_least: AtLeast = None,
     max_staleness: MaxStaleness = None,
@@ -126,7 +122,7 @@ def get(
 ) -> None:
     """Show the value of one key: from the changelog, or with --ask-owner from the running source.
 
-    Exit codes: 0 shown; 1 no such key, no changelog, no such folder, no broker or owner answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such key, no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
     if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder):
         if raw:
@@ -141,7 +137,7 @@ def get(
     if raw:
         if len(found) != 1:
             numbers = ", ".join(str(entry.partition) for entry in found)
-            several = f"the key is in the partitions {numbers}: say which one, with --partition"
+            several = f"the key is in the partitions {numbers}: choose one with --partition"
             complain(several if found else _no_such(key).plain)
             raise typer.Exit(1)
         sys.stdout.buffer.write(found[0].data)
@@ -164,19 +160,19 @@ def get(
 @app.command()
 def scan(
     source: SourceName,
-    prefix: Annotated[str, typer.Option("--prefix", help="Only keys that begin so.")] = "",
+    prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.")] = "",
     partition: _Partition = None,
     folder: _Folder = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many entries at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")] = 100,
     ask_owner: AskOwner = False,
     max_staleness: MaxStaleness = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Show keys and values, by partition and key; with --ask-owner those of an ordered table, by key.
+    """Show keys and values by partition and key. With --ask-owner, show those of an ordered table by key.
 
-    Exit codes: 0 shown; 1 the source has no changelog or no such folder, no broker or owner answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
     if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False), folder):
         if partition:
@@ -184,7 +180,7 @@ def scan(
         rows = scan_of_owners(named_source(source), bootstrap_servers, prefix, options, limit, timeout)
         emit({"entries": rows[:limit], "more": len(rows) > limit}, json, lambda: _answered(rows[:limit]))
         if len(rows) > limit and not json:
-            complain(f"{limit:,} keys are shown, and there are more: --limit shows them, --prefix chooses")
+            complain(f"{limit:,} keys are shown, and there are more: raise --limit, or use --prefix")
         return
     found = _entries(
         named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name.startswith(prefix)
@@ -192,7 +188,7 @@ def scan(
     shown = found[:limit]
     emit({"keys": len(found), "entries": [_facts(entry) for entry in shown]}, json, lambda: _entry_table(shown))
     if len(shown) < len(found) and not json:
-        complain(f"{len(shown):,} of {len(found):,} keys are shown: --limit shows more, --prefix chooses")
+        complain(f"{len(shown):,} of {len(found):,} keys are shown: raise --limit, or use --prefix")
 
 
 def _asks(options: OwnerOptions, folder: str) -> bool:
@@ -222,7 +218,7 @@ def _answered(rows: list[dict[str, Any]]) -> Text:
 
 app.command("import")(import_)
 app.command("set-time")(set_time)
-for command in (export, diff, verify, snapshot, restore, convert, migrate, forget, drop, repair):
+for command in (export, diff, verify, snapshot, restore, migrate, forget, drop, repair):
     app.command()(command)
 
 

@@ -25,22 +25,22 @@ from streams.sak.harmless import harmless
 _SHOWN: Final = 20
 _SIDES: Final = "changelog, folder, folder:DIR, snapshots, snapshots:ADDRESS, or a file of `kes state export`"
 _Partition = Annotated[
-    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition. Repeatable.")
 ]
 
 
 def export(
     source: SourceName,
-    file: Annotated[Path, typer.Argument(help="Is written: a line of JSON for each entry.")],
-    from_: Annotated[str, typer.Option("--from", metavar="SIDE", help=f"One of: {_SIDES}.")] = "changelog",
+    file: Annotated[Path, typer.Argument(help="File to write, one line of JSON per entry.")],
+    from_: Annotated[str, typer.Option("--from", metavar="SIDE", help=f"{_SIDES}.")] = "changelog",
     partition: _Partition = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Write state to a file: entries and timers, as bytes and as their codecs read them.
+    """Export state to a file: entries and timers, as bytes and as decoded by their codecs.
 
-    Exit codes: 0 written; 1 there is no such state, the file is there, or no broker answers; 2 wrong usage.
+    Exit codes: 0 written; 1 no such state, the file exists, or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
     states = state_of(found, from_, bootstrap_servers, timeout, partition)
@@ -93,16 +93,16 @@ def _shown(store: Any, key: bytes, value: bytes) -> tuple[Any, Any]:
 
 def diff(
     source: SourceName,
-    a: Annotated[str, typer.Argument(metavar="A", help=f"One of: {_SIDES}.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    a: Annotated[str, typer.Argument(metavar="A", help=f"{_SIDES}.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other side.")],
     partition: _Partition = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Compare two copies of the state, key by key and byte by byte. Both are read on to the end of the changelog first.
+    """Compare two copies of the state, key by key and byte by byte. Both are read up to the end of the changelog first.
 
-    Exit codes: 0 they are equal; 1 they differ, there is no such state, or no broker answers; 2 wrong usage.
+    Exit codes: 0 equal; 1 different, no such state, or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
     sides = [state_of(found, side, bootstrap_servers, timeout, partition) for side in (a, b)]

@@ -42,31 +42,36 @@ _NUMBERS: Final = ("offset", "bytes", "written", "put", "deleted")
 _WRONG: Final = (Damaged, DiskDamaged, SnapshotRefused, StoreError, OSError)
 
 Partition = Annotated[
-    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+    list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition. Repeatable.")
 ]
-Folder = Annotated[str, typer.Option("--folder", metavar="DIR", help="Else StateConfig.folder.")]
-_Address = Annotated[str, typer.Option("--snapshots", metavar="ADDRESS", help="Else StateConfig.snapshots.")]
+Folder = Annotated[
+    str, typer.Option("--folder", metavar="DIR", help="Folder of the state. Default: StateConfig.folder.")
+]
+_Address = Annotated[
+    str,
+    typer.Option("--snapshots", metavar="ADDRESS", help="Address of the snapshots. Default: StateConfig.snapshots."),
+]
 
 
 def verify(
     source: SourceName,
     folder: Folder = "",
     snapshots: _Address = "",
-    what: Annotated[str, typer.Option("--what", help="folder or snapshots.")] = "folder",
+    what: Annotated[str, typer.Option("--what", help="What to verify: folder or snapshots.")] = "folder",
     partition: Partition = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Read every byte of folders, or of all snapshots, and say what is wrong with them.
+    """Verify every byte of folders, or of all snapshots, and report what is damaged.
 
     A database that a process has locked is skipped.
 
-    Exit codes: 0 all is as it was written; 1 something is not, or there is nothing; 2 wrong usage.
+    Exit codes: 0 everything is intact; 1 something is damaged, or there is nothing; 2 wrong usage.
     """
     found = named_source(source)
     if what not in ("folder", "snapshots"):
-        raise typer.BadParameter("it is folder or snapshots", param_hint="--what")
+        raise typer.BadParameter("use folder or snapshots", param_hint="--what")
     where = folder or folder_of(found) if what == "folder" else snapshots or found.config.state.snapshots
     if what == "folder":
         rows = _verified_folders(found, where, partition)
@@ -165,12 +170,11 @@ def snapshot(
     partition: Partition = None,
     json: Json = False,
 ) -> None:
-    """Make a snapshot of each folder as of its last checkpoint. No broker is needed, and a process may be using it.
-    Not more than StateConfig.snapshot_bytes_per_second are written.
+    """Upload a snapshot of each folder as of its last checkpoint. Needs no broker; the folder may be in use.
 
-    Tables on an engine are left to the source.
+    Writes at most StateConfig.snapshot_bytes_per_second. Databases are left out: the source makes their snapshots.
 
-    Exit codes: 0 made; 1 a folder or the store cannot be used; 2 wrong usage.
+    Exit codes: 0 made; 1 a folder or the snapshot store cannot be used; 2 wrong usage.
     """
     found = named_source(source)
     store = snapshots_at(found, snapshots, _wall_ms, WritingPace(found.config.state.snapshot_bytes_per_second))
@@ -226,10 +230,10 @@ def restore(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Fill folders that are empty from the newest snapshots. A source does that itself at its start.
+    """Fill empty folders from the newest snapshots, before a source starts. A source does the same at its start.
 
-    Its start decides, too, whether the folder is young enough. Exit codes: 0 all are filled; 1 one is not, or no broker
-    answers; 2 wrong usage.
+    The source still decides at its start whether a folder is recent enough. Exit codes: 0 all are filled; 1 one is not,
+    or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
     config = found.config
@@ -268,16 +272,16 @@ def drop(
     source: SourceName,
     folder: Folder = "",
     partition: Partition = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove folders, also those that were set aside. The changelog has all that is in them.
+    """Remove folders, including those that were set aside. The changelog holds the same state.
 
-    Exit codes: 0 removed; 1 one is in use, there is none, or the answer was no; 2 wrong usage.
+    Exit codes: 0 removed; 1 a folder is in use, there is none, or not confirmed; 2 wrong usage.
     """
     found = named_source(source)
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     parent = place_of(folder or folder_of(found), found.config.group_id, found.config.topic)
     paths = [path for _, path in _folders(parent, partition, aside=True)]
     if not paths:

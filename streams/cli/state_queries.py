@@ -24,7 +24,7 @@ AskOwner = Annotated[
     bool,
     typer.Option(
         "--ask-owner",
-        help="Ask the member that owns the key (see kes run --queries) for what is committed now. Needs the secret.",
+        help="Query the member that owns the key (kes run --queries). Needs the secret of the queries.",
     ),
 ]
 AtLeast = Annotated[
@@ -33,9 +33,9 @@ AtLeast = Annotated[
 ]
 MaxStaleness = Annotated[
     float | None,
-    typer.Option("--max-staleness", min=0.05, help="A copy may answer that lacks nothing older than these seconds."),
+    typer.Option("--max-staleness", min=0.05, help="Accept the answer of a copy at most this many seconds old."),
 ]
-Confirm = Annotated[bool, typer.Option("--confirm", help="Have the owner prove its ownership by a commit.")]
+Confirm = Annotated[bool, typer.Option("--confirm", help="Make the owner prove its ownership by a commit.")]
 
 
 class OwnerOptions(NamedTuple):
@@ -49,7 +49,7 @@ class OwnerOptions(NamedTuple):
     def check(self) -> bool:
         """Check whether the owner is to answer. Raises ``BadParameter``."""
         if not self.ask_owner and (self.at_least or self.max_staleness is not None or self.confirm):
-            raise typer.BadParameter("--at-least, --max-staleness and --confirm go with --ask-owner")
+            raise typer.BadParameter("--at-least, --max-staleness and --confirm need --ask-owner")
         if self.confirm and self.max_staleness is not None:
             raise typer.BadParameter("--confirm and --max-staleness exclude each other: a copy cannot confirm")
         return self.ask_owner
@@ -88,7 +88,9 @@ def scan_of_owners(
 ) -> list[dict[str, Any]]:
     """Return the first entries whose keys begin so, in the order of the keys; one more than the limit, if there are."""
     if options.at_least or options.confirm:
-        raise typer.BadParameter("--at-least and --confirm are for one key: scan has pages, each of its own moment")
+        raise typer.BadParameter(
+            "--at-least and --confirm work for one key only: each page of a scan is as of another moment"
+        )
 
     async def ask(reader: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -132,7 +134,7 @@ def _key_of(keys: Codec[Any], text: str) -> Any:
             continue
         if one_line(plain(found)) == text:
             return found
-    raise typer.BadParameter(f"{text!r} is no key of this table, as `scan` shows them")
+    raise typer.BadParameter(f"{text!r} is not a key of this table as `scan` shows it")
 
 
 def _partition(reader: Any, key: Any) -> int | None:

@@ -21,13 +21,14 @@ from streams.source.event_source import EventSource
 
 def repair(
     source: SourceName,
-    key: Annotated[str, typer.Argument(help="The key, as `scan` and the error show it: o1, 17, or JSON.")],
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The one that has the key.")] = None,
+    key: Annotated[str, typer.Argument(help="Key, as shown by `scan` and the error: o1, 17, or JSON.")],
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Partition of the key.")] = None,
     previous: Annotated[
-        bool, typer.Option("--previous", help="Put back the last value before it that the store can read.")
+        bool, typer.Option("--previous", help="Restore the last earlier value that the store can read.")
     ] = False,
     with_: Annotated[
-        Path | None, typer.Option("--with", metavar="FILE", help="Put the bytes of this file, if the store reads them.")
+        Path | None,
+        typer.Option("--with", metavar="FILE", help="Put the bytes of this file, if the store can read them."),
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Remove the key.")] = False,
     dry_run: DryRun = False,
@@ -36,16 +37,16 @@ def repair(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Replace or remove one value that cannot be read. What it was is kept in a file in the current folder.
+    """Replace or remove one value that cannot be read. The old bytes are saved to a file in the current folder.
 
-    `kes state get --raw` writes the bytes of a value, to be mended in an editor. --previous finds only what compaction
-    has left in the changelog. All members must be stopped.
+    `kes state get --raw` writes the bytes of a value, to be edited by hand. --previous finds only values that
+    compaction has left in the changelog. All members must be stopped.
 
-    Exit codes: 0 mended; 1 refused (a member is running, there is no such key, the store cannot read what is put), not
+    Exit codes: 0 repaired; 1 refused (a member is running, no such key, or the store cannot read the new value), not
     confirmed, or no broker answers; 2 wrong usage.
     """
     if (previous, with_ is not None, delete).count(True) != 1:
-        raise typer.BadParameter("say one of --previous, --with FILE and --delete")
+        raise typer.BadParameter("choose one of --previous, --with FILE and --delete")
     found = stopped_source(source, json=json, yes=yes or dry_run)
     store = store_of(found)
     number, records = _history(found, store, key, partition, bootstrap_servers, timeout)
@@ -68,7 +69,7 @@ def repair(
 
     def changes(_: int, there: State) -> Changes:
         if there.get(last.key or b"") != last.value:
-            raise StoreError(f"key {key} was changed meanwhile: run it again")
+            raise StoreError(f"key {key} has changed in the meantime: run the command again")
         if not dry_run:
             _keep(last, json)
         return {last.key or b"": new}
@@ -97,7 +98,7 @@ def _history(
         raise StoreError(f"no such key: {key}")
     if len(there) > 1:
         numbers = ", ".join(str(number) for number, _ in there)
-        raise StoreError(f"the key {key} is in the partitions {numbers}: say which one, with --partition")
+        raise StoreError(f"the key {key} is in the partitions {numbers}: choose one with --partition")
     return there[0]
 
 
@@ -118,7 +119,7 @@ def _readable(store: Any, records: list[IncomingRecord], key: str) -> bytes:
                 continue
             return record.value
     raise StoreError(
-        f"the changelog has no earlier value of {key} that the store can read: mend it by hand (kes state get --raw, "
+        f"the changelog has no earlier value of {key} that the store can read: repair it by hand (kes state get --raw, "
         "--with FILE), or --delete it"
     )
 
@@ -131,4 +132,4 @@ def _keep(record: IncomingRecord, json: bool) -> None:
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}; nothing is changed") from error
     if not json:
-        notices().print(Text(f"what it was is in {path}"), soft_wrap=True)
+        notices().print(Text(f"the old bytes are in {path}"), soft_wrap=True)

@@ -225,9 +225,9 @@ def from_export(path: Path, wanted: list[int] | None) -> dict[int, StateAt]:
             f"{path}: {error.strerror or error}; a side is changelog, folder, snapshots, or a file"
         ) from error
     except (msgspec.DecodeError, binascii.Error) as error:
-        raise StoreError(f"{path}: line {line_number} is not of an export: {error}") from error
+        raise StoreError(f"{path}: line {line_number} is not from an export: {error}") from error
     for number in found.keys() - ended:
-        raise StoreError(f"{path}: the line that ends partition {number} is missing: the file is cut")
+        raise StoreError(f"{path}: the line that ends partition {number} is missing: the file is cut off")
     return {number: state for number, state in found.items() if not wanted or number in wanted}
 
 

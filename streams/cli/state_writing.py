@@ -52,8 +52,8 @@ _AGAIN: Final = "Run it again: it writes what is not there yet"
 State = Mapping[bytes, bytes]
 Changes = dict[bytes, bytes | None]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing: count what would be written.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the changes without writing them.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 
 
 def import_(
@@ -66,13 +66,13 @@ def import_(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Make the state of partitions what a file says, timers included: keys that the file lacks are deleted.
+    """Replace the state of partitions by that of a file, timers included. Keys that the file lacks are deleted.
 
-    Rows of joined tables stay as they are: they come from their topics. All members must be stopped. The input goes on
-    where it stood. Nothing is written if the store cannot read all of the file.
+    Rows of joined tables stay as they are. All members must be stopped. The input continues where it stood. Nothing is
+    written if the store cannot read the whole file.
 
-    Exit codes: 0 the state is that of the file; 1 refused (a member is running, the file is none or not of this store),
-    not confirmed, or no broker answers; 2 wrong usage.
+    Exit codes: 0 the state is that of the file; 1 refused (a member is running, or the file is not an export for this
+    store), not confirmed, or no broker answers; 2 wrong usage.
     """
     found = stopped_source(source, json=json, yes=yes or dry_run)
     states = from_export(file, partition)
@@ -103,13 +103,13 @@ def migrate(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Write all values of older versions in the present one, by the upcasters of their tables.
+    """Rewrite all values of older versions in the current one, by the upcasters of their tables.
 
-    Values are upcast when they are read anyway, and written anew when they are put; this finishes the rest, so that the
-    upcasters can be removed. All members must be stopped; nothing is written if one value cannot be upcast.
+    Values are upcast when they are read and rewritten when they are put. This command rewrites the rest, so that the
+    upcasters can be removed. All members must be stopped. Nothing is written if any value cannot be upcast.
 
-    Exit codes: 0 all values have the present version; 1 refused (a member is running, a value cannot be read, the store
-    has no versions), not confirmed, or no broker answers; 2 wrong usage.
+    Exit codes: 0 all values have the current version; 1 refused (a member is running, a value cannot be read, or the
+    store has no versions), not confirmed, or no broker answers; 2 wrong usage.
     """
     found = stopped_source(source, json=json, yes=yes or dry_run)
     store = _stores_of(found, "has no versions of values: only the tables of a Stores have them")
@@ -132,7 +132,7 @@ def migrate(
 
 def set_time(
     source: SourceName,
-    to: Annotated[str, typer.Option("--to", metavar="TIME", help="2026-11-24T10:00Z, or so long ago: 10m, 2h, 3d.")],
+    to: Annotated[str, typer.Option("--to", metavar="TIME", help="Time (2026-11-24T10:00Z) or age (10m, 2h, 3d).")],
     partition: Partition = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -140,13 +140,13 @@ def set_time(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Set the time of partitions back (that of windows and expiry) after an event from the future has moved it.
+    """Set the time of partitions (of windows and expiry) back, after an event from the future has moved it.
 
-    Entries that were put after TIME count as put then; windows that end after it are open again. What has expired, and
-    what was reported, stays so. A partition whose time is not later stays as it is. All members must be stopped.
+    Entries put after TIME count as put at TIME; windows that end after it are open again. What has expired or was
+    reported stays so. A partition whose time is not later is left alone. All members must be stopped.
 
-    Exit codes: 0 no partition has a later time; 1 refused (a member is running, the store has no time, an entry cannot
-    be read), not confirmed, or no broker answers; 2 wrong usage.
+    Exit codes: 0 no partition has a later time; 1 refused (a member is running, the store has no time, or an entry
+    cannot be read), not confirmed, or no broker answers; 2 wrong usage.
     """
     time_ms, found = time_of(to, "--to"), stopped_source(source, json=json, yes=yes or dry_run)
     store = _stores_of(found, "has no time: only the partitions of a Stores have one")
@@ -163,24 +163,26 @@ def set_time(
 
 def forget(
     source: SourceName,
-    join: Annotated[str, typer.Option("--join", metavar="TOPIC", help="The topic of the table.")],
+    join: Annotated[str, typer.Option("--join", metavar="TOPIC", help="Topic of the joined table.")],
     dry_run: DryRun = False,
     yes: Yes = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Remove the rows of a joined table that the source does not declare any more from its changelog.
+    """Remove the rows of a joined table that the source no longer declares.
 
-    The position in the table's topic and the group's offsets there go with them: should the join come back, the table
-    is read anew. All members must be stopped. The rows of a partition are removed in one transaction, or none of them.
+    Also removes the position in the table's topic and the group's offsets there. If the join comes back, the table is
+    read from its beginning. All members must be stopped. Each partition is one transaction.
 
-    Exit codes: 0 removed; 1 refused (a member is running, the source joins the table, there are no rows of it), not
-    confirmed, or no broker answers; 2 wrong usage.
+    Exit codes: 0 removed; 1 refused (a member is running, the source still joins the table, or there are no rows of
+    it), not confirmed, or no broker answers; 2 wrong usage.
     """
     found = stopped_source(source, json=json, yes=yes or dry_run)
     if join in (found.config.topic, *found.inputs):
-        raise ConfigError(f"{source} reads {join}: only a join that the source does not declare any more is forgotten")
+        raise ConfigError(
+            f"{source} reads {join}: only rows of a join that the source no longer declares can be removed"
+        )
     numbers = list(range(found.config.num_partitions))
 
     def changes(number: int, there: State) -> Changes:
@@ -209,7 +211,7 @@ def _without_rows(entries: State) -> State:
 def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
     """Return the named source. Raises ``BadParameter`` for ``--json`` without ``--yes``, which could not ask."""
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     return named_source(name)
 
 
@@ -218,8 +220,8 @@ def store_of(source: EventSource[Any]) -> Any:
     store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
     if not isinstance(store, JournalledBytes):
         raise StoreError(
-            f"the state of {type(store).__name__} is not changed from outside: its entries may have types, which "
-            "only it knows"
+            f"the state of {type(store).__name__} cannot be changed from outside: only the store "
+            "knows the types of its entries"
         )
     return store
 
@@ -310,7 +312,7 @@ def write_changes(
         if any(wanted.values()) and not dry_run:
             if not yes:
                 print_whole(notices(), rows_table(rows, "partition", "put", "deleted"))
-                typer.confirm(f"Change {config.changelog} so?", abort=True, err=True)
+                typer.confirm(f"Apply these changes to {config.changelog}?", abort=True, err=True)
             if forgotten:  # first: a position without the group's offset is one, the offset alone is refused
                 checks.forget_offsets(forgotten)
             with slot_of(config, "kes-state", timeout) as slot:

@@ -41,10 +41,10 @@ _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 _Words = Annotated[
-    list[str], typer.Argument(metavar="[MODULE:SOURCE] [TOPIC]", help="A topic; or a source, whose topic it is then.")
+    list[str], typer.Argument(metavar="[MODULE:SOURCE] [TOPIC]", help="A topic, or an event source, for its topic.")
 ]
 _WHEN: Final = (
-    "an offset, PARTITION@OFFSET, a time (2026-11-24T10:00, local unless it says Z or +01:00), or 10m ago: 10m"
+    "an offset, PARTITION@OFFSET, a time (2026-11-24T10:00, local unless it says Z or +01:00), or an age (10m)"
 )
 
 
@@ -74,44 +74,44 @@ def time_of(text: str, option: str) -> int:
     """Parse a time as ``--from`` takes it, in milliseconds since the epoch. Raises ``BadParameter``."""
     bound = bound_of(text, option, time.time())
     if bound.ms is None:
-        raise typer.BadParameter(f"{text!r} is no time; give 2026-11-24T10:00Z, or 10m (ago)", param_hint=option)
+        raise typer.BadParameter(
+            f"{text!r} is not a time; use 2026-11-24T10:00Z, or an age such as 10m", param_hint=option
+        )
     return bound.ms
 
 
 @app.command()
 def tail(
     words: _Words,
-    from_: Annotated[str, typer.Option("--from", help=f"Begin at {_WHEN}.")] = "",
-    until: Annotated[str, typer.Option("--until", help="End before it; as --from.")] = "",
+    from_: Annotated[str, typer.Option("--from", help=f"Start at {_WHEN}.")] = "",
+    until: Annotated[str, typer.Option("--until", help="Stop before this point (as --from).")] = "",
     key: Annotated[str | None, typer.Option("--key", help="Only records with this key (text).")] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this one. May be repeated.")
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition. Repeatable.")
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(
-            "--limit", "-n", min=1, help="So many records. Default: 10, with --from all. With --from it ends --follow."
-        ),
+        typer.Option("--limit", "-n", min=1, help="Maximum number of records. Default: 10; all with --from."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    headers: Annotated[bool, typer.Option("--headers", help="Show headers, too (--json always does).")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
+    headers: Annotated[bool, typer.Option("--headers", help="Show headers (--json always does).")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 15.0,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON per record.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per record.")] = False,
 ) -> None:
-    """Show the committed records of a topic: the last ones, or all from somewhere on.
+    """Show the committed records of a topic: the last ones, or all from a given point on.
 
-    With a source, values are read as its handlers would read them, and what they could not read is marked. Records of
-    open and of aborted transactions are not shown. Control characters in keys and values are shown as escapes.
+    With a source, values are decoded as its handlers would decode them; records that cannot be decoded are marked.
+    Records of open and aborted transactions are left out. Control characters are shown as escapes.
 
-    Exit codes: 0 shown, also when there are none; 1 no such topic or partition, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown, also if there are none; 1 no such topic or partition, or no broker answers; 2 wrong usage.
     """
     source, topic = _named(words)
     now = time.time()
     low = bound_of(from_, "--from", now) if from_ else None
     high = bound_of(until, "--until", now) if until else None
     if follow and high is not None:
-        raise typer.BadParameter("--follow has no end", param_hint="--until")
+        raise typer.BadParameter("--follow cannot have an end", param_hint="--until")
     settings = _settings(source, topic, bootstrap_servers)
     await_listener(settings.bootstrap_servers, timeout)
     decoder = Decoder(source)

@@ -34,7 +34,7 @@ from streams.runtime.source_topics import INPUT, LOOKUP, OUTPUT, SOURCE
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
-app = typer.Typer(no_args_is_help=True, help="Topics as the settings want them: plan, apply, grow.")
+app = typer.Typer(no_args_is_help=True)
 
 AS_WANTED: Final = "as wanted"
 MISSING: Final = "missing"
@@ -44,7 +44,7 @@ _STYLES: Final = {AS_WANTED: "", MISSING: "yellow", CREATED: "green", DIFFERS: "
 
 _Output = Annotated[
     list[str] | None,
-    typer.Option("--output", metavar="NAME:PARTITIONS", help="A further output of the handlers. May be repeated."),
+    typer.Option("--output", metavar="NAME:PARTITIONS", help="Another output topic of the handlers. Repeatable."),
 ]
 
 
@@ -77,9 +77,9 @@ def plan(
     timeout: Timeout = 10.0,
     json: Json = False,
 ) -> None:
-    """Show what `apply` would create, and what differs. Changes nothing.
+    """Show the topics that `apply` would create, and existing ones that differ from the settings. Changes nothing.
 
-    Exit codes: 0 nothing differs (topics may be missing); 1 a topic that exists differs, or no broker answers; 2 wrong
+    Exit codes: 0 nothing differs (topics may be missing); 1 an existing topic differs, or no broker answers; 2 wrong
     usage.
     """
     _run(source, output or [], bootstrap_servers, timeout, json=json, create=False)
@@ -93,9 +93,9 @@ def apply(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Create the topics that are missing. Those that exist are left as they are, also when they differ.
+    """Create missing topics. Existing topics are never changed, even if they differ from the settings.
 
-    Exit codes: 0 all are there, as wanted; 1 a topic that exists differs, or no broker answers; 2 wrong usage.
+    Exit codes: 0 all exist and match; 1 an existing topic differs, or no broker answers; 2 wrong usage.
     """
     _run(source, output or [], bootstrap_servers, timeout, json=json, create=True)
 
@@ -105,22 +105,23 @@ def grow(
     source: SourceName,
     partitions: Annotated[
         int | None,
-        typer.Option(min=1, help="How many all of them shall have. Default: as many as the source topic has."),
+        typer.Option(min=1, help="New number of partitions. Default: that of the source topic."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Add partitions to the topics of an event source that is stopped, inputs included, until all have equally many.
+    """Add partitions to the topics of a stopped event source, inputs included, until all have the same number.
 
-    Keys move: most of the records that are written from now on go to other partitions than the state of their keys.
-    That is right for a source without state, or whose keys are new every day; for others start over in new topics.
+    Keys move: most new records go to other partitions than the state of their keys. Use it for sources without state,
+    or with new keys every day; otherwise start over with new topics.
 
-    Exit codes: 0 all have as many; 1 members are running, a topic is missing or has more, you said no; 2 wrong usage.
+    Exit codes: 0 all have the same number; 1 members are running, a topic is missing or has more partitions, or not
+    confirmed; 2 wrong usage.
     """
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     found = named_source(source)
     config = found.config
     addresses = brokers(bootstrap_servers, config)
@@ -177,7 +178,7 @@ def _planned(
     wanted = partitions or found[config.topic]
     for name, count in found.items():
         if count > wanted:
-            raise TopicError(f"topic {name} has {count} partitions, more than {wanted}; none can be taken away")
+            raise TopicError(f"topic {name} has {count} partitions, more than {wanted}; partitions cannot be removed")
     last = sorted(found, key=lambda name: name == config.topic)
     return Growth(wanted, {name: found[name] for name in last if found[name] < wanted})
 
@@ -244,7 +245,7 @@ def _run(name: str, outputs: list[str], servers: str, timeout: float, *, json: b
     for sentence in sentences:
         complain(sentence)
     if sentences:
-        complain("what exists is never changed", hint="Change the settings of the source, or the topic, by hand.")
+        complain("existing topics are never changed", hint="Change the settings of the source, or the topic, by hand.")
         raise typer.Exit(1)
 
 

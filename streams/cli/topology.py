@@ -22,15 +22,15 @@ app = typer.Typer()
 @app.command()
 def topology(
     source: SourceName,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="A flowchart in Mermaid's language.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what an event source reads, handles, keeps and sends, by its code and settings. Asks no broker.
+    """Show the inputs, handlers, stores and outputs of an event source, from its code and settings. Contacts no broker.
 
     Exit codes: 0 shown; 1 the source cannot be loaded; 2 wrong usage.
     """
     if mermaid and json:
-        raise typer.BadParameter("--json and --mermaid are two forms: choose one", param_hint="--mermaid")
+        raise typer.BadParameter("choose either --json or --mermaid", param_hint="--mermaid")
     found = named_source(source).topology
     if mermaid:
         sys.stdout.write(found.mermaid())

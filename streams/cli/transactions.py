@@ -24,19 +24,15 @@ from streams.looks.figures import duration
 from streams.model.group import HANGING_SECONDS, HangingEnd, ListedTransaction, OpenTransaction
 from streams.settings.config import EventSourceConfig
 
-app = typer.Typer(no_args_is_help=True, help="Open transactions: list, hanging, end.")
+app = typer.Typer(no_args_is_help=True)
 
 _CLOSE_SECONDS: Final = 2.0
 
 _Source = Annotated[
     str,
-    typer.Argument(
-        metavar="[MODULE:SOURCE]", help="A source: its brokers, its settings, and its changelog, dead letters and loop."
-    ),
+    typer.Argument(metavar="MODULE:SOURCE", help="An event source: examine its changelog, dead letters and loop."),
 ]
-_Topics = Annotated[
-    list[str] | None, typer.Option("--topic", help="A topic to look into, instead of those. Repeatable.")
-]
+_Topics = Annotated[list[str] | None, typer.Option("--topic", help="Topic to examine instead. Repeatable.")]
 
 
 @app.command("list")
@@ -47,11 +43,11 @@ def list_open(
     timeout: Timeout = 15.0,
     json: Json = False,
 ) -> None:
-    """Show the open transactions: all that coordinators have, and those that hang in any topic. Changes nothing.
+    """List open transactions: all that coordinators know, and hanging ones in any topic. Changes nothing.
 
-    With a source or topics: what is open in these topics, and which transactional id has it.
+    With a source or topics, list the transactions that are open there, with their transactional ids.
 
-    Exit codes: 0 shown, also when there are none; 1 no answer, or no such topic; 2 wrong usage.
+    Exit codes: 0 shown, also if there are none; 1 no answer, or no such topic; 2 wrong usage.
     """
     if source or topic:
         _show(source, topic, bootstrap_servers, timeout, json=json, only_hanging=False)
@@ -80,27 +76,27 @@ def hanging(
     timeout: Timeout = 15.0,
     json: Json = False,
 ) -> None:
-    """Show the transactions that no coordinator lists, and the command that ends each. Changes nothing.
+    """List transactions that no coordinator knows, with the command that ends each. Changes nothing.
 
-    Without a source and topics, all topics are looked into.
+    Without a source or topics, all topics are searched.
 
-    Exit codes: 0 shown, also when there are none; 1 no answer, or no such topic; 2 wrong usage.
+    Exit codes: 0 shown, also if there are none; 1 no answer, or no such topic; 2 wrong usage.
     """
     _show(source, topic, bootstrap_servers, timeout, json=json, only_hanging=True)
 
 
-_Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
-_Partition = Annotated[int, typer.Option(min=0, help="The partition.")]
-_Start = Annotated[int, typer.Option(min=0, help="Where the transaction begins, as `hanging` shows it.")]
+_Topic = Annotated[str, typer.Option("--topic", help="Topic of the transaction.")]
+_Partition = Annotated[int, typer.Option(min=0, help="Partition of the transaction.")]
+_Start = Annotated[int, typer.Option(min=0, help="First offset of the transaction, as shown by `hanging`.")]
 _MinAge = Annotated[
     float,
     typer.Option(
         min=0,
-        help="Without any trace of its end: seconds since its last record, no fewer than the brokers' "
+        help="Seconds since the last record before an end without any trace counts as an abort. At least the brokers' "
         "transaction.max.timeout.ms.",
     ),
 ]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 
 
 @app.command()
@@ -115,14 +111,15 @@ def end(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """End a hanging transaction as it ended elsewhere: by a commit, or an abort. Readers go on behind it.
+    """End a hanging transaction as it ended in other partitions, by a commit or an abort. Consumers then read on.
 
-    It is committed if the log of the coordinators has it so, or a marker in another partition does. It is aborted if
-    that log has it as aborted, or if neither has a commit, --min-age after its last record. Without such a proof
-    the command refuses, and says what to look at. A transaction that a coordinator lists is refused, too: it ends that.
+    It is committed if the log of the coordinators, or a marker in another partition, shows a commit. It is aborted if
+    that log shows an abort, or if neither shows a commit and --min-age has passed since its last record. Otherwise the
+    command refuses and names what to check. A transaction that a coordinator knows is refused, too: the coordinator
+    ends it.
 
-    Needs the rights ClusterAction, Read on __transaction_state and on the topics that the transaction may have written
-    to, and Describe of all transactional ids: what this principal must not see looks as if it were not there.
+    Needs the rights ClusterAction; Read on __transaction_state and on all topics that the transaction may have written
+    to; Describe on all transactional ids: a hidden id looks like a missing one.
 
     Exit codes: 0 ended; 1 refused, not confirmed, or no answer; 2 wrong usage.
     """
@@ -141,9 +138,9 @@ def abort(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """End a hanging transaction as `end` does, but only by an abort: one that is committed elsewhere is refused.
+    """Abort a hanging transaction. Checks as `end` does; refuses one that is committed in another partition.
 
-    Exit codes: 0 ended; 1 refused, not confirmed, or no answer; 2 wrong usage.
+    Exit codes: 0 aborted; 1 refused, not confirmed, or no answer; 2 wrong usage.
     """
     place = topic, partition, start_offset
     _end(source, place, min_age, bootstrap_servers, timeout, yes, json, may_commit=False)
@@ -161,7 +158,7 @@ def _end(
     may_commit: bool = True,
 ) -> None:
     if json and not yes:
-        raise typer.BadParameter("--json cannot ask: say --yes", param_hint="--yes")
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     config = named_source(source).config if source else None
     servers, topic, partition = brokers(option, config), place[0], place[1]
     await_listener(servers, timeout)

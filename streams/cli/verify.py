@@ -41,43 +41,48 @@ _COMPACTED: Final = {"cleanup.policy": "compact"}
 
 @app.command()
 def verify(
-    source: Annotated[str, typer.Argument(metavar="MODULE:SOURCE", help="The event source, as for kes run.")],
+    source: Annotated[
+        str, typer.Argument(metavar="MODULE:SOURCE", help="An EventSource, or a function that returns one.")
+    ],
     events: Annotated[
         str,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="A function that yields the input: events, (key, event), or records of tables. Default: copy.",
+            help="Function that yields the input: events, (key, event) or table rows. Default: a copy.",
         ),
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, help="So many events, at most; tables are copied whole.")] = 20_000,
-    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Processes under attack.")] = 3,
-    kills: Annotated[int, typer.Option(min=0, help="SIGKILLs.")] = 5,
-    freezes: Annotated[int, typer.Option(min=0, help="SIGSTOPs past the session timeout.")] = 2,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of events. Tables are copied whole.")] = 20_000,
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="Number of processes to attack.")] = 3,
+    kills: Annotated[int, typer.Option(min=0, help="Number of kills (SIGKILL).")] = 5,
+    freezes: Annotated[int, typer.Option(min=0, help="Number of freezes (SIGSTOP) beyond the session timeout.")] = 2,
     output: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:PARTITIONS", help="A topic that the handlers write to.")
+        list[str] | None, typer.Option(metavar="NAME:PARTITIONS", help="Output topic of the handlers. Repeatable.")
     ] = None,
-    any_order: Annotated[bool, typer.Option(help="Outputs of one key come from several partitions.")] = False,
-    seed: Annotated[int | None, typer.Option(help="The seed of an earlier trial. Default: a new one.")] = None,
+    any_order: Annotated[bool, typer.Option(help="Compare outputs of a key in any order.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of an earlier trial, to repeat it. Default: a new one.")
+    ] = None,
     patience: Annotated[
-        float, typer.Option(min=1.0, max=86_400, help="Seconds without progress until it has failed.")
+        float, typer.Option(min=1.0, max=86_400, help="Seconds without progress before the trial fails.")
     ] = 90.0,
-    bootstrap_servers: Annotated[str, typer.Option(help="Where the input is copied from. Default: the source's.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON instead of text.")] = False,
+    bootstrap_servers: Annotated[
+        str, typer.Option(help="Brokers to copy the input from. Default: those of the source.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Kill and freeze an event source at random moments, and compare what it leaves behind.
+    """Kill and freeze an event source at random moments, and compare its results with those of an undisturbed run.
 
-    The input (by default a copy of the source topic's beginning) goes to two throw-away brokers on this machine. On one
-    of them a single worker handles it in peace; on the other one several do, under attack. Outputs per key and the
-    state have to be the same. Nothing is written to your cluster, nor to the folder of StateConfig. Handlers must be
-    deterministic, and what they do outside of Kafka is done again. Topics that they send to are declared with
-    source.output, or named with --output: the trial ends at the first that is not. Time is real: timers that are not
-    due when the input is handled do not fire, and the answer counts them.
+    The input (by default a copy of the beginning of the source topic) goes to two temporary brokers on this machine. On
+    one of them a single worker handles it undisturbed; on the other one several workers do, under attack. Outputs per
+    key and the state have to be equal. Nothing is written to your cluster or to StateConfig.folder. Handlers must be
+    deterministic, and their effects outside of Kafka are repeated. Output topics are declared with source.output, or
+    named with --output: the trial ends at the first undeclared one. Timers that are not due by the end of the input do
+    not fire; the result counts them.
 
-    Joined tables and lookups have all their rows before the first event, and change no more. A source with further
-    inputs or a loop is refused, since the order between topics differs from run to run: streams.testing.search tries
-    such a source.
+    Joined tables and lookups are complete before the first event and do not change. A source with further inputs or a
+    loop is refused, since the order between topics differs from run to run; use streams.testing.search instead.
 
-    Exit codes: 0 the same; 1 differences, or the trial could not be done (the workers' logs are kept then, the answer
+    Exit codes: 0 equal; 1 differences, or the trial could not be run (the logs of the workers are kept, and the result
     names their folder); 2 wrong usage; 130, 143: ended by SIGINT, SIGTERM.
     """
     found = named_source(source)

@@ -24,20 +24,18 @@ from streams.sak.harmless import harmless
 from streams.views.blocking import BlockingView
 from streams.views.view import View
 
-app = typer.Typer(
-    no_args_is_help=True, help="A compacted topic or a source's state as a view has it: get, scan, watch."
-)
+app = typer.Typer(no_args_is_help=True)
 
 _WIDEST: Final = 100
 
 _Target = Annotated[
-    str, typer.Argument(metavar="MODULE:SOURCE|TOPIC", help="A source, whose state it is then; or a compacted topic.")
+    str, typer.Argument(metavar="MODULE:SOURCE|TOPIC", help="An event source, for its state, or a compacted topic.")
 ]
 _AtLeast = Annotated[
     list[str] | None,
-    typer.Option("--at-least", metavar="PARTITION@OFFSET", help="Wait until this record is in it. May be repeated."),
+    typer.Option("--at-least", metavar="PARTITION@OFFSET", help="Wait until this record is in the view. Repeatable."),
 ]
-_Prefix = Annotated[str, typer.Option("--prefix", help="Only keys that begin so.")]
+_Prefix = Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.")]
 
 
 class _Shown(NamedTuple):
@@ -71,7 +69,7 @@ def view() -> None:
 @app.command()
 def get(
     target: _Target,
-    key: Annotated[str, typer.Argument(help="The key, as `scan` shows it: o1, 17, or JSON.")],
+    key: Annotated[str, typer.Argument(help="Key, as shown by `scan`: o1, 17, or JSON.")],
     at_least: _AtLeast = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -79,7 +77,7 @@ def get(
 ) -> None:
     """Show the value of one key.
 
-    Exit codes: 0 shown; 1 no such key, no such topic, one that is not compacted, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such key or topic, a topic that is not compacted, or no broker answers; 2 wrong usage.
     """
     with _opened(target, at_least, bootstrap_servers, timeout) as shown:
         rows = shown.rows(lambda name: name == key)
@@ -100,38 +98,38 @@ def get(
 def scan(
     target: _Target,
     prefix: _Prefix = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many entries at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")] = 100,
     at_least: _AtLeast = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Show keys and values, as of one moment, by key.
+    """Show keys and values by key, as of one moment.
 
-    Exit codes: 0 shown; 1 no such topic, one that is not compacted, or no broker answers; 2 wrong usage.
+    Exit codes: 0 shown; 1 no such topic, a topic that is not compacted, or no broker answers; 2 wrong usage.
     """
     with _opened(target, at_least, bootstrap_servers, timeout) as shown:
         rows, positions = shown.rows(lambda name: name.startswith(prefix)), shown.view.positions
     emit({"keys": len(rows), "positions": positions, "entries": rows[:limit]}, json, lambda: _table(rows[:limit]))
     if len(rows) > limit and not json:
-        complain(f"{limit:,} of {len(rows):,} keys are shown: --limit shows more, --prefix chooses")
+        complain(f"{limit:,} of {len(rows):,} keys are shown: raise --limit, or use --prefix")
 
 
 @app.command()
 def watch(
     target: _Target,
     prefix: _Prefix = "",
-    initial: Annotated[bool, typer.Option("--initial", help="Begin with everything that is there.")] = False,
+    initial: Annotated[bool, typer.Option("--initial", help="Start with all present entries.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
-    json: Annotated[bool, typer.Option("--json", help="A line of JSON per change.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per change.")] = False,
 ) -> None:
     """Show changes as they are committed, until Ctrl-C: each key with its old and its new value.
 
-    Changes of a key that come faster than they are shown are merged: the last one is always shown.
+    Changes of a key that arrive faster than they are shown are merged. The last one is always shown.
 
-    Exit codes: 0 until Ctrl-C; 1 no such topic, one that is not compacted, it is deleted, or no broker answers; 2 wrong
-    usage.
+    Exit codes: 0 ended by Ctrl-C; 1 no such topic, a topic that is not compacted or was deleted, or no broker answers;
+    2 wrong usage.
     """
     try:
         with _opened(target, None, bootstrap_servers, timeout) as shown:

@@ -32,25 +32,24 @@ app = typer.Typer()
 @app.command()
 def visit(
     source: SourceName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The visit, as it is registered.")],
-    run: Annotated[str, typer.Option("--run", help="The run's id. A partition takes an id once.")] = "",
-    status: Annotated[bool, typer.Option("--status", help="Show how far its runs are, and start nothing.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the run, or all runs.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the registered visit.")],
+    run: Annotated[str, typer.Option("--run", help="Id of the run. The same id starts nothing a second time.")] = "",
+    status: Annotated[bool, typer.Option("--status", help="Show the progress of its runs. Starts nothing.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the run, or all runs without --run.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
     """Start a run of a visit: each key of the source's store once, in all partitions. Returns at once.
 
-    The request is kept: members that are down, or partitions that are between two members, take it later. Give --run
-    to be able to repeat the command: the same id starts nothing a second time. --status reads what running members
-    publish.
+    The request is durable: members that are down, and partitions that are moving, take it later. With --run the command
+    can be repeated safely. --status reads the status that running members publish.
 
-    Exit codes: 0 requested, or shown; 1 no such visit, no topic for requests, no member that publishes its
-    status, or no broker answers; 2 wrong usage.
+    Exit codes: 0 requested, or shown; 1 no such visit, no topic for requests, no member publishes its status, or no
+    broker answers; 2 wrong usage.
     """
     if status and cancel:
-        raise typer.BadParameter("--status changes nothing, and --cancel does: choose one", param_hint="--status")
+        raise typer.BadParameter("choose either --status or --cancel", param_hint="--status")
     found = named_source(source)
     found.config = msgspec.structs.replace(
         found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
@@ -97,8 +96,8 @@ def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRun
         members = ", ".join(sorted(member.instance for member in view.members))
         why = f"{members}: nothing is published by them (yet)" if members else "none is running"
         raise ConfigError(
-            f"no member of the group {config.group_id} tells its status: {'; '.join(problems) or why}. "
-            "Runs go on where they are when members start"
+            f"no member of the group {config.group_id} publishes its status: {'; '.join(problems) or why}. "
+            "Runs continue when members start"
         )
     return joined_runs(run for member in live.values() for run in member.status.visits if run.visit == name)
 

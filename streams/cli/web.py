@@ -30,10 +30,12 @@ app = typer.Typer()
 @app.command()
 def web(
     target: Annotated[
-        str, typer.Argument(metavar="[MODULE:SOURCE]", help="An EventSource: its group, settings and topology.")
+        str, typer.Argument(metavar="MODULE:SOURCE", help="An event source, for its group, settings and topology.")
     ] = "",
-    group: Annotated[str, typer.Option("--group", "-g", help="The group, if no source is named.")] = "",
-    http: Annotated[str, typer.Option("--http", metavar="ADDRESS", help="HOST:PORT or PORT.")] = "127.0.0.1:8780",
+    group: Annotated[str, typer.Option("--group", "-g", help="Group, if no source is given.")] = "",
+    http: Annotated[
+        str, typer.Option("--http", metavar="ADDRESS", help="HOST:PORT or PORT to serve.")
+    ] = "127.0.0.1:8780",
     http_tokens: TokenFile = "",
     http_certificate: Certificate = "",
     http_key: CertificateKey = "",
@@ -41,9 +43,9 @@ def web(
     http_behind_tls_proxy: BehindProxy = False,
     bootstrap_servers: Servers = "",
 ) -> None:
-    """Show an event source, or any group, in the browser, until Ctrl-C. Runs no source.
+    """Show an event source, or any group, in the browser, until Ctrl-C. Does not run the source.
 
-    Exit codes: 0 until Ctrl-C; 1 the address is taken, or a file cannot be used; 2 wrong usage.
+    Exit codes: 0 ended by Ctrl-C; 1 the address is taken, or a file cannot be used; 2 wrong usage.
     """
     if bool(target) == bool(group):
         raise typer.BadParameter("name either MODULE:SOURCE or --group GROUP", param_hint="MODULE:SOURCE")

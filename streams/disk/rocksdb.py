@@ -71,11 +71,7 @@ def _shared(memory_bytes: int) -> tuple[Any, Any]:
 
 
 class RocksDatabase:
-    """One database. ``at`` is called before each step of a write."""
-
-    @staticmethod
-    def at(step: str) -> None:
-        """Do nothing: the place of the crash tests."""
+    """One database."""
 
     def __init__(self, folder: Path, memory_bytes: int, files: int) -> None:
         self.path = folder
@@ -182,7 +178,6 @@ class RocksDatabase:
             self._reopen()
         db = self._opened()
         try:
-            self.at("batch")
             for start in range(0, len(changes), BATCH):
                 began = time.monotonic()
                 batch = self._rocks.WriteBatch(raw_mode=True)
@@ -194,14 +189,11 @@ class RocksDatabase:
                 self._write(db, batch)
                 if start + BATCH < len(changes):
                     time.sleep(time.monotonic() - began)
-            self.at("mark")
             if mark is not None:
                 batch = self._rocks.WriteBatch(raw_mode=True)
                 batch.put(_MARK, mark)
                 self._write(db, batch)
-            self.at("commit")
             db.flush(True)
-            self.at("done")
         except OSError:
             raise
         except Exception as error:

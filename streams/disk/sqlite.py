@@ -58,11 +58,7 @@ class SQLite:
 
 
 class SQLiteDatabase:
-    """One database: a connection that reads, and one that writes. ``at`` is called before each step of a write."""
-
-    @staticmethod
-    def at(step: str) -> None:
-        """Do nothing: the place of the crash tests."""
+    """One database: a connection that reads, and one that writes."""
 
     def __init__(self, folder: Path, cache_bytes: int) -> None:
         self.path = folder / FILE
@@ -191,7 +187,6 @@ class SQLiteDatabase:
         with self._translated():
             try:
                 self._writer.execute("BEGIN IMMEDIATE")
-                self.at("batch")
                 count, total = self._count, self._sum
                 for start in range(0, len(changes), BATCH):
                     began = time.monotonic()
@@ -199,11 +194,8 @@ class SQLiteDatabase:
                     if start + BATCH < len(changes):
                         time.sleep(time.monotonic() - began)
                 mark = self._mark if mark is None else mark
-                self.at("mark")
                 self._set_mark(count, total, mark)
-                self.at("commit")
                 self._writer.execute("COMMIT")
-                self.at("done")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     self._writer.execute("ROLLBACK")

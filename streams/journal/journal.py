@@ -200,7 +200,7 @@ class Journal:
         return self.claim(), group
 
     def claim(self) -> Claim:
-        """Make the claim of the journal's writer; for the command line and for tests."""
+        """Make the claim of the journal's writer."""
         identity, seconds = f"{self.name}.writer", _CLAIM_SECONDS
         return Claim(self.settings, identity, self.name, transaction_seconds=seconds, call_seconds=seconds)
 

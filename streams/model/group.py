@@ -25,29 +25,18 @@ def transactional_id(group_id: str, instance: str, slot: int) -> str:
     """Return ``<group>.<instance>.kes~<slot>``: stable over restarts, so that a successor can end transactions left
     open.
 
-    The group comes first because rights are granted by prefix. The mark is in the slot, so that members of versions
-    before the mark do not take such an id for their own, and do not fence it in a rolling upgrade.
+    The group comes first because rights are granted by prefix.
     """
     return f"{group_id}.{instance}.{_MARK}{slot}"
 
 
 def instance_of(group_id: str, transactional_id: str) -> str | None:
     """Return the instance that a transactional id belongs to, or ``None`` when it is not one of this group."""
-    return _instance(group_id, transactional_id, _MARK)
-
-
-def instance_of_unmarked(group_id: str, transactional_id: str) -> str | None:
-    """Return the instance of ``<group>.<instance>.<slot>``, an id of versions before the mark. Ids of other programs
-    may have that form, too."""
-    return _instance(group_id, transactional_id, "")
-
-
-def _instance(group_id: str, transactional_id: str, mark: str) -> str | None:
     # Read from the right, because a group id may contain dots and may begin with another group's id.
     rest, dot, slot = transactional_id.rpartition(".")
     group, dot_before, instance = rest.rpartition(".")
-    number = slot.removeprefix(mark)
-    if not (dot and dot_before and instance and slot.startswith(mark) and number.isascii() and number.isdecimal()):
+    number = slot.removeprefix(_MARK)
+    if not (dot and dot_before and instance and slot.startswith(_MARK) and number.isascii() and number.isdecimal()):
         return None
     return instance if group == group_id else None
 

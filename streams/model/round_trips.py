@@ -32,7 +32,7 @@ EVERYTHING: Final = [False]
 
 @contextmanager
 def everything_read_back() -> Iterator[None]:
-    """Read every value back, for tests."""
+    """Read every value back within the block, as ``TestDriver`` does."""
     before, EVERYTHING[0] = EVERYTHING[0], True
     try:
         yield

@@ -104,7 +104,7 @@ class Engine:
         """Whether partitions may still come here: until the last barrier begins."""
         self.workers: dict[int, PartitionWorker] = {}
         """The partitions that are here; ``partitions`` changes it."""
-        self._watchdog = environment.watchdog(config.rebalance_timeout_seconds)
+        self._watchdog = environment.watchdog(config.timeouts.rebalance_timeout_seconds)
         self._events: deque[GroupEvent] = deque()
         self._news, self._stop, self._tasks = Signal(), anyio.Event(), anyio.create_task_group()
         self._drain, self._has_joined = True, False
@@ -285,7 +285,9 @@ class Engine:
 
     async def _until_no_drain(self, giving_up: TaskGroup) -> None:
         """Cut the drain short when it is taken back or cannot succeed any more."""
-        deadline = self.now() + self.config.drain_timeout_seconds + 2 * self.config.call_timeout_seconds
+        deadline = (
+            self.now() + self.config.timeouts.drain_timeout_seconds + 2 * self.config.timeouts.call_timeout_seconds
+        )
         while self._drain and self.workers and self.now() < deadline:
             await anyio.sleep(0.01)
         if self.workers:

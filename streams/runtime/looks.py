@@ -115,7 +115,7 @@ class Looks:
             )
         except StreamsError:
             return False
-        if known and not self._member.config.static_membership:
+        if known and not self._member.config.group.static_membership:
             self._lease = snapshot, sent + self._lease_seconds
         return known and member.is_current and self._clock() < sent + self._lease_seconds
 

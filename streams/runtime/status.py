@@ -106,7 +106,7 @@ class Status:
 
     async def run(self) -> None:
         """Publish news until cancelled."""
-        if not self._member.config.publish_status:
+        if not self._member.config.group.publish_status:
             return
         while not self._over:
             notes = self._news()

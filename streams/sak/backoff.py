@@ -18,7 +18,8 @@ def backoff_seconds(
     ``longest``.
 
     Up to the share ``jitter`` of it is added or taken off at random, so that many who failed together do not come back
-    together; the result may exceed ``longest`` by that share. ``failures <= 0`` gives 0. ``rng`` is for tests.
+    together; the result may exceed ``longest`` by that share. ``failures <= 0`` gives 0. ``rng``
+    replaces the module ``random``.
     """
     if failures <= 0:
         return 0.0

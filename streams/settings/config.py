@@ -39,7 +39,7 @@ from streams.settings.groups import (
     check_name,
     check_type,
 )
-from streams.settings.sources import TakesOutsideSettings, bootstrap_servers, flat, variable, without_credentials
+from streams.settings.sources import TakesOutsideSettings, bootstrap_servers, variable, without_credentials
 
 BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
 """Environment variable with the brokers' addresses, used when the settings name none."""
@@ -80,10 +80,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
       transactions), ``state`` (``StateConfig``: state on disk), ``queries`` (``QueryConfig``: between processes).
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
-
-    The settings of ``group``, ``timeouts`` and ``queues`` exist here under their own names as well: ``num_standbys=1``
-    is ``group=GroupConfig(num_standbys=1)``, and beside a group it replaces that one setting. These flat names are for
-    settings written before there were groups; the next release drops them.
     """
 
     group_id: str
@@ -115,28 +111,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     on_partition_activated: Callable[[int], None] | None = None
     on_partition_revoked: Callable[[int], None] | None = None
     metrics_handler: MetricsHandler | None = None
-
-    # flat names, for one release
-    strategy: str | tuple[str, ...] = flat("group")
-    membership: str = flat("group")
-    static_membership: bool = flat("group")
-    num_standbys: int = flat("group")
-    max_moves: int = flat("group")
-    max_move_bytes: int = flat("group")
-    preparation_timeout_seconds: float = flat("group")
-    leave_timeout_seconds: float = flat("group")
-    publish_status: bool = flat("group")
-    session_timeout_seconds: float = flat("timeouts")
-    transaction_timeout_seconds: float = flat("timeouts")
-    heartbeat_interval_seconds: float = flat("timeouts")
-    rebalance_timeout_seconds: float = flat("timeouts")
-    drain_timeout_seconds: float = flat("timeouts")
-    call_timeout_seconds: float = flat("timeouts")
-    recovery_timeout_seconds: float = flat("timeouts")
-    max_queued_records: int = flat("queues")
-    max_queued_bytes: int = flat("queues")
-    max_queued_bytes_total: int = flat("queues")
-    max_poll_records: int = flat("queues")
 
     def __post_init__(self) -> None:
         for name in ("group_id", "topic", "changelog_topic", "dead_letter_topic", "instance_id"):
@@ -191,11 +165,6 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         for name in ("client_settings", "source_client_settings"):
             fields[name] = sorted(fields[name])
         return f"EventSourceConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
-
-    @property
-    def strategies(self) -> tuple[str, ...]:
-        """Return ``group.strategies``, under its flat name."""
-        return self.group.strategies
 
     @property
     def source_is_elsewhere(self) -> bool:

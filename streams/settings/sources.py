@@ -16,7 +16,6 @@ import functools
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_origin
 
@@ -171,40 +170,13 @@ def joined_client_settings(given: Mapping[str, Any] | None, table: str = CLIENTS
 # -- in classes of settings --------------------------------------------------------------------------------------------
 
 
-class _FlatName:
-    """The default of a flat name in a class of settings: the name stands for a setting of this group."""
-
-    def __init__(self, group: str) -> None:
-        self.group = group
-
-
-def flat(group: str) -> Any:
-    """Declare a flat name."""
-    return _FlatName(group)
-
-
 class TakesOutsideSettings(msgspec.StructMeta):
-    """A class of settings in groups. What its constructor is not given comes from outside.
-
-    Its constructor takes the groups' settings by their flat names as well. A flat name is no field: in the constructor
-    it replaces that one setting of its group, and as an attribute it is read from there. Type checkers take it for a
-    field, so that they know its type in both places. A group that is given is taken as it is.
-    """
-
-    _flat_names: dict[str, str]
-
-    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        flat = {key: value.group for key, value in namespace.items() if isinstance(value, _FlatName)}
-        for key, group in flat.items():
-            del namespace["__annotations__"][key]
-            namespace[key] = property(attrgetter(f"{group}.{key}"), doc=f"``{group}.{key}``, under its flat name.")
-        made = super().__new__(mcls, name, bases, namespace, **options)
-        made._flat_names = {**getattr(made, "_flat_names", {}), **flat}  # a subclass takes those of its base
-        return made
+    """A class of settings in groups. What its constructor is not given comes from outside; a group that is given is
+    taken as it is."""
 
     if not TYPE_CHECKING:
 
-        def __call__(cls, *args: Any, **settings: Any) -> Any:
+        def __call__(cls, *args: Any, **settings: Any) -> Any:  # noqa: N805 (a metaclass)
             outside = outside_settings(cls)
             for table in CLIENTS:
                 if isinstance(given := settings.get(table), Mapping):
@@ -214,16 +186,6 @@ class TakesOutsideSettings(msgspec.StructMeta):
                 for table in CLIENTS[1:]:
                     if settings.get(table) == outside.get(table):
                         settings.pop(table, None)
-            given_flat: dict[str, dict[str, Any]] = {}
-            for key in [key for key in settings if key in cls._flat_names]:
-                given_flat.setdefault(cls._flat_names[key], {})[key] = settings.pop(key)
-            defaults = defaults_of(cls)
-            for name, changes in given_flat.items():
-                group = settings.get(name, defaults[name])
-                try:
-                    settings[name] = msgspec.structs.replace(group, **changes)
-                except ConfigError as error:  # names the settings as they were given
-                    raise ConfigError(str(error).replace(f"{type(group).__name__}.", "")) from None
             try:
                 return super().__call__(*args, **settings)
             except TypeError as error:
@@ -232,15 +194,21 @@ class TakesOutsideSettings(msgspec.StructMeta):
 
 def _wrong_settings(cls: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> ConfigError | None:
     """Make the error of settings that do not exist or are missing; ``None`` if that is not the mistake."""
-    known = [*cls.__struct_fields__, *cls._flat_names]
+    fields = cls.__struct_fields__
     if args:
-        return ConfigError(f"{cls.__name__} takes its settings by name: {cls.__name__}({known[0]}=..., ...)")
-    for name in [name for name in settings if name not in known]:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"its settings are {', '.join(cls.__struct_fields__)}"
+        return ConfigError(f"{cls.__name__} takes its settings by name: {cls.__name__}({fields[0]}=..., ...)")
+    grouped = {
+        key: f"{name}={kind.__name__}({key}=...)"
+        for name, kind in fields_of(cls).items()
+        if is_group(kind)
+        for key in kind.__struct_fields__
+    }
+    for name in [name for name in settings if name not in fields]:
+        near = difflib.get_close_matches(name, [*fields, *grouped], 1)
+        hint = f"did you mean {grouped.get(near[0], near[0])}?" if near else f"its settings are {', '.join(fields)}"
         return ConfigError(f"{cls.__name__} has no setting {name!r}; {hint}")
-    required = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
-    missing = [name for name in cls.__struct_fields__[:required] if name not in settings]
+    required = len(fields) - len(cls.__struct_defaults__)
+    missing = [name for name in fields[:required] if name not in settings]
     return ConfigError(f"{cls.__name__} needs {' and '.join(missing)}") if missing else None
 
 

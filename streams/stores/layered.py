@@ -33,7 +33,7 @@ _BEHIND: Final = RESERVED_KEY_PREFIX[:-1] + bytes([RESERVED_KEY_PREFIX[-1] + 1])
 
 
 class Nothing:
-    """The database of a table that has none yet, or in tests never: everything stays in the overlay."""
+    """The database of a table that has none yet, or never as in ``TestDriver``: everything stays in the overlay."""
 
     def get(self, key: bytes, /) -> bytes | None:
         return None

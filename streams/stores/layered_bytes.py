@@ -11,11 +11,6 @@ from streams.stores.journalled import JournalledBytes
 from streams.stores.layered import LayeredEngine
 
 
-def without_engine(layout: str) -> str:
-    """Return the layout of the same store without an engine: its keys and values are the same bytes."""
-    return layout.partition(" on ")[0].removeprefix("Disk")
-
-
 class LayeredBytes(JournalledBytes):
     """A ``DiskStore`` in bytes; not for use by itself. Without a database, as in ``TestDriver``, everything stays in
     memory.

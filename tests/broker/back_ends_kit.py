@@ -29,7 +29,7 @@ from streams.events import event_type_of
 from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, decode_offset
 from streams.runtime.partition.dead_letters import PREFIX
-from tests.vocabulary import TOTALS, Added, Work, tell_total
+from tests.vocabulary import TOTALS, Added, Work, config_of, tell_total
 
 Make = Callable[[EventSourceConfig], EventSource[Any]]
 Play = Callable[["BackEnd"], None]
@@ -77,7 +77,7 @@ class BackEnd(ABC):
 
     def config(self, **settings: Any) -> EventSourceConfig:
         """The same on both sides but for the broker's address."""
-        return EventSourceConfig(
+        return config_of(
             **{
                 "group_id": self.group,
                 "topic": self.topic,

@@ -29,12 +29,13 @@ from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, SimpleStore, StateConfig, Table, disk, event_type
+from streams import EventContext, EventSource, SimpleStore, StateConfig, Table, disk, event_type
 from streams.metrics import Measurement, TransactionSettled
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
 from streams.testing.oracle import Sent, State
 from tests.broker import bank_ahead
+from tests.vocabulary import config_of
 
 PARTITIONS = 4
 _log = logging.getLogger("bank")
@@ -147,7 +148,7 @@ def build(
     kind = os.environ.get("BANK_STORE") or "Table"
     store = store_of(kind, getattr(disk, engine)() if engine else None)
     source = EventSource(
-        EventSourceConfig(
+        config_of(
             group_id=group,
             topic=topic_of(group),
             bootstrap_servers=bootstrap,

@@ -25,7 +25,7 @@ from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.dead_letters import PREFIX
 from tests.unit.waiting import PATIENCE, until
-from tests.vocabulary import ADDED, INTS, TOTALS, Total, Totals, added, count, register, tell_total
+from tests.vocabulary import ADDED, INTS, TOTALS, Total, Totals, added, config_of, count, register, tell_total
 
 STEADY = {"session_timeout_seconds": 14.0, "transaction_timeout_seconds": 12.0}
 """A machine that stands still for some seconds costs nobody his membership, and no transaction."""
@@ -79,7 +79,7 @@ class Lab:
         await asyncio.to_thread(self.admin.create, specs, 30.0)
 
     def config(self, **settings: Any) -> EventSourceConfig:
-        return EventSourceConfig(
+        return config_of(
             **{
                 "group_id": self.group,
                 "topic": self.topic,

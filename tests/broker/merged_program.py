@@ -20,7 +20,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, StateConfig, Table, Update, event_type
+from streams import (
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    GroupConfig,
+    StateConfig,
+    Table,
+    TimeoutConfig,
+    Update,
+    event_type,
+)
 from streams.disk import SQLite
 from streams.errors import StreamsError
 from streams.kafka.questions.takeover import KafkaPythonTakeOver
@@ -88,9 +98,8 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
         num_partitions=PARTITIONS,
         bootstrap_servers=bootstrap,
         instance_id=instance,
-        num_standbys=1,
-        session_timeout_seconds=session,
-        transaction_timeout_seconds=session - 1.0,
+        group=GroupConfig(num_standbys=1),
+        timeouts=TimeoutConfig(session_timeout_seconds=session, transaction_timeout_seconds=session - 1.0),
         loop=True,
         visits=True,
         metrics_handler=settled_hook(plan),

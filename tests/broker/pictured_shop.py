@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, GroupConfig, Table, event_type
 from streams.web import ActionRun, Monitor
 
 GROUP, TOPIC, INVOICES = "shop", "orders", "invoices"
@@ -34,7 +34,7 @@ class Account(msgspec.Struct, frozen=True):
     cents: int = 0
 
 
-config = EventSourceConfig(group_id=GROUP, topic=TOPIC, num_partitions=PARTITIONS, num_standbys=1)
+config = EventSourceConfig(group_id=GROUP, topic=TOPIC, num_partitions=PARTITIONS, group=GroupConfig(num_standbys=1))
 source = EventSource(config, Table.factory(key=str, value=Account))
 source.output(INVOICES, num_partitions=PARTITIONS)
 Context = EventContext[Table[str, Account]]

@@ -182,13 +182,13 @@ def test_it_shows_the_letters_and_asks(
     assert main.main(["dlq", "replay", "--all", *words]) == code
     out, err = capsys.readouterr()
     assert "\\x1b[2J" in err
-    assert "2 letters to be sent again? [y/N]" in err
+    assert "2 letters will be sent again. Continue? [y/N]" in err
     assert ("sent again: 2 letters" in out) is bool(sent)
     assert len(lab._records(lab.topic, None)) == sent
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert main.main(["dlq", "drop", "0@0", *words]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("nothing to do: no chosen letter is open\n" if sent else "dropped: 1 letter\n")
+    assert out.endswith("nothing to do: no selected letter is open\n" if sent else "dropped: 1 letter\n")
 
 
 @pytest.mark.parametrize("words", [["--all"], ["0@0"]])

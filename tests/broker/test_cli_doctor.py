@@ -109,11 +109,14 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     assert "replication_factor is 2, and there are 1 brokers" in said["settings"]
     assert f"topic {lab.changelog} has 3 partitions, settings say 2" in said["topics"]
     assert "cleanup.policy" in said["topics"]
-    assert f"{lab.topic}[0]: the group's offset 5 is ahead of the changelog's (3): no start" in said["group"]
+    assert (
+        f"{lab.topic}[0]: the group's offset 5 is ahead of the changelog's (3): the source would not start"
+        in said["group"]
+    )
     assert f"{lab.topic}[1]: the group's offset 1 is ahead of the changelog's (None)" in said["group"]
     assert "-> kes offsets accept shop:source -p 0" in said["group"]
     arguments = f"--topic {lab.changelog} --partition 1 --start-offset 4711"
-    assert f"{lab.changelog}[1]: a transaction from 4711 on is never ended" in said["transactions"]
+    assert f"{lab.changelog}[1]: a transaction from 4711 on never ends" in said["transactions"]
     assert f"-> kes txn end shop:source {arguments}" in said["transactions"]
     assert f"1 of the newest 2 records of {lab.topic} are in other partitions" in said["keys"]
     assert "partitioner=murmur2_random" in said["keys"]
@@ -127,11 +130,19 @@ async def test_a_source_that_has_stopped_at_a_record_is_seen(lab: Lab, office: O
     await lab.flush()
     with GroupChecks(source.config.resolved()) as group:
         for offset, state, said in [
-            (1, "problem", f"{lab.topic}[0] cannot be read, and a start stops there: {lab.topic}[0]@1: "),
+            (1, "problem", f"{lab.topic}[0] cannot be read, and a start would stop there: {lab.topic}[0]@1: "),
             (1, "problem", "or kes skip shop:source 0@1 --dead-letter --reason '...'"),
-            (1, "warning", f"no member runs, and records wait (2); the next start goes on at {lab.topic}[0]@1 ->"),
-            (2, "warning", f"no member runs, and records wait (1); the next start goes on at {lab.topic}[0]@2 ->"),
-            (3, "ok", "no record waits"),
+            (
+                1,
+                "warning",
+                f"no member is running, and records are waiting (2); the next start continues at {lab.topic}[0]@1 ->",
+            ),
+            (
+                2,
+                "warning",
+                f"no member is running, and records are waiting (1); the next start continues at {lab.topic}[0]@2 ->",
+            ),
+            (3, "ok", "no records are waiting"),
         ]:
             await asyncio.to_thread(group.set_offsets, {0: offset})
             [text] = (await office.look(source, code=int(offset == 1)))["progress", state]
@@ -159,7 +170,7 @@ async def test_a_cluster_alone_and_for_people(kafka_broker: BrokerAddress, capsy
 async def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(main.main, ["doctor", "--bootstrap-servers", "127.0.0.1:1,127.0.0.1:2"]) == 1
     out = capsys.readouterr().out
-    assert "127.0.0.1:1 takes no connection" in out
+    assert "127.0.0.1:1 refuses connections" in out
     assert out.endswith("2 problems\n")
     assert await asyncio.to_thread(main.main, ["doctor", "--bootstrap-servers", "nonsense"]) == 1
     assert "must be host:port" in capsys.readouterr().err

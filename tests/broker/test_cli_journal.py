@@ -84,7 +84,7 @@ async def test_a_journal_is_shown_trimmed_and_verified(
     code, (verified,), _ = run("verify", journal.name, "--service", "shop:service", "--json")
     assert (code, verified["terms"], verified["entries"], verified["snapshots"]) == (0, 1, 12, covers[1:])
     code, _, err = run("verify", journal.name, "--service", "shop:other")
-    assert (code, f"'shop:other' is no Replicated of the journal {journal.name}" in err) == (1, True)
+    assert (code, f"'shop:other' is not a Replicated of the journal {journal.name}" in err) == (1, True)
 
     code, (kept,), _ = run("trim", journal.name, "--keep", "4", "--yes", "--json")
     assert (code, kept["start"]) == (0, 0)

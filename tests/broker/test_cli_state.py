@@ -284,7 +284,7 @@ async def test_a_join_is_forgotten(lab: Lab, kes: Kes) -> None:
     await lab.send(int_codec.encode(7), b"ada", None, topic=table)
     await lab.flush()
     assert await handled(joins=True) == b"7"
-    assert "only a join that the source does not declare" in (await run(release(joins=True), "--yes"))[2]
+    assert "only rows of a join that the source no longer declares" in (await run(release(joins=True), "--yes"))[2]
     assert await handled(joins=False) == b"0"
     async with Running(release(joins=False)):
         code, _, err = await run(release(joins=False), "--yes")

@@ -110,7 +110,7 @@ def test_what_is_chosen_is_shown(shown: Callable[..., list[str]], words: list[st
         (["-p", "7"], 1, "has the partitions 0 to 1, not 7"),
         (["--from", "5@1"], 1, "has the partitions 0 to 1, not 5"),
         (["--from", "0@1", "--until", "1@1"], 2, "more than one partition is named"),
-        (["--follow", "--until", "3"], 2, "--follow has no end"),
+        (["--follow", "--until", "3"], 2, "--follow cannot have an end"),
         (["another"], 2, "name one topic, and one source"),
     ],
 )

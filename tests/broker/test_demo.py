@@ -1,4 +1,4 @@
-"""``kes demo``, the whole way, on a part of the year: right numbers, clean ends, two at once."""
+"""The flights demo, the whole way, on a part of the year: right numbers, clean ends, two at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Demo:
         self._messages = folder / "messages.txt"
         with self._messages.open("wb") as messages:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "streams", "demo", "--out", str(folder), *arguments],
+                [sys.executable, "-m", "examples.flights", "--out", str(folder), *arguments],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=messages,
@@ -124,7 +124,7 @@ def test_a_second_demo_in_the_same_folder_says_so(tmp_path: Path) -> None:
     with demo(tmp_path, "--events", "3000") as first:
         first.wait_for("starting Kafka")
         second = subprocess.run(
-            [sys.executable, "-m", "streams", "demo", "--out", str(tmp_path)],
+            [sys.executable, "-m", "examples.flights", "--out", str(tmp_path)],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     run = subprocess.run(
-        [sys.executable, "-m", "streams", "demo", "--out", str(file / "out")],
+        [sys.executable, "-m", "examples.flights", "--out", str(file / "out")],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -304,7 +304,7 @@ def test_command_line_broker_that_was_killed_is_not_listed_and_its_name_is_free(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("start", "--set", "nonsense"), "--set wants NAME=VALUE"),
+        (("start", "--set", "nonsense"), "--set must be NAME=VALUE"),
         (("start", "--set", "node.id=5"), "node.id belongs to the embedded broker"),
         (("start", "--name", "../x"), "a broker's name is"),
     ],

@@ -164,10 +164,10 @@ def deposited(ctx: EventContext[Any], event: example_bank.Deposited) -> None:
 
 
 SOURCE = """
-from streams import EventSource, EventSourceConfig, Table
+from streams import EventSource, EventSourceConfig, GroupConfig, Table
 from tests.vocabulary import count, register
 
-config = EventSourceConfig(group_id={group!r}, topic={topic!r}, num_partitions=2, num_standbys=1)
+config = EventSourceConfig(group_id={group!r}, topic={topic!r}, num_partitions=2, group=GroupConfig(num_standbys=1))
 source = EventSource(config, Table.factory(key=str, value=int))
 register(source, count)
 """

@@ -59,7 +59,7 @@ def test_what_a_dead_instance_left_open_is_ended_at_once(desk: Desk, seat: Seat)
 
 def test_the_living_and_other_groups_are_left_alone(desk: Desk, seat: Seat) -> None:
     """Ids that look alike: a longer group id, a group id with a dot, a name that is not an instance and a slot, and
-    the form that ours had once, of a transaction that is not ours (none of it is in our changelog)."""
+    one without the mark."""
     names = [
         f"{desk.group}.alive.kes~0",
         f"{desk.group}2.dead.kes~0",
@@ -75,19 +75,6 @@ def test_the_living_and_other_groups_are_left_alone(desk: Desk, seat: Seat) -> N
     for producer in untouched:
         producer.producer.commit_transaction(PATIENCE)
     assert seat.take_over.stable_offsets(range(6), soon()) == dict.fromkeys(range(6), 1)
-
-
-def test_what_a_version_before_the_mark_left_open_is_ended_if_it_is_ours(desk: Desk, topic_prefix: str) -> None:
-    changelog = make_topic(desk.servers, f"{topic_prefix}changelog", 1)
-    seat = desk.seat("upgraded", changelog=changelog)
-    seat.owning(PARTITIONS)
-    ids = [f"{desk.group}.{instance}.0" for instance in ("dead", "present", "upgraded")]
-    for name in ids:
-        left_open = Transactor(desk.servers, name, changelog)
-        left_open.producer.begin_transaction()
-        left_open.producer.produce(changelog, b"x")
-        assert left_open.producer.flush(PATIENCE) == 0
-    assert seat.take_over.fence_departed(["present", "upgraded"], soon()) == [ids[0], ids[2]]
 
 
 def test_offsets_and_ranges_of_logs(desk: Desk, seat: Seat) -> None:

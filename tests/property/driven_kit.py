@@ -23,6 +23,7 @@ from streams import (
     EventContext,
     EventSource,
     EventSourceConfig,
+    QueueConfig,
     Record,
     Table,
     event_type,
@@ -155,8 +156,7 @@ class Process:
                 group_id="g",
                 topic="in",
                 num_partitions=settings.partitions,
-                max_queued_records=settings.queued,
-                max_poll_records=settings.poll,
+                queues=QueueConfig(max_queued_records=settings.queued, max_poll_records=settings.poll),
                 error_policy=DEAD_LETTER,
                 pool=PoolConfig(
                     target_batch_size=settings.room,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from streams import GroupConfig, QueueConfig, TimeoutConfig
 from streams.codecs import codec_for
 from streams.disk import SQLite
 from streams.events import event_type, event_type_of
@@ -214,19 +215,22 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
             target_batch_size=plan.target_batch,
             max_batch_size=plan.max_batch,
         ),
-        session_timeout_seconds=plan.session,
-        transaction_timeout_seconds=plan.transaction_timeout,
-        call_timeout_seconds=plan.call_timeout,
-        max_queued_records=plan.max_queued,
-        max_poll_records=20,
+        timeouts=TimeoutConfig(
+            session_timeout_seconds=plan.session,
+            transaction_timeout_seconds=plan.transaction_timeout,
+            call_timeout_seconds=plan.call_timeout,
+            drain_timeout_seconds=plan.drain_timeout,
+        ),
+        queues=QueueConfig(max_queued_records=plan.max_queued, max_poll_records=20),
         error_policy=Retry(attempts=1, then=ErrorResponse.FAIL_CONSUMER),
-        strategy=strategies,
-        publish_status=False,
-        num_standbys=plan.num_standbys,
-        max_moves=plan.max_moves,
-        preparation_timeout_seconds=plan.preparation_timeout,
-        leave_timeout_seconds=plan.leave_timeout,
-        drain_timeout_seconds=plan.drain_timeout,
+        group=GroupConfig(
+            strategy=strategies,
+            publish_status=False,
+            num_standbys=plan.num_standbys,
+            max_moves=plan.max_moves,
+            preparation_timeout_seconds=plan.preparation_timeout,
+            leave_timeout_seconds=plan.leave_timeout,
+        ),
         state=_state(process),
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from streams import EventContext, EventSource, EventSourceConfig, Retry, Table
+from streams import EventContext, EventSource, Retry, Table
 from streams.core.position import offsets_of
 from streams.events import event_type, to_record
 from streams.outcomes import ErrorResponse
@@ -28,6 +28,7 @@ from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
 from tests.simulation.seeds import Removal, assert_search_misses
+from tests.vocabulary import config_of
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -56,7 +57,7 @@ def witness(ctx: EventContext[Any], record: IncomingRecord) -> None:
 
 
 def build(*inputs: str, **settings: Any) -> EventSource[Any]:
-    config = EventSourceConfig(
+    config = config_of(
         group_id="shop",
         topic=ORDERS,
         num_partitions=PARTITIONS,

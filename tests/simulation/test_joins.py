@@ -21,6 +21,7 @@ from streams import (
     EventContext,
     EventSource,
     EventSourceConfig,
+    GroupConfig,
     Joined,
     Retry,
     StateConfig,
@@ -69,7 +70,7 @@ def build(folder: str = "", *, updates: bool = True) -> EventSource[Any]:
         topic=ORDERS,
         num_partitions=PARTITIONS,
         error_policy=Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.CONTINUE),
-        num_standbys=1,
+        group=GroupConfig(num_standbys=1),
         state=StateConfig(folder=folder, checkpoint_seconds=0.2),
     )
     source = EventSource(config, Table.factory(key=str, value=int, engine=engine))

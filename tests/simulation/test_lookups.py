@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from streams import EventContext, EventSource, EventSourceConfig, Table
+from streams import EventContext, EventSource, EventSourceConfig, GroupConfig, Table
 from streams.errors import StreamsError
 from streams.events import event_type
 from streams.records import Record
@@ -38,7 +38,9 @@ class Paid(msgspec.Struct, frozen=True):
 
 
 def build() -> EventSource[Any]:
-    config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=PARTITIONS, num_standbys=1)
+    config = EventSourceConfig(
+        group_id="shop", topic="orders", num_partitions=PARTITIONS, group=GroupConfig(num_standbys=1)
+    )
     source = EventSource(config, Table.factory(key=str, value=int))
     rates = source.lookup(RATES, key=str, value=int)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from streams import EventContext, EventSource, EventSourceConfig, Retry, Table
+from streams import EventContext, EventSource, EventSourceConfig, GroupConfig, Retry, Table
 from streams.core.visits import VisitState
 from streams.events import event_type
 from streams.outcomes import ErrorResponse
@@ -44,7 +44,7 @@ def build() -> EventSource[Any]:
         num_partitions=PARTITIONS,
         visits=True,
         error_policy=Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.CONTINUE),
-        num_standbys=1,
+        group=GroupConfig(num_standbys=1),
     )
     source = EventSource(config, Table.factory(key=str, value=int, ordered=True))
 

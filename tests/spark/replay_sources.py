@@ -12,7 +12,6 @@ from streams import (
     ErrorResponse,
     EventContext,
     EventSource,
-    EventSourceConfig,
     ExecutionState,
     Record,
     Retry,
@@ -20,6 +19,7 @@ from streams import (
     event_type,
     upcaster,
 )
+from tests.vocabulary import config_of
 
 PARTITIONS = 3
 
@@ -85,7 +85,7 @@ def bank(
     **settings: Any,
 ) -> EventSource[Table[str, Account]]:
     """A bank with every kind of handler. ``bonus``: what a changed version of it adds to deposits of account a1."""
-    config = EventSourceConfig(
+    config = config_of(
         group_id=f"{prefix}bank",
         topic=f"{prefix}moves",
         num_partitions=partitions,

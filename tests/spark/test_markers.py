@@ -7,15 +7,7 @@ import dataclasses
 import pytest
 
 from streams.errors import ConfigError, StreamsError
-from streams.spark.writing.markers import (
-    BatchRequest,
-    Stored,
-    WriteRequest,
-    Written,
-    inherited,
-    left_behind,
-    written_by,
-)
+from streams.spark.writing.markers import BatchRequest, Stored, WriteRequest, Written, written_by
 
 pytestmark = pytest.mark.spark
 QUERY, OTHER = "q-1", "q-2"
@@ -31,23 +23,6 @@ def asked(
 
 def marker(batch: int, query: str = QUERY, before: Stored | None = None, rows: int = 7) -> Stored:
     return dataclasses.replace(asked(batch, query=query), rows=rows).marker(before, at_ms=1000)
-
-
-NEW_NAME = "kes.spark.stream/t/s"
-
-
-@pytest.mark.parametrize("before", [marker(4), marker(4, before=marker(9, OTHER)), Stored(5, "not one of ours")])
-def test_a_marker_that_was_left_behind_lets_nobody_write_and_can_be_inherited(before: Stored) -> None:
-    left = left_behind(before, NEW_NAME)
-    for who in (asked(0), asked(4), asked(5), asked(0, query="q-3"), asked(5, query="q-3"), asked(0, replaces=QUERY)):
-        with pytest.raises(StreamsError, match="Nothing was written"):
-            who.written(left)
-    if before.metadata.startswith("{"):
-        assert inherited(left, NEW_NAME) == inherited(left_behind(left, NEW_NAME), NEW_NAME)
-        assert asked(5).written(inherited(left, NEW_NAME)) is WRITE
-        assert asked(4).written(inherited(left, NEW_NAME)) == THERE
-        assert asked(5).marker(inherited(left, NEW_NAME), 7) == asked(5).marker(before, 7)
-    assert inherited(before, NEW_NAME) == before
 
 
 THERE = Written(rows=7, at_ms=1000)

@@ -286,12 +286,10 @@ def test_where_the_brokers_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_prefix_of_groups_and_transactional_ids() -> None:
-    """Without one, the names are those of before, and a marker under the former name is taken over."""
     assert (batch({}).group, stream({"idPrefix": "team-a."}).group) == ("kes-spark", "team-a.kes-spark")
     targets = [target_of(make(change)) for change in ({}, {"IDPREFIX": "team-a."}) for make in (write, sink)]
     names = ["kes.spark.write.t/w", "kes.spark.stream/t/s", "team-a.kes.spark.write.t/w", "team-a.kes.spark.stream/t/s"]
     assert [target.identity for target in targets] == names
-    assert [target.former for target in targets] == [None, "kes.spark.stream.s", None, None]
 
 
 @pytest.mark.parametrize("make", [batch, stream, write, sink])

@@ -290,7 +290,7 @@ def _kes(folder: Path, *words: str) -> subprocess.Popen[str]:
     [
         ("1 / 0", "config error: cannot import 'broken' of 'broken:pipeline': ZeroDivisionError: division by zero"),
         ("def pipeline(x):\n    pass", "config error: the factory 'broken:pipeline' cannot be called"),
-        ("class pipeline:\n    run = print", "which is no streams.spark.Pipeline"),
+        ("class pipeline:\n    run = print", "not a streams.spark.Pipeline"),
     ],
 )
 def test_a_file_that_is_none(tmp_path: Path, code: str, says: str) -> None:

@@ -332,36 +332,6 @@ def test_one_name_over_two_topics_is_two_sinks(
     assert (values(first.records()), values(second.records())) == ([b"a", b"a"], [b"b", b"b"])
 
 
-def test_a_sink_of_the_version_before_goes_on_under_its_new_name(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver of that version is in the middle of batch 1. It is fenced, and finds no way back."""
-    now = of_sink(topic, topic.name)
-    before = Topic(topic.log, topic.name)
-    former = now.target.as_former()
-    assert former is not None
-    before.target = former
-    assert before.write(0, {"value": [b"0"]})
-    assert not now.write(0, {"value": [b"0"]}), "it is in Kafka"
-    with pytest.raises(ConfigError, match="query q has written to this sink before"):
-        now.write(0, {"value": [b"x"]}, query="other")
-
-    def upgraded() -> None:
-        with pytest.raises(Told):  # it dies between the two markers
-            write_once(now.target, now.ask(1, 0), list, size=0, last_step=dies)
-        assert now.write(1, {"value": [b"1"]})
-
-    monkeypatch.setattr(forwarding, "BatchForwarder", in_commit(upgraded))
-    with pytest.raises(TransactionFailed) as fenced:
-        before.write(1, {"value": [b"1"]})
-    assert fenced.value.kind == "fenced"
-    for batch in (0, 1, 2):
-        with pytest.raises(StreamsError, match="has replaced this one"):
-            before.write(batch, {"value": [b"old"]})
-    with pytest.raises(ConfigError, match="has written to this sink before"):
-        before.write(0, {"value": [b"old"]}, query="new")
-    assert now.write(2, {"value": [b"2"]})
-    assert values(now.records()) == [b"0", b"1", b"2"]
-
-
 def test_what_a_dead_run_left_open_is_aborted(topic: Topic) -> None:
     dead = topic.log.transaction(topic.target.identity)
     dead.begin_transaction()

@@ -11,7 +11,7 @@ from typing import Any, assert_type
 
 import msgspec
 
-from streams import EventSourceConfig, TimeoutConfig
+from streams import EventSourceConfig, GroupConfig, TimeoutConfig
 from streams.codecs import JsonCodec, MsgpackCodec, TupleCodec, bytes_codec, codec_for, int_codec, str_codec
 from streams.events import EventType, event_type, event_type_of, upcaster
 from streams.protocols import Codec, JournalledStore, StateStore, StateStoreFactory
@@ -149,12 +149,15 @@ class MyEngine:
 own_engine: KeyValueEngine = MyEngine()
 
 
-def settings_in_groups_and_flat() -> None:
+def settings_in_groups() -> None:
     config = EventSourceConfig(
-        group_id="g", topic="t", num_partitions=1, timeouts=TimeoutConfig(call_timeout_seconds=3), num_standbys=1
+        group_id="g",
+        topic="t",
+        num_partitions=1,
+        timeouts=TimeoutConfig(call_timeout_seconds=3),
+        group=GroupConfig(num_standbys=1),
     )
     assert_type(config.group.num_standbys, int)
-    assert_type(config.num_standbys, int)
-    assert_type(config.session_timeout_seconds, float)
-    EventSourceConfig(group_id="g", topic="t", num_partitions=1, num_standbys="1")  # type: ignore[arg-type]
-    EventSourceConfig(group_id="g", topic="t", num_partitions=1, num_standby=1)  # type: ignore[call-arg]
+    assert_type(config.timeouts.session_timeout_seconds, float)
+    GroupConfig(num_standbys="1")  # type: ignore[arg-type]
+    EventSourceConfig(group_id="g", topic="t", num_partitions=1, num_standbys=1)  # type: ignore[call-arg]

@@ -15,13 +15,11 @@ from streams import (
     DEAD_LETTER,
     AsyncJobScheduler,
     BatchContext,
-    ErrorPolicy,
     EventContext,
     EventSource,
     EventSourceConfig,
     ExecutionState,
     IncomingRecord,
-    JobRetry,
     Retry,
     SchedulerConfig,
     Table,
@@ -180,11 +178,10 @@ def mistakes_in_the_short_form(source: EventSource[Store]) -> None:
 
 
 def retries(source: EventSource[Store]) -> None:
-    """One class for events and jobs; the former names are kinds of it."""
-    for policy in (DEAD_LETTER, Retry(attempts=5, on=(OSError,), jitter=0.0), ErrorPolicy(retries=4)):
+    """One class for events and jobs."""
+    for policy in (DEAD_LETTER, Retry(attempts=5, on=(OSError,), jitter=0.0)):
         source.register_event_type(Ordered, add, on_error=policy)
     SchedulerConfig(concurrency=1, retry=Retry(attempts=3))
-    SchedulerConfig(concurrency=1, retry=JobRetry(wait_initial_seconds=0.5))
     Retry(retries=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Retry(on=OSError)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -24,7 +24,6 @@ from streams import (
     Delivery,
     EventContext,
     EventSource,
-    EventSourceConfig,
     Record,
     SchedulerConfig,
 )
@@ -32,7 +31,7 @@ from streams.errors import StoreError
 from streams.outcomes import DEAD_LETTER
 from streams.testing import TestDriver
 from tests.unit.runtime_kit import OUT, Named
-from tests.vocabulary import TOTALS, touch
+from tests.vocabulary import TOTALS, config_of, touch
 
 INHERITED: contextvars.ContextVar[str] = contextvars.ContextVar("inherited", default="")
 """What a call would inherit from whichever ended before it, and shows in the trace."""
@@ -56,7 +55,7 @@ def outcome(word: str) -> Any:
 
 def new_source(*, store: Any = TOTALS, **settings: Any) -> EventSource[Any]:
     config: Any = {"group_id": "g", "topic": "in", "num_partitions": 1, "error_policy": DEAD_LETTER, **settings}
-    return EventSource(EventSourceConfig(**config), store)
+    return EventSource(config_of(**config), store)
 
 
 class World:

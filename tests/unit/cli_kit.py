@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-from streams import EventSource, EventSourceConfig
+from streams import EventSource
 from streams.cli import cluster, main, topics
 from streams.kafka.questions.admin import TopicDescription, Watermarks
 from streams.kafka.questions.group_view import GroupView, MemberView
 from streams.kafka.questions.lags import PartitionLag
 from streams.model.topics import TopicSpec
+from tests.vocabulary import config_of
 
 
 class Answer(NamedTuple):
@@ -124,7 +125,7 @@ def spec(name: str, partitions: int = 4, **changes: Any) -> TopicSpec:
 
 def source_of(group: str = "demo", **settings: Any) -> EventSource[Any]:
     known: dict[str, Any] = {"topic": "flights", "num_partitions": 4, "replication_factor": 3, "min_insync_replicas": 2}
-    return EventSource(EventSourceConfig(group_id=group, **known | settings))
+    return EventSource(config_of(group_id=group, **known | settings))
 
 
 def forget_modules(monkeypatch: pytest.MonkeyPatch, *beginnings: str) -> None:

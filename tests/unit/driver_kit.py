@@ -9,7 +9,7 @@ import msgspec
 
 from streams import DEAD_LETTER, ErrorResponse, EventContext, EventSource, EventSourceConfig, Retry
 from streams.events import event_type
-from tests.vocabulary import TOTALS, Added, Total, Totals, count
+from tests.vocabulary import TOTALS, Added, Total, Totals, config_of, count
 
 OUT = "totals"
 __all__ = ["OUT", "Added", "Broken", "Fatal", "OnThread", "Slow", "Total", "Unknown", "add", "build", "config"]
@@ -49,7 +49,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 def config(partitions: int = 3, **settings: Any) -> EventSourceConfig:
-    return EventSourceConfig(
+    return config_of(
         group_id="driven", topic="added", num_partitions=partitions, **{"decode_policy": DEAD_LETTER, **settings}
     )
 

@@ -13,14 +13,14 @@ from streams import (
     Retry,
 )
 from streams.testing import TestDriver
-from tests.vocabulary import TOTALS, Added, Total, Work, register
+from tests.vocabulary import TOTALS, Added, Total, Work, config_of, register
 
 OUT = "out"
 SMALL = 20_000
 
 
 def config(partitions: int = 1, **settings: Any) -> EventSourceConfig:
-    return EventSourceConfig(group_id="g", topic="in", num_partitions=partitions, **settings)
+    return config_of(group_id="g", topic="in", num_partitions=partitions, **settings)
 
 
 def driven(

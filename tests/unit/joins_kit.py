@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from streams import BatchContext, EventContext, EventSource, EventSourceConfig, Retry, Table, Update
+from streams import BatchContext, EventContext, EventSource, Retry, Table, Update
 from streams.events import event_type
 from streams.records import IncomingRecord, Record
 from streams.testing import TestDriver
 from streams.testing.driven_tables import committed_rows
+from tests.vocabulary import config_of
 
 
 def folded(
@@ -70,7 +71,7 @@ class Shop:
         options: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, **settings)
+        config = config_of(group_id="shop", topic="orders", num_partitions=2, **settings)
         self.source: EventSource[Any] = EventSource(config, store or Table.factory(key=str, value=int))
         if joins:
             self.customers = self.source.join(CUSTOMERS, key=str, value=Customer, **(options or {}))

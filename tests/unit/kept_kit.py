@@ -17,6 +17,7 @@ from streams.core.checkpoints import LogIdentity
 from streams.records import Change
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.folder import StateFolder
+from tests.unit.steps_kit import At, no_step, steps_of_folders
 
 IDENTITY = LogIdentity("cluster", "g.in.changelog", "topic-id", 0, "Table(StrCodec, IntCodec)")
 DAY_MS = 86_400_000
@@ -65,9 +66,12 @@ class Script:
         self.done = -1
         """The offset of the last checkpoint that has returned."""
 
-    def run(self, at: Callable[[str], None] = folder_module.no_step, rounds: int = 8) -> None:
+    def run(self, at: At = no_step, rounds: int = 8) -> None:
+        with steps_of_folders(at):
+            self._run(rounds)
+
+    def _run(self, rounds: int) -> None:
         folder = StateFolder.find(self.parent, 0)
-        folder.at = at
         state: State = {}
         try:
             for number in range(rounds):

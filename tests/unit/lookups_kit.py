@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Lookup, Table
+from streams import EventContext, EventSource, Lookup, Table
 from streams.events import event_type
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
 from streams.runtime.reading.log_reader import LogReader
 from streams.testing import TestDriver
 from tests.unit.joins_kit import say
+from tests.vocabulary import config_of
 
 RATES, SEEN = "rates", "seen"
 
@@ -27,7 +28,7 @@ class Shop:
     """A source that looks into rates. ``options``: of the lookup; ``looks=False``: without it."""
 
     def __init__(self, *, looks: bool = True, options: dict[str, Any] | None = None, **settings: Any) -> None:
-        config = EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, **settings)
+        config = config_of(group_id="shop", topic="orders", num_partitions=2, **settings)
         self.source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
         self.rates: Lookup[str, int] | None = None
         if looks:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from streams import EventSource, EventSourceConfig, event_type
+from streams import EventSource, event_type
 from streams.errors import OffsetError
 from streams.events import event_type_of
 from streams.model.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
@@ -23,7 +23,7 @@ from streams.runtime.engine import Engine
 from streams.runtime.reading.poller import Poller
 from streams.source.declaring import Handler
 from tests.unit.waiting import PATIENCE, until
-from tests.vocabulary import TOTALS
+from tests.vocabulary import TOTALS, config_of
 
 TOPIC, OUT, CHANGELOG = "in", "out", "g.in.changelog"
 
@@ -345,7 +345,7 @@ class Bench:
         blocking: bool = False,
         **settings: Any,
     ) -> EventSource[Any]:
-        config = EventSourceConfig(
+        config = config_of(
             group_id="g",
             topic=TOPIC,
             num_partitions=partitions,

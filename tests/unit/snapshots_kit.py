@@ -14,6 +14,7 @@ from streams.runtime.keeping.snapshots.bundles import SavedSnapshot, SnapshotSto
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.kept_kit import DAY_MS, IDENTITY, State, now_ms, put, reopened
 from tests.unit.runtime_kit import CHANGELOG, Bench
+from tests.unit.steps_kit import StepsOfBlobs
 
 
 class Backed(Kept):
@@ -62,7 +63,8 @@ class Disk:
 
     def __init__(self, root: Path, blobs: Blobs | None = None, **more: Any) -> None:
         self.root = root
-        self.store = SnapshotStore(blobs or open_blobs(str(root / "store")), "g", "t", wall_ms=now_ms, **more)
+        self.steps = StepsOfBlobs(blobs or open_blobs(str(root / "store")))
+        self.store = SnapshotStore(self.steps, "g", "t", wall_ms=now_ms, **more)
 
     def write(self, offset: int, names: int) -> StateFolder:
         folder = StateFolder.find(self.root / "disk", 0)

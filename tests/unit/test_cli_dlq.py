@@ -148,8 +148,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> None:
         (["show", "fleet:source", "3"], 2, "'3' is not PARTITION@OFFSET"),
         (["list", "--topic", "x"], 1, "no broker is named"),
         (["list", "fleet:source", "--timeout", "0.1"], 1, "nothing listens at 127.0.0.1:1"),
-        (["replay", "fleet:source"], 2, "name letters by PARTITION@OFFSET, or say --all"),
-        (["drop", "fleet:source", "--all", "--json"], 2, "say --yes"),
+        (["replay", "fleet:source"], 2, "name letters by PARTITION@OFFSET, or use --all"),
+        (["drop", "fleet:source", "--all", "--json"], 2, "--json needs --yes"),
     ],
 )
 def test_what_is_wrong_is_said(

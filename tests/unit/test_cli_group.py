@@ -330,8 +330,7 @@ def test_the_command_shows_a_group(
         (["group", "nowhere:source"], 1, "No module named 'nowhere'"),
         (["group"], 2, "either MODULE:SOURCE or --group"),
         (["group", "fleet:source", "--group", "shop"], 2, "either MODULE:SOURCE or --group"),
-        (["group", "--source", "./fleet.py"], 2, "MODULE:SOURCE"),
-        (["group", "--source", "nowhere:source"], 1, "No module named 'nowhere'"),
+        (["group", "./fleet.py:"], 2, "MODULE:SOURCE"),
     ],
 )
 def test_a_users_error_is_a_message(

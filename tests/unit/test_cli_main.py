@@ -51,9 +51,7 @@ def interrupted_in_c() -> SystemError:
     return error
 
 
-@pytest.mark.parametrize(
-    ("typed", "completed"), [("d", "demo doctor dlq"), ("dlq re", "replay"), ("run --rel", "--reload")]
-)
+@pytest.mark.parametrize(("typed", "completed"), [("d", "doctor dlq"), ("dlq re", "replay"), ("run --rel", "--reload")])
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_a_shell_completes_commands_and_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str, typed: str, completed: str
@@ -264,7 +262,7 @@ NOBODY = "nothing listens at 127.0.0.1:1: is it running? (kes broker start)"
         "lag examples.bank:source",
         "offsets accept examples.bank:source",
         "group demo",
-        "transactions abort examples.bank:source --topic t --partition 1 --start-offset 40 --yes",
+        "txn abort examples.bank:source --topic t --partition 1 --start-offset 40 --yes",
     ],
 )
 def test_nobody_at_the_address_is_said_in_time(kes: Kes, command: str) -> None:

@@ -66,7 +66,7 @@ def test_nothing_is_overwritten(kes: Kes, folder: Path) -> None:
     kes("new", "shop")
     before = (folder / "shop/shop.py").read_text()
     (folder / "shop/shop.py").write_text(before + "# mine\n")
-    assert "is there already, and not empty" in kes("new", "shop", code=1).err
+    assert "exists and is not empty" in kes("new", "shop", code=1).err
     assert (folder / "shop/shop.py").read_text() == before + "# mine\n"
     (folder / "other").write_text("a file")
     assert kes("new", "other", code=1).err.startswith("kes: config error: other: Not a directory")

@@ -142,7 +142,7 @@ def test_what_changed_while_the_question_stood_is_not_set(accept: Kes, monkeypat
         monkeypatch.setitem(ROWS, 0, (9, 8))
 
     monkeypatch.setattr(offsets.typer, "confirm", confirm)
-    assert "have changed meanwhile" in accept("--partition", "0", code=1).err
+    assert "have changed in the meantime" in accept("--partition", "0", code=1).err
     assert FakeChecks.done is None
 
 

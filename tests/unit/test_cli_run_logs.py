@@ -215,7 +215,7 @@ def test_a_crash_goes_where_the_configuration_sends_it(talk: Callable[..., list[
         (["--log-config", "half.toml"], 1, "half.toml cannot be read as TOML: "),
         (["--log-config", "half.ini"], 1, "half.ini cannot be read as INI: "),
         (["--log-config", "latin.json"], 1, "latin.json cannot be read as JSON: 'utf-8' codec"),
-        (["--log-config", "list.json"], 1, "list.json is no configuration of logging.config.dictConfig"),
+        (["--log-config", "list.json"], 1, "list.json is not a configuration for logging.config.dictConfig"),
         (["--log-config", "class.json"], 1, "cannot be applied: Unable to configure handler 'h': Cannot resolve"),
         (["--log-config", "empty.ini"], 1, "empty.ini cannot be applied: "),
         (["--log-config", "class.json", "--log-level", "info"], 2, "leave out --log-level and --log-format"),

@@ -23,7 +23,6 @@ from streams.cli import state_files, state_sources, state_writing
 from streams.runtime.changelog import JOIN_PREFIX
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.folder import StateFolder, read_mark
-from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.snapshots import snapshotting
 from streams.runtime.partition.joined_rows import row_key
 from tests.unit.cli_kit import Answer, Kes
@@ -89,7 +88,7 @@ async def test_a_file_that_is_no_export(shell: Shell, tmp_path: Path, text: byte
     await at_work(shell)
     (tmp_path / "x").write_bytes(text)
     answer = await shell("export", str(tmp_path / "out"), "--from", str(tmp_path / "x"), code=1)
-    assert "line 1 is not of an export" in answer.words
+    assert "line 1 is not from an export" in answer.words
     missing = await shell("export", str(tmp_path / "out"), "--from", str(tmp_path / "y"), code=1)
     assert "a side is changelog, folder, snapshots, or a file" in missing.words
 
@@ -200,39 +199,6 @@ async def test_a_database_is_left_to_its_source(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "engines"),
-    [
-        ("table", "table on SQLite", ("files", "sqlite1")),
-        ("table on SQLite", "table", ("sqlite1", "files")),
-        ("SimpleStore", "SimpleStore on SQLite", ("files", "sqlite1")),
-        ("Stores", "Stores on RocksDB", ("files", "rocksdb1")),
-        ("Stores on RocksDB", "Stores", ("rocksdb1", "files")),
-        ("SimpleStore on RocksDB", "SimpleStore on SQLite", ("rocksdb1", "sqlite1")),
-        ("table on SQLite", "table on RocksDB", ("sqlite1", "rocksdb1")),
-    ],
-)
-async def test_folders_are_converted(shell: Shell, first: str, second: str, engines: tuple[str, str]) -> None:
-    await at_work(shell, STORES[first])
-    before, mark = shell.kept.contents(), shell.kept.marked
-    (row,) = await shell.data("convert", code=1)
-    assert "a process has it locked: stop the source" in row["problem"]
-    await shell.kept.bench.stop()
-    shell.kept.make(STORES[second])
-    files = sorted(path.name for path in (shell.place / "0").iterdir())
-    (row,) = await shell.data("convert", "--dry-run")
-    assert (row["from"], row["to"], row["result"]) == (*engines, "would be converted")
-    assert sorted(path.name for path in (shell.place / "0").iterdir()) == files
-    (row,) = await shell.data("convert")
-    assert (row["offset"], row["result"], row["bytes"] > 0) == (mark, "converted", True)
-    (row,) = await shell.data("convert")
-    assert row["result"] == "is as it should be"
-    assert len(list((shell.place / "0").glob("data-*"))) == 1, "nothing is left of the old one"
-    shell.kept.make(STORES[second])
-    await shell.kept.bench.start()
-    assert (shell.kept.contents(), shell.kept.restored[-1]) == (before, 1), "nothing else is read from the changelog"
-
-
-@pytest.mark.parametrize(
     ("differs", "older_ms", "is_chosen"),
     [
         ({"topic_id": "other"}, 1, False),
@@ -262,98 +228,6 @@ async def test_of_two_folders_that_is_chosen_which_a_start_would_choose(
     assert {entry["changed_at_ms"] for entry in entries} == {chosen.as_of_ms}
     (row,) = await shell.data("snapshot", "--folder", folder, "--snapshots", str(shell.store))
     assert row["offset"] == chosen.offset
-    shell.kept.make(STORES["table on SQLite"])
-    (row,) = await shell.data("convert", "--folder", folder)
-    assert (row["offset"], row["result"]) == (chosen.offset, "converted")
-
-
-def of_a_newer_format(shell: Shell) -> None:
-    mark = read_mark(shell.place / "0")
-    assert mark is not None
-    newer = msgspec.structs.replace(mark, identity=msgspec.structs.replace(mark.identity, format=2))
-    StateFolder(shell.place / "0", -1)._replace_mark(newer)
-
-
-def of_a_newer_engine(shell: Shell) -> None:
-    mark = read_mark(shell.place / "0")
-    assert mark is not None
-    (shell.place / "0" / "data-later7").mkdir()
-    StateFolder(shell.place / "0", -1)._replace_mark(msgspec.structs.replace(mark, file="data-later7"))
-
-
-@pytest.mark.parametrize(
-    ("second", "spoil", "problem"),
-    [
-        ("SimpleStore on SQLite", None, "its state is that of Table("),
-        ("table on SQLite", Shell.spoil, "another checksum than its mark"),
-        ("table on SQLite", of_a_newer_format, "its format is 2, not 1"),
-        ("table on RocksDB", of_a_newer_engine, "it is of the engine later7, which is neither the source's nor"),
-    ],
-    ids=["codec", "data", "format", "engine"],
-)
-async def test_what_cannot_be_converted_stays_as_it_is(shell: Shell, second: str, spoil: Any, problem: str) -> None:
-    await at_work(shell)
-    await shell.kept.bench.stop()
-    shell.kept.make(STORES[second])
-    if spoil is not None:
-        spoil(shell)
-    before = sorted(path.name for path in (shell.place / "0").iterdir())
-    (row,) = await shell.data("convert", code=1)
-    assert problem in row["problem"]
-    assert sorted(path.name for path in (shell.place / "0").iterdir()) == before
-    assert problem in " ".join((await shell("convert", code=1)).out.split())
-
-
-@pytest.mark.parametrize(("first", "second"), [("table", "table on SQLite"), ("table on SQLite", "table")])
-@pytest.mark.parametrize("step", ["written", "marked"])
-async def test_a_conversion_that_is_killed_is_made_again(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, first: str, second: str, step: str
-) -> None:
-    """The folder is of the first kind still, or of the second one."""
-    await at_work(shell, STORES[first])
-    before = shell.kept.contents()
-    await shell.kept.bench.stop()
-
-    def killed(self: Any, *_: Any) -> None:
-        os.replace(self.path, shell.place / "killed")  # what is cleaned up behind it is not in the folder any more
-        raise OSError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StateFolder, "commit" if step == "written" else "remove_strays", killed)
-        patch.setattr(DatabaseFolder, "commit" if step == "written" else "remove_strays", killed)
-        shell.kept.make(STORES[second])
-        await shell.data("convert", code=1)
-    os.replace(shell.place / "killed", shell.place / "0")
-    assert len(list((shell.place / "0").glob("data-*"))) == 2
-    for kind in (first, second):
-        shutil.copytree(shell.place / "0", shell.place / "copy")
-        shell.kept.make(STORES[kind])
-        await shell.kept.bench.start()
-        assert shell.kept.contents() == before, kind
-        await shell.kept.bench.stop()
-        shutil.rmtree(shell.place / "0")
-        os.replace(shell.place / "copy", shell.place / "0")
-    (row,) = await shell.data("convert")
-    assert row["result"] == "converted" if step == "written" else "is as it should be"
-
-
-async def test_a_database_that_lost_its_last_writes_is_converted_as_of_its_own_mark(shell: Shell) -> None:
-    """With the power: it is synced later than the copy of its mark beside it."""
-    await at_work(shell, STORES["table on SQLite"])
-    earlier = shell.kept.marked
-    await shell.kept.bench.stop()
-    database, kept = shell.place / "0" / "data-sqlite1", shell.place / "kept"
-    shutil.copytree(database, kept)
-    await at_work(shell, STORES["table on SQLite"])
-    contents = shell.kept.contents()
-    await shell.kept.bench.stop()
-    shutil.rmtree(database)
-    os.replace(kept, database)
-    shell.kept.make(STORES["table"])
-    (row,) = await shell.data("convert")
-    assert (row["offset"], row["result"]) == (earlier, "converted")
-    await shell.kept.bench.start()
-    assert shell.kept.contents() == contents
 
 
 async def test_folders_in_use_are_not_dropped(shell: Shell) -> None:

@@ -61,7 +61,7 @@ def test_a_partition_without_any_state_is_imported_and_a_cut_file_is_refused(
     assert changes[0](0, {b"o1": b"1"}) == {b"o1": None}
     file.write_text(line(key=base64.b64encode(b"o1").decode(), value=base64.b64encode(b"{}").decode()))
     refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
-    assert "the line that ends partition 0 is missing: the file is cut" in refused.words
+    assert "the line that ends partition 0 is missing: the file is cut off" in refused.words
     assert len(changes) == 1
 
 
@@ -137,7 +137,7 @@ def test_a_value_is_mended_and_what_it_was_is_kept(
     assert changes[0](0, there) == {b"o1": put}
     assert Path(f"g.in.changelog-0-{len(history) - 1}.value").read_bytes() == BAD
     assert f"will be: {'removed' if put is None else put.decode()}" in answer.words
-    with pytest.raises(StoreError, match="was changed meanwhile"):
+    with pytest.raises(StoreError, match="has changed in the meantime"):
         changes[0](0, {b"o1": GOOD})
 
 
@@ -145,8 +145,8 @@ def test_a_value_is_mended_and_what_it_was_is_kept(
     ("words", "code", "complaint"),
     [
         (["--delete"], 1, "no such key: o3"),
-        ([], 2, "say one of --previous, --with FILE and --delete"),
-        (["--delete", "--previous"], 2, "say one of --previous, --with FILE and --delete"),
+        ([], 2, "choose one of --previous, --with FILE and --delete"),
+        (["--delete", "--previous"], 2, "choose one of --previous, --with FILE and --delete"),
         (["--with", "nothing"], 1, "nothing: No such file or directory"),
         (["--with", "wrong"], 1, "wrong: partition 0, key"),
         (["--previous"], 1, "has no earlier value of"),
@@ -163,9 +163,7 @@ def test_a_repair_that_would_help_nobody_is_refused(
     assert not list(Path().glob("*.value"))
 
 
-@pytest.mark.parametrize(
-    ("partitions", "complaint"), [([], "no such key: o1"), ([0, 2], "is in the partitions 0, 2: say which one")]
-)
+@pytest.mark.parametrize(("partitions", "complaint"), [([], "no such key: o1"), ([0, 2], "is in the partitions 0, 2")])
 def test_raw_writes_one_value_or_nothing(
     kes: Kes, changes: list[Changes], monkeypatch: pytest.MonkeyPatch, partitions: list[int], complaint: str
 ) -> None:

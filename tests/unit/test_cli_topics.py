@@ -72,7 +72,7 @@ def test_each_difference_is_named_and_nothing_that_exists_is_changed(
     ]
     assert captured.err.splitlines() == [
         *(f"kes: {difference}" for difference in differences),
-        "kes: what exists is never changed",
+        "kes: existing topics are never changed",
         "Change the settings of the source, or the topic, by hand.",
     ]
     assert all(difference in captured.out for difference in differences)
@@ -161,7 +161,7 @@ def test_it_asks_and_says_that_keys_move_and_the_source_grows_last(
 @pytest.mark.parametrize(
     ("partitions", "gone", "members", "code", "said"),
     [
-        ("9", "", (), 1, "topic flights has 10 partitions, more than 9; none can be taken away"),
+        ("9", "", (), 1, "topic flights has 10 partitions, more than 9; partitions cannot be removed"),
         ("11", OURS[1], (), 1, f"topic {OURS[1]} does not exist: kes topics apply creates it"),
         ("11", "", ("b-1",), 1, "has members (b-1): stop all of them first"),
         ("0", "", (), 2, "--partitions"),

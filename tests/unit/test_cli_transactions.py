@@ -125,7 +125,7 @@ def test_the_whole_cluster_without_a_source(kes: Kes, asked: Questions) -> None:
     found = kes("txn", "list", "--json").data
     assert [entry["partitions"] for entry in found["transactions"]] == [[list(place) for place in LISTED.partitions]]
     assert [entry["start_offset"] for entry in found["hanging"]] == [40]
-    told = kes("transactions", "list", "--bootstrap-servers", "there:1")  # by its former name
+    told = kes("txn", "list", "--bootstrap-servers", "there:1")
     assert "demo.flights.changelog[0], __consumer_offsets[3]" in told.out
     assert f"kes txn end {' '.join(PLACE)} --bootstrap-servers there:1" in told.err
     assert "demo.a" not in kes("txn", "hanging").out

@@ -123,7 +123,7 @@ def test_a_folder_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("failure", ["raise ValueError('no such shop')", "raise SystemExit('no such shop')"])
 def test_a_factory_that_fails_is_told_with_its_place(kes: Kes, module: Callable[[str], str], failure: str) -> None:
     name = module(f"def make():\n    {failure}\n")
-    said = "".join(kes("group", "--source", f"{name}:make", code=1).err.split())
+    said = "".join(kes("group", f"{name}:make", code=1).err.split())
     assert f"'{name}:make'cannotmakeaneventsource:" in said
     assert f"{name}.py:2)" in said
     assert "unexpected" not in said

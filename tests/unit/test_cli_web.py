@@ -100,7 +100,7 @@ def test_a_start_that_cannot_be_says_why(
 ) -> None:  # fmt: skip
     monkeypatch.syspath_prepend(tmp_path)
     answer = kes_with(capsys)(*command, "--http", "127.0.0.1:0", code=1)
-    assert "standard error is no terminal" in answer.words
+    assert "standard error is not a terminal" in answer.words
     answer = kes_with(capsys)(*command, "--http", "127.0.0.1:0", "--http-tokens", "nowhere.toml", code=1)
     assert "the token file nowhere.toml cannot be read: No such file" in answer.words
     answer = kes_with(capsys)(*command, "--http", "0.0.0.0:0", "--http-tokens", tokens, code=1)

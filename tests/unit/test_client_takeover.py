@@ -22,7 +22,6 @@ pytestmark = pytest.mark.timeout(30)
 
 _Future: Any = import_module("kafka.future").Future  # after its package was imported without its warnings
 BROKER_SECONDS = 0.2
-CHANGELOG = "shop.changelog"
 
 
 class Cluster:
@@ -33,7 +32,7 @@ class Cluster:
         self.client = client
         self.frozen: set[int] = set()
         self.answered_still = ""
-        self.open: dict[str, tuple[int, str]] = {}
+        self.open: dict[str, int] = {}
         self.refused: dict[int, int] = {}
         self.asked: list[tuple[str, int | None]] = []
         self.ended: list[str] = []
@@ -42,7 +41,7 @@ class Cluster:
     async def connected(self, deadline: float) -> None: ...
 
     async def coordinator(self, kind: int, key: str, deadline: float) -> int:
-        return self.open[key][0] if kind == 1 else 1
+        return self.open[key] if kind == 1 else 1
 
     async def send(self, request: Any, node: int | None, deadline: float) -> Any:
         kind = type(request).__name__.removesuffix("Request")
@@ -63,12 +62,8 @@ class Cluster:
 
     def list_transactions(self, request: Any, node: int) -> Any:
         code = self.refused.pop(node, 0)
-        found = [SimpleNamespace(transactional_id=name) for name, (at, _) in self.open.items() if at == node]
+        found = [SimpleNamespace(transactional_id=name) for name, at in self.open.items() if at == node]
         return SimpleNamespace(error_code=code, transaction_states=[] if code else found)
-
-    def describe_transactions(self, request: Any, node: int) -> Any:
-        topics = [SimpleNamespace(topic=self.open[request.transactional_ids[0]][1])]
-        return SimpleNamespace(transaction_states=[SimpleNamespace(error_code=0, topics=topics)])
 
     def heartbeat(self, request: Any, node: int) -> Any:
         return SimpleNamespace(error_code=0)
@@ -98,7 +93,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 def asking(cluster: Cluster) -> KafkaPythonTakeOver:
-    return KafkaPythonTakeOver(cluster.client, "shop", "orders", instance="me", changelog=CHANGELOG)
+    return KafkaPythonTakeOver(cluster.client, "shop", "orders")
 
 
 def soon() -> float:
@@ -109,7 +104,7 @@ def test_a_frozen_broker_is_left_out_and_the_others_are_asked_beside_it(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.frozen = {1}
-    cluster.open = {f"shop.gone.kes~{number}": (number, CHANGELOG) for number in (1, 2, 3)}
+    cluster.open = {f"shop.gone.kes~{number}": number for number in (1, 2, 3)}
     assert asking(cluster).fence_departed(["me"], soon()) == ["shop.gone.kes~2", "shop.gone.kes~3"]
     listed = [at for at, (kind, _) in enumerate(cluster.asked) if kind == "ListTransactions"]
     assert [cluster.asked[at][1] for at in listed] == [1, 2, 3]
@@ -120,7 +115,7 @@ def test_a_frozen_broker_is_left_out_and_the_others_are_asked_beside_it(
 def test_a_coordinator_that_freezes_after_its_list_holds_up_its_own_fence_only(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.open = {f"shop.gone.kes~{number}": (number, CHANGELOG) for number in (1, 2, 3)}
+    cluster.open = {f"shop.gone.kes~{number}": number for number in (1, 2, 3)}
     cluster.frozen, cluster.answered_still = {2}, "ListTransactions"
     assert asking(cluster).fence_departed(["me"], soon()) == cluster.ended == ["shop.gone.kes~1", "shop.gone.kes~3"]
     assert "shop.gone.kes~2 is not ended yet" in caplog.text
@@ -129,7 +124,7 @@ def test_a_coordinator_that_freezes_after_its_list_holds_up_its_own_fence_only(
 def test_a_coordinator_that_is_still_loading_is_waited_for(cluster: Cluster) -> None:
     """The new one after a fail-over says so for a moment, and knows more than anybody else then."""
     cluster.refused = {2: errors.CoordinatorLoadInProgressError.errno}
-    cluster.open = {"shop.gone.kes~0": (2, CHANGELOG)}
+    cluster.open = {"shop.gone.kes~0": 2}
     assert asking(cluster).fence_departed(["me"], soon()) == ["shop.gone.kes~0"]
 
 
@@ -143,22 +138,17 @@ def test_that_nobody_answers_and_that_we_may_not_ask_are_errors(cluster: Cluster
 
 
 @pytest.mark.parametrize(
-    ("name", "topic", "ended"),
+    ("name", "ended"),
     [
-        ("shop.gone.kes~0", "other", True),
-        ("shop.here.kes~0", CHANGELOG, False),
-        ("shop.me.kes~0", CHANGELOG, False),
-        ("shop.gone.0", CHANGELOG, True),
-        ("shop.gone.0", "other", False),
-        ("shop.here.0", CHANGELOG, False),
-        ("shop.me.0", CHANGELOG, True),
-        ("shop.billing.eu.0", CHANGELOG, False),
+        ("shop.gone.kes~0", True),
+        ("shop.here.kes~0", False),
+        ("shop.me.kes~0", False),
+        ("shop.gone.0", False),
+        ("shop.billing.eu.kes~0", False),
     ],
 )
-def test_ids_without_our_mark_are_ours_only_with_our_changelog(
-    cluster: Cluster, name: str, topic: str, ended: bool
-) -> None:
-    cluster.open = {name: (2, topic)}
+def test_only_marked_ids_of_members_that_are_gone_are_ended(cluster: Cluster, name: str, ended: bool) -> None:
+    cluster.open = {name: 2}
     assert asking(cluster).fence_departed(["here", "me"], soon()) == [name] * ended
     assert cluster.ended == [name] * ended
 

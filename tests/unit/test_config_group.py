@@ -1,4 +1,4 @@
-"""Settings in groups and by their flat names: of the group, of moves, and of a source on another cluster."""
+"""Settings in groups: of the group, of moves, and of a source on another cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from streams import EventSourceConfig, GroupConfig, QueueConfig, TimeoutConfig
 from streams.errors import ConfigError
 from streams.settings.groups import GROUPS
+from tests.vocabulary import config_of
 
 
 def config(**settings: Any) -> EventSourceConfig:
-    return EventSourceConfig(**{"group_id": "g", "topic": "t", "num_partitions": 1, **settings})
+    return config_of(**{"group_id": "g", "topic": "t", "num_partitions": 1, **settings})
 
 
 def test_secrets_do_not_show_in_a_config() -> None:
@@ -34,49 +35,10 @@ def test_a_config_is_still_a_value() -> None:
     assert pickle.loads(pickle.dumps(other)) == other
 
 
-FLAT = {
-    name: group
-    for group, kind in GROUPS.items()
-    if group not in ("pool", "state", "queries")
-    for name in kind.__struct_fields__
-}
-"""Settings that were there before there were groups, and their groups now."""
-
-
-def test_a_class_of_their_own_takes_flat_names() -> None:
-    class Own(EventSourceConfig, frozen=True, kw_only=True):
-        colour: str = "red"
-
-    assert Own(group_id="g", topic="t", num_partitions=1, num_standbys=2, colour="blue").group.num_standbys == 2
-
-
-def test_flat_names_are_taken_and_read() -> None:
-    assert EventSourceConfig._flat_names == FLAT
-    for name, group in FLAT.items():
-        default = getattr(getattr(config(), group), name)
-        assert getattr(config(), name) == default
-        if isinstance(default, (int, float)) and not isinstance(default, bool):
-            other: Any = default * 1.01 if isinstance(default, float) else default + 1
-        else:
-            other = {"strategy": "range", "membership": "streams"}.get(name, not default)
-        flat, grouped = config(**{name: other}), config(**{group: GROUPS[group](**{name: other})})
-        assert flat == grouped, name
-        assert getattr(flat, name) == getattr(grouped, name) == getattr(getattr(flat, group), name) == other
-
-
-def test_a_flat_name_replaces_one_setting_of_the_group_beside_it() -> None:
-    both = config(group=GroupConfig(num_standbys=2, max_moves=3), max_moves=4)
-    assert both == config(num_standbys=2, max_moves=4)
-    with pytest.raises(ConfigError, match="no setting 'max_movez'; did you mean max_moves"):
-        config(max_movez=4)
-
-
-def test_each_setting_has_one_default() -> None:
-    """Flat names have none of their own, and the docstrings explain each setting of a group."""
+def test_the_docstrings_explain_each_setting_of_a_group() -> None:
     for kind in GROUPS.values():
         missing = [name for name in kind.__struct_fields__ if f"``{name}``" not in (inspect.getdoc(kind) or "")]
         assert missing == []
-    assert set(EventSourceConfig.__struct_fields__).isdisjoint(FLAT)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +54,9 @@ def test_each_setting_has_one_default() -> None:
         (TimeoutConfig, {"heartbeat_interval_seconds": 3}, "TimeoutConfig.heartbeat_interval_seconds (3) must be at"),
     ],
 )
-def test_a_wrong_setting_is_named_as_it_was_written(group: Any, wrong: dict[str, Any], said: str) -> None:
+def test_a_wrong_setting_of_a_group_is_named_with_it(group: Any, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         group(**wrong)
-    flat = said.removeprefix(f"{group.__name__}.")
-    with pytest.raises(ConfigError, match=f"^{re.escape(flat)}"):
-        config(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +92,8 @@ def test_what_follows_from_settings() -> None:
     assert config().offsets_topic == "t"
     elsewhere = config(source_bootstrap_servers="a:1")
     assert (elsewhere.offsets_topic, elsewhere.source_is_elsewhere) == ("g.t.commit-log", True)
-    assert config().strategies == ("incremental",)
-    assert config(strategy=("range", "incremental")).strategies == ("range", "incremental")
+    assert config().group.strategies == ("incremental",)
+    assert config(strategy=("range", "incremental")).group.strategies == ("range", "incremental")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +103,8 @@ def test_what_follows_from_settings() -> None:
             lambda: config(num_partition=1),
             "no setting 'num_partition'; did you mean num_partitions",
         ),
+        (lambda: EventSourceConfig(num_standbys=1), "did you mean group=GroupConfig(num_standbys=...)?"),  # type: ignore[call-arg]
+        (lambda: EventSourceConfig(call_timeout=1), "did you mean timeouts=TimeoutConfig(call_timeout_seconds=...)?"),  # type: ignore[call-arg]
         (lambda: config(xyzzy=1), "no setting 'xyzzy'; its settings are group_id, topic, num_p"),
         (lambda: EventSourceConfig(topic="t"), "EventSourceConfig needs group_id and num_partitions"),  # type: ignore[call-arg]
         (lambda: EventSourceConfig("g", "t", 1), "takes its settings by name: EventSourceConfig(group_id=..., ...)"),  # type: ignore[call-arg,misc]

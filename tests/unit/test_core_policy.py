@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-import streams
 from streams.core import origin
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import INTERJECTION, batch_end, batch_origin, timer_origin
@@ -17,7 +15,7 @@ from streams.core.policy import Answered, Decision, Failure, WorkKind, apply_err
 from streams.core.position import behind, offsets_of, position_of
 from streams.core.timers import Timer
 from streams.errors import DecodeError, RecordRefused
-from streams.outcomes import STOP, ErrorResponse, ExecutionState, Retry
+from streams.outcomes import ErrorResponse, ExecutionState, Retry
 
 R, D = ErrorResponse, Decision
 ERROR = ValueError("no")
@@ -87,33 +85,6 @@ def test_the_waits_of_a_retry() -> None:
     waits = [Retry(backoff_seconds=1.0, jitter=0.5).pause_seconds(1, random.Random(seed)) for seed in range(100)]
     assert 0.5 <= min(waits) < 0.6
     assert 1.4 < max(waits) <= 1.5
-
-
-@pytest.mark.parametrize(
-    ("former", "arguments", "retry"),
-    [
-        ("ErrorPolicy", {}, STOP),
-        ("ErrorPolicy", {"retries": 2, "then": R.CONTINUE}, Retry(attempts=3, then=R.CONTINUE)),
-        ("JobRetry", {}, Retry(max_backoff_seconds=5.0, timeout_seconds=45.0)),
-        (
-            "JobRetry",
-            {
-                "attempts": 5,
-                "wait_initial_seconds": 2,
-                "wait_max_seconds": 1,
-                "wait_jitter_seconds": 0,
-                "on": (OSError,),
-            },
-            Retry(
-                attempts=5, backoff_seconds=1, max_backoff_seconds=1, jitter=0.0, timeout_seconds=45.0, on=(OSError,)
-            ),
-        ),
-    ],
-)
-def test_former_names_of_retry_warn_and_do_what_they_did(former: str, arguments: dict[str, Any], retry: Retry) -> None:
-    with pytest.warns(DeprecationWarning, match=former) as warned:
-        assert getattr(streams, former)(**arguments) == retry
-    assert warned[0].filename == __file__
 
 
 def test_decisions_are_measured_as_responses() -> None:

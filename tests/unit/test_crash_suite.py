@@ -11,7 +11,6 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,16 @@ from streams.protocols import DiskDatabase
 from streams.records import Change
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.entries import Point
-from streams.runtime.keeping.folders.folder import StateFolder, no_step
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore
 from streams.testing.engine_suite import MEMORY_BYTES, scan_all
 from tests.broker.gate import gate
 from tests.unit.kept_kit import DAY_MS, IDENTITY, State, contents, now_ms, put
+from tests.unit.steps_kit import At, StepsOfBlobs, no_step, steps_of_folders, watch_database
 from tests.unit.test_engines import ENGINES
 from tests.unit.waiting import open_below, threads_since
 
-At = Callable[[str], None]
 CHECKPOINTS, SAVED, ASIDE, PIECE = 10, (30, 60), 40, 512
 KINDS = ("files", "SQLite", "RocksDB")
 CASES = gate([(kind, seed) for kind in KINDS for seed in range(5)], ("files", 0), ("SQLite", 0))
@@ -46,9 +45,9 @@ class Watched:
         self.name = self._engine.name
 
     def open(self, folder: str, /, *, memory_bytes: int, partitions: int) -> DiskDatabase:
-        database: Any = self._engine.open(folder, memory_bytes=memory_bytes, partitions=partitions)
-        database.at = lambda step: self._at(f"database {step}")
-        return database  # type: ignore[no-any-return]
+        database: DiskDatabase = self._engine.open(folder, memory_bytes=memory_bytes, partitions=partitions)
+        watch_database(database, self._at)
+        return database
 
 
 class Life:
@@ -73,19 +72,21 @@ class Life:
     def find(self, at: At = no_step, where: str = "disk") -> StateFolder:
         kind = DatabaseFolder if self._engine else StateFolder
         folder = kind.find(self.root / where, 0)
-        folder.at = at
         if isinstance(folder, DatabaseFolder):
             folder.engine, folder.memory_bytes, folder.partitions = Watched(self._engine, at), MEMORY_BYTES, 4
         return folder
 
     def snapshots(self, at: At = no_step) -> SnapshotStore:
         self.root.mkdir(exist_ok=True)
-        store = SnapshotStore(open_blobs(str(self.root / "store")), "g", "t", wall_ms=now_ms, keep=1)
-        store.at = at
-        return store
+        blobs = StepsOfBlobs(open_blobs(str(self.root / "store")), at)
+        return SnapshotStore(blobs, "g", "t", wall_ms=now_ms, keep=1)
 
     def run(self, at: At = no_step) -> None:
         """Bring the folder to the end of the log. ``safe``: the offset that a kill leaves it at, at the least."""
+        with steps_of_folders(at):
+            self._run(at)
+
+    def _run(self, at: At) -> None:
         folder, store = self.find(at), self.snapshots(at)
         try:
             position = contents_of(folder)[0]

@@ -57,16 +57,14 @@ def opened(name: str, folder: Path, partitions: int = 4) -> DiskDatabase:
 # -- killed at each step -----------------------------------------------------------------------------------------------
 
 KILLED = """
-import os, signal, sys
-from tests.unit.test_engines import opened
-from streams.testing.engine_suite import Script
+import sys
 from pathlib import Path
+from streams.testing.engine_suite import Script
+from tests.unit.steps_kit import kill_in_last_write
+from tests.unit.test_engines import opened
 
 name, folder, step, seed = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-database, number = opened(name, folder), 0
-database.at = lambda at: os.kill(os.getpid(), signal.SIGKILL) if (at, number) == (step, 7) else None
-for number, changes in enumerate(Script(seed, 10, keys=2_000, changes=900).writes, 1):
-    database.write(changes, b"%d" % number)
+kill_in_last_write(opened(name, folder), Script(seed, 10, keys=2_000, changes=900).writes[:7], step)
 """
 
 

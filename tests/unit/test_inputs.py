@@ -19,6 +19,7 @@ from streams.source.postgres_sink import PostgresSink
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.virtual_time import elapse
+from tests.vocabulary import config_of
 
 PAYMENTS, CLICKS = "payments", "clicks"
 
@@ -33,7 +34,7 @@ class Click(msgspec.Struct, frozen=True):
 
 
 def config(**settings: Any) -> EventSourceConfig:
-    return EventSourceConfig(group_id="shop", topic="orders", num_partitions=2, **settings)
+    return config_of(group_id="shop", topic="orders", num_partitions=2, **settings)
 
 
 def build(*inputs: str, nulls: Retry | None = None, **settings: Any) -> EventSource[Any]:

@@ -17,6 +17,7 @@ from streams.stores.joined import PARTITIONERS
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
 from tests.unit.joins_kit import CUSTOMERS, Customer, Placed, Shop, place, rows, seen, update
+from tests.vocabulary import config_of
 
 PAYMENTS, LOOP, DAY_MS = "payments", "shop.orders.loop", 86_400_000
 
@@ -29,7 +30,7 @@ class Ordered(msgspec.Struct, frozen=True):
 
 def build(**settings: Any) -> EventSource[Any]:
     """Orders and payments, counted per partition in their order; handled ahead of their turn if they take time."""
-    config = EventSourceConfig(**{"group_id": "shop", "topic": "orders", "num_partitions": 2} | settings)
+    config = config_of(**{"group_id": "shop", "topic": "orders", "num_partitions": 2} | settings)
     source = EventSource(config, Table.factory(key=str, value=int))
     source.input(PAYMENTS)
 

@@ -150,7 +150,7 @@ def test_a_join_that_was_forgotten_is_read_anew(kes: Kes, monkeypatch: pytest.Mo
         monkeypatch.setattr(state_writing, "slot_of", lambda *_: nullcontext(slot))
         arguments = ["state", "forget", "shop:source", "--bootstrap-servers", "nowhere:1", "--yes", "--join"]
         vars(module).update(source=Shop().source)
-        assert "shop:source reads customers: only a join that" in kes(*arguments, CUSTOMERS, code=1).words
+        assert "shop:source reads customers: only rows of a join that" in kes(*arguments, CUSTOMERS, code=1).words
         vars(module).update(source=build())
         assert "it has those of customers" in kes(*arguments, "costumers", code=1).words
         dry = kes(*arguments, CUSTOMERS, "--dry-run", "--json").data

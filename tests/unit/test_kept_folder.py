@@ -132,7 +132,8 @@ def test_the_log_has_to_go_on_where_the_folder_ends() -> None:
 
 def test_the_script_has_all_steps(tmp_path: Path) -> None:
     assert set(steps_of(tmp_path)) == {
-        "data", "flush data", "mark", "flush mark", "rename", "flush folder", "done", "rewrite", "rewrite flush",
+        "create data", "write data", "flush data", "create mark.new", "flush mark.new", "rename mark.new",
+        "flush folder",
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.folder import StateFolder
 from tests.unit.kept_kit import IDENTITY, Cut, FullDisk, contents, now_ms, put
+from tests.unit.steps_kit import no_step, steps_of_folders
 
 pytestmark = pytest.mark.usefixtures("unflushed")
 
@@ -52,14 +53,12 @@ def test_a_rewrite_that_fills_the_disk_gives_the_room_back(
     before = contents(folder)
 
     def stop(step: str) -> None:
-        if step == "rewrite flush":
+        if step == "flush data":
             raise Cut(step)
 
-    if is_killed:
-        folder.at = stop
-    else:
+    if not is_killed:
         FullDisk(monkeypatch, 1_000)
-    with pytest.raises((OSError, Cut)):
+    with pytest.raises((OSError, Cut)), steps_of_folders(stop if is_killed else no_step):
         folder.rewrite_if_due()
     if is_killed:
         folder.close()

@@ -113,6 +113,7 @@ ADOPTED = """
 import os, shutil, signal, sys
 from pathlib import Path
 from streams.runtime.keeping.folders import folder
+from tests.unit.steps_kit import steps_of_folders
 step, parent, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def dies(left=[step]):
     left[0] -= 1
@@ -129,8 +130,8 @@ if what == "adopted":
 found = folder.StateFolder.find(parent, 0)
 found.remove_spares()
 if what == "set aside":
-    found.at = lambda name: dies()
-    found.set_aside()
+    with steps_of_folders(lambda name: dies()):
+        found.set_aside()
 """
 
 

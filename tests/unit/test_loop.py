@@ -26,6 +26,7 @@ from streams.source.jobs import AsyncJobScheduler
 from streams.testing import TestDriver
 from streams.testing.simulation.broker import Txn
 from streams.testing.simulation.clients import SimTakeOver
+from tests.vocabulary import config_of
 
 LOOP = "shop.orders.loop"
 PARTITIONS = 2
@@ -47,7 +48,7 @@ class Reserved(msgspec.Struct, frozen=True):
 
 def config(**settings: Any) -> EventSourceConfig:
     settings = {"loop": True} | settings
-    return EventSourceConfig(group_id="shop", topic="orders", num_partitions=PARTITIONS, **settings)
+    return config_of(group_id="shop", topic="orders", num_partitions=PARTITIONS, **settings)
 
 
 def note(ctx: EventContext[Any], text: str) -> None:

@@ -49,6 +49,7 @@ from streams.statistics import (
     StageStatistics,
     VisitStatistics,
 )
+from tests import vocabulary
 from tests.unit.runtime_kit import Bench, nothing
 from tests.unit.waiting import wait_until
 
@@ -56,7 +57,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def config_of(group: str, **settings: Any) -> EventSourceConfig:
-    return EventSourceConfig(group_id=group, topic="in", num_partitions=4, **settings)
+    return vocabulary.config_of(group_id=group, topic="in", num_partitions=4, **settings)
 
 
 def source_of(group: str = "g", **settings: Any) -> EventSource[Any]:

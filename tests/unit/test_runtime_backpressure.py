@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streams import EventSourceConfig
+from streams import EventSourceConfig, QueueConfig
 from streams.core.admission import size_of_records
 from streams.core.partition import PartitionState
 from streams.errors import OffsetError
@@ -28,7 +28,7 @@ ROOM = 8 * POLL
 """As in production: less than what a partition may queue, so that a hung one uses up all of it before it is full."""
 
 
-CONFIG = EventSourceConfig(group_id="g", topic="t", num_partitions=9, max_queued_records=100)
+CONFIG = EventSourceConfig(group_id="g", topic="t", num_partitions=9, queues=QueueConfig(max_queued_records=100))
 
 
 def records_of(partition: int, offset: int, count: int, size: int = 1) -> list[IncomingRecord]:
@@ -74,9 +74,9 @@ class Bench:
             group_id="g",
             topic="t",
             num_partitions=partitions,
-            max_queued_records=QUEUE,
-            max_queued_bytes=most_bytes,
-            max_queued_bytes_total=total_bytes,
+            queues=QueueConfig(
+                max_queued_records=QUEUE, max_queued_bytes=most_bytes, max_queued_bytes_total=total_bytes
+            ),
         )
         self.inboxes = [Inbox(config, self.poller, number, Signal()) for number in range(partitions)]
         self.handled = [0] * partitions

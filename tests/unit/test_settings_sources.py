@@ -84,8 +84,8 @@ def test_the_code_wins_over_the_environment_and_that_over_the_file(monkeypatch: 
     assert config.group.strategies == ("range", "incremental")
     assert config.error_policy.then is ErrorResponse.CONTINUE
     assert config.resolved().bootstrap_servers == "environment:1"
-    config = made(replication_factor=1, num_standbys=2, pool=PoolConfig(pool_size=7), bootstrap_servers="code:1")
-    assert (config.replication_factor, config.group.num_standbys) == (1, 2)
+    config = made(replication_factor=1, pool=PoolConfig(pool_size=7), bootstrap_servers="code:1")
+    assert (config.replication_factor, config.group.num_standbys) == (1, 1)
     assert config.pool == PoolConfig(pool_size=7), "a group that is given is taken as it is"
     assert config.resolved().bootstrap_servers == "code:1"
 
@@ -165,7 +165,7 @@ def test_options_of_commands_come_from_variables_and_the_file(kes: Kes, monkeypa
     monkeypatch.setenv("KES_LAG_TIMEOUT", "many")
     said = kes("lag", "lagging:source", code=2).words
     assert "unable to parse string as a number" in said
-    assert "options of this command are also in KES_LAG_TIMEOUT, [commands.lag] in kes.toml" in said
+    assert "options of this command are also set in KES_LAG_TIMEOUT, [commands.lag] in kes.toml" in said
 
 
 @pytest.mark.parametrize(

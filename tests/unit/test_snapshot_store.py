@@ -25,6 +25,7 @@ from streams.runtime.keeping.snapshots import snapshotting
 from tests.unit.kept_kit import DAY_MS, IDENTITY, Cut
 from tests.unit.s3_kit import object_store
 from tests.unit.snapshots_kit import Disk
+from tests.unit.steps_kit import no_step
 
 
 def test_garbage_is_what_no_kept_manifest_names_for_an_hour() -> None:
@@ -54,17 +55,17 @@ def test_killed_at_any_step_the_newest_whole_snapshot_is_used(tmp_path: Path, st
         if len(taken) > step:
             raise Cut(name)
 
-    disk.store.at = at
+    disk.steps.at = at
     folder = disk.write(30, 4)
     with suppress(Cut):
         disk.save(folder)
-    disk.store.at = lambda name: None
+    disk.steps.at = no_step
     offset, state = disk.restored("new")
-    is_whole = "look" in taken
+    is_whole = "put manifest" in taken[:-1]
     assert offset == (30 if is_whole else 20)
     assert state == {b"key %d" % number: b"value %d" % offset for number in range(4 if is_whole else 3)}
     if step == STEPS - 1:
-        assert set(taken) >= {"hold", "block", "manifest", "look", "release", "collect", "list", "read", "remove"}
+        assert set(taken) >= {"put hold", "put block", "put manifest", "delete hold", "list blocks", "delete manifest"}
         assert len(taken) < STEPS, "each step was one at which it ended"
     disk.save(disk.write(40, 3))  # and the next one is as any other
     assert disk.restored("newer")[0] == 40
@@ -139,30 +140,31 @@ class Pair:
         for path in (*self.place.glob("*-*"), *self.place.glob("blocks/*")):
             os.utime(path, (path.stat().st_mtime - seconds,) * 2)
 
-    def at_other(self, step: str, do: Callable[[], object]) -> None:
-        """Do something when the other maker comes to a step, once."""
+    def at_other(self, step: str, do: Callable[[], object], after: str = "") -> None:
+        """Do something when the other maker comes to a step (the first one after another), once."""
+        taken = [""]
 
         def at(name: str) -> None:
-            if name == step:
-                self.other.store.at = lambda name: None
+            if name == step and after in taken:
+                self.other.steps.at = no_step
                 do()
+            taken.append(name)
 
-        self.other.store.at = at
+        self.other.steps.at = at
 
     def names(self, kind: str) -> list[str]:
         return sorted(path.name for path in self.place.glob(f"{kind}-*"))
 
 
-@pytest.mark.parametrize("step", ["collect", "list", "read", "remove"])
+@pytest.mark.parametrize("step", ["list blocks", "list snapshots", "delete manifest", "delete block"])
 def test_a_collector_that_stood_still_takes_no_block_of_a_later_snapshot(tmp_path: Path, step: str) -> None:
     """It has found blocks that nothing names. Then the same data is saved again, and it goes on."""
     pair = Pair(tmp_path)
     pair.other.save(pair.other.write(20, 4))  # it removes the first snapshot, whose blocks stay for this time
     pair.age()
     saved = []
-    pair.at_other(step, lambda: saved.append(pair.one.save(pair.one.write(40, 0))))
+    pair.at_other(step, lambda: saved.append(pair.one.save(pair.one.write(40, 0))), after="delete hold")
     pair.other.save(pair.other.write(30, 4))
-    pair.at_other("remove", lambda: None)
     assert saved[0].uploaded > 0
     assert pair.one.restored("new")[0] == 40
     assert not pair.names("hold")
@@ -171,7 +173,7 @@ def test_a_collector_that_stood_still_takes_no_block_of_a_later_snapshot(tmp_pat
 def test_blocks_of_a_snapshot_that_is_removed_meanwhile_are_not_used_again(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.other.save(pair.folder)
-    pair.at_other("manifest", lambda: pair.one.save(pair.one.write(50, 9)))
+    pair.at_other("put manifest", lambda: pair.one.save(pair.one.write(50, 9)))
     with pytest.raises(OSError, match=r"manifest-.*, whose blocks the new snapshot uses, was removed meanwhile"):
         pair.other.save(pair.folder)
     assert len(pair.names("manifest")) == 1
@@ -186,7 +188,7 @@ def test_a_slow_maker_keeps_its_blocks(tmp_path: Path) -> None:
         pair.age()
         pair.one.save(pair.one.write(20, 3))
 
-    pair.at_other("manifest", hours_later)
+    pair.at_other("put manifest", hours_later)
     pair.other.save(pair.other.write(30, 3))
     assert pair.one.restored("new")[0] == 30
 
@@ -198,7 +200,7 @@ def test_a_maker_that_was_taken_for_dead_begins_anew(tmp_path: Path) -> None:
         pair.age(100_000.0)
         pair.one.save(pair.one.write(20, 3))
 
-    pair.at_other("block", a_day_later)
+    pair.at_other("put block", a_day_later)
     folder = pair.other.write(30, 3)
     with pytest.raises(OSError, match="its hold was removed"):
         pair.other.save(folder)
@@ -210,7 +212,7 @@ def test_a_maker_that_was_taken_for_dead_begins_anew(tmp_path: Path) -> None:
 def test_objects_of_a_time_when_a_clock_was_days_ahead_end_no_hold(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.age(-200_000.0)  # into the future
-    pair.at_other("block", lambda: pair.one.save(pair.one.write(20, 3)))
+    pair.at_other("put block", lambda: pair.one.save(pair.one.write(20, 3)))
     pair.other.save(pair.other.write(30, 3))
     assert pair.one.restored("new")[0] == 30
 
@@ -253,9 +255,9 @@ def test_a_snapshot_whose_maker_died_does_not_count_and_goes_after_a_day(tmp_pat
     pair = Pair(tmp_path)
 
     def die() -> None:
-        raise Cut("look")
+        raise Cut("delete hold")
 
-    pair.at_other("look", die)
+    pair.at_other("delete hold", die)
     with suppress(Cut):
         pair.other.save(pair.other.write(90, 3))
     pair.one.save(pair.one.write(20, 3))

@@ -126,7 +126,7 @@ async def test_take_overs_that_stand_still_at_the_same_time_each_name_what_holds
         return [OpenTransaction(topic=topic, partition=number, **place, **told) for number in partitions]
 
     engine: Any = SimpleNamespace(
-        config=SimpleNamespace(transaction_timeout_seconds=10.0, changelog="log"),
+        config=SimpleNamespace(timeouts=SimpleNamespace(transaction_timeout_seconds=10.0), changelog="log"),
         thread=lambda name: SimpleNamespace(call=call),
         takeover_client=SimpleNamespace(open_transactions=None),
         now=lambda: now,

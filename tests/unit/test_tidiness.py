@@ -68,6 +68,7 @@ DANGEROUS_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 MODULES = {
     "kafka-python": "kafka",
     "protobuf": "pyspark",  # PySpark imports it, and does not ask for it
+    "pandas": "pyspark",  # as well, in its functions over Arrow
     "opentelemetry-api": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
     "pyyaml": "yaml",

@@ -13,6 +13,7 @@ from streams.records import Record
 from streams.stores.named_table import NamedTable
 from streams.stores.several import Stores
 from streams.testing import TestDriver
+from tests.vocabulary import config_of
 
 VISITS = "shop.orders.visits"
 SEEN = "seen"
@@ -28,7 +29,7 @@ class Put(msgspec.Struct, frozen=True):
 
 def config(**settings: Any) -> EventSourceConfig:
     settings = {"visits": True} | settings
-    return EventSourceConfig(group_id="shop", topic="orders", num_partitions=PARTITIONS, **settings)
+    return config_of(group_id="shop", topic="orders", num_partitions=PARTITIONS, **settings)
 
 
 def look(ctx: Ctx, key: str, value: int) -> None:

@@ -11,8 +11,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from streams import EventSource, EventSourceConfig
+from streams import EventSource
 from tests.unit.private_kit import private
+from tests.vocabulary import config_of
 
 for _package in ("starlette", "uvicorn", "httptools", "jinja2", "aiohttp"):
     pytest.importorskip(_package)
@@ -57,7 +58,7 @@ class Reply(NamedTuple):
 def source_of(group: str = "shop", servers: str = NOWHERE, **settings: Any) -> EventSource[Any]:
     """A source that has not been started."""
     return EventSource(
-        EventSourceConfig(group_id=group, topic="orders", num_partitions=4, bootstrap_servers=servers, **settings)
+        config_of(group_id=group, topic="orders", num_partitions=4, bootstrap_servers=servers, **settings)
     )
 
 

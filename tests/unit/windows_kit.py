@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Record, Retry
+from streams import EventContext, EventSource, Record, Retry
 from streams.events import event_type, to_record
 from streams.stores import NamedTable, Stores, Window, Windows
 from streams.testing import TestDriver
+from tests.vocabulary import config_of
 
 OUT = "out"
 
@@ -47,7 +48,7 @@ def source_of(
         win = Windows.tumbling(str, int, size=60, grace=30, add=count, on_close=on_close, late=late, on_error=on_error)
         carts = NamedTable.of(str, int, expires=3_600)
 
-    config = EventSourceConfig(group_id="g", topic="in", num_partitions=partitions, **settings)
+    config = config_of(group_id="g", topic="in", num_partitions=partitions, **settings)
     return EventSource(config, store=Shop.factory())
 
 

@@ -113,7 +113,7 @@ def connect_librdkafka_group(
         }
         eager = strategies[0] in EAGER
     client = KafkaPythonClient(settings.bootstrap_servers, instance, security or {})
-    take_over = RosterTakeOver(client, group_id, topic, instance=instance, changelog=changelog)
+    take_over = RosterTakeOver(client, group_id, topic, changelog=changelog)
 
     def make_consumer(connection_log: ConnectionLog) -> Consumer:
         return build(Consumer, config, connection_log)

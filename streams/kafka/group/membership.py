@@ -106,11 +106,14 @@ def connect_group(
     (``kafka_python_settings.translate``); ``settings`` are ``changelog``, timeouts and ``static`` (``GroupSettings``).
     ``alive``: see ``KafkaPythonMembership``. Raises ``ConfigError``.
     """
-    names: dict[str, Any] = {"group_id": group_id, "topic": topic, "instance": instance}
     changelog = settings.pop("changelog", "")
-    checked = GroupSettings(**names, partitions=partitions, assignors=assignors, **settings)
+    checked = GroupSettings(
+        group_id=group_id, topic=topic, instance=instance, partitions=partitions, assignors=assignors, **settings
+    )
     client = KafkaPythonClient(bootstrap_servers, instance, security or {})
-    return KafkaPythonMembership(client, checked, alive), KafkaPythonTakeOver(client, **names, changelog=changelog)
+    return KafkaPythonMembership(client, checked, alive), KafkaPythonTakeOver(
+        client, group_id, topic, changelog=changelog
+    )
 
 
 class KafkaPythonMembership:

@@ -20,7 +20,7 @@ from streams.kafka import permissions
 from streams.kafka.questions.asking import Questions
 from streams.kafka.questions.groups import leave_group
 from streams.kafka.questions.hanging_transactions import HangingTransactions
-from streams.kafka.questions.open_transactions import OpenTransactions, describe_transaction
+from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.wire.kafka_python import (
     DeleteRecordsRequest,
     DescribeLogDirsRequest,
@@ -39,7 +39,7 @@ from streams.kafka.wire.kafka_python_client import (
     offsets_request,
     raise_for,
 )
-from streams.model.group import HangingEnd, OpenTransaction, Snapshot, instance_of, instance_of_unmarked
+from streams.model.group import HangingEnd, OpenTransaction, Snapshot, instance_of
 from streams.model.topics import TopicIdentity
 
 log = logging.getLogger(__name__)
@@ -64,12 +64,10 @@ class KafkaPythonTakeOver(Questions):
     """Questions of one group about its source ``topic``, on a client that it shares and does not close.
     ``streams.model.group.TakeOver`` documents the methods."""
 
-    def __init__(
-        self, client: KafkaPythonClient, group_id: str, topic: str, *, instance: str = "", changelog: str = ""
-    ) -> None:
+    def __init__(self, client: KafkaPythonClient, group_id: str, topic: str, *, changelog: str = "") -> None:
         super().__init__(client)
         self._group_id, self._topic = group_id, topic
-        self._instance, self._changelog = instance, changelog
+        self._changelog = changelog
         self._membership = [permissions.on_group("Read", group_id)]
 
     def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
@@ -91,16 +89,11 @@ class KafkaPythonTakeOver(Questions):
             await self._connected(deadline)
             found = await self._open_ids(deadline)
             owners = {name: instance_of(self._group_id, name) for name in found}
-            unmarked = {name: instance_of_unmarked(self._group_id, name) for name in found if not owners[name]}
-            if not any((*owners.values(), *unmarked.values())):
+            if not any(owners.values()):
                 return []
             present = await self._present(members, deadline)
             departed = [name for name, owner in owners.items() if owner and owner not in present]
-            # This process opens nothing under an unmarked id, so what is open there was left by one before an upgrade.
-            present -= {self._instance}
-            suspects = [name for name, owner in unmarked.items() if owner and owner not in present]
             fences = {name: self._client.manager.call_soon(self._fence, name, deadline) for name in departed}
-            fences |= {name: self._client.manager.call_soon(self._fence_unmarked, name, deadline) for name in suspects}
             return [name for name in sorted(fences) if await self._ended(name, fences[name])]
 
         return self._client.call(work, deadline)
@@ -280,20 +273,6 @@ class KafkaPythonTakeOver(Questions):
         step, needed = f"fencing {transactional_id}", [permissions.on_transactional_id("Write", transactional_id)]
         await self._until(deadline, step, lambda limit: self._fence_once(transactional_id, limit), needed)
         return True
-
-    async def _fence_unmarked(self, transactional_id: str, deadline: float) -> bool:
-        """An id without our mark is ours if its open transaction writes to our changelog: all of ours do, before they
-        send offsets."""
-        limit = min(deadline, time.monotonic() + FENCE_SECONDS)
-        topics = await self._until(
-            limit, f"describing {transactional_id}", lambda limit: self._topics_of(transactional_id, limit)
-        )
-        return self._changelog in topics and await self._fence(transactional_id, deadline)
-
-    async def _topics_of(self, transactional_id: str, deadline: float) -> set[str]:
-        """The topics of an open transaction; none: it is over."""
-        state = await describe_transaction(self._client, transactional_id, deadline)
-        return set() if state is None else {entry.topic for entry in state.topics}
 
     async def _fence_once(self, transactional_id: str, deadline: float) -> None:
         node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)

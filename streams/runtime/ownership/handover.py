@@ -64,7 +64,7 @@ class Handover:
         self._nudge_at = 0.0
         self._nudges = 0  # without a marker since
         self._sizes: dict[int, int] = {}
-        self._is_incremental = "incremental" in member.config.strategies
+        self._is_incremental = "incremental" in member.config.group.strategies
         self._quit = False
         self._readiness = Readiness(member, partitions, replicas)
 
@@ -77,7 +77,7 @@ class Handover:
         self._incoming = event.incoming
         self._nudges = self._nudges if event.incoming else 0
         # Twice as long each time: a donor that waits for a topic, say, has no marker until that is there.
-        pause = (self._member.config.drain_timeout_seconds + MARKER_SECONDS) * 2 ** min(self._nudges, 5)
+        pause = (self._member.config.timeouts.drain_timeout_seconds + MARKER_SECONDS) * 2 ** min(self._nudges, 5)
         self._nudge_at = self._member.now() + pause
         self._began = {partition: self._began.get(partition, self._member.now()) for partition in event.incoming}
         self._known = {number: _standing(number, event.copies) for number in plan.preparing}
@@ -262,7 +262,7 @@ class Handover:
         ready = frozenset(number for number, copy in standing.items() if copy.is_ready)
         rest = standing.keys() - ready
         self._failed &= rest
-        timeout = config.preparation_timeout_seconds
+        timeout = config.group.preparation_timeout_seconds
         late = frozenset(n for n in rest if n in self._failed or now - standing[n].since > timeout)
         left = {number: standing[number].behind for number in rest}
         keeper, asked = self._member.keeper, self._reported.asked
@@ -298,19 +298,19 @@ class Handover:
         """Hand all partitions over to others, as long as there are any, and time. The rest has to be given up
         afterwards."""
         member, config = self._member, self._member.config
-        stays = config.static_membership or not self._is_incremental or not config.leave_timeout_seconds
+        stays = config.group.static_membership or not self._is_incremental or not config.group.leave_timeout_seconds
         if stays or len(member.members) <= 1 or not self._partitions.workers:
             return
         _log.info("handing over %d partitions", len(self._partitions.workers))
         member.membership.leave()
-        deadline = member.now() + config.leave_timeout_seconds
+        deadline = member.now() + config.group.leave_timeout_seconds
         while self._partitions.workers and not self._quit and member.now() < deadline and member.is_draining:
             await self._partitions.changed.wait(0.05)
         if self._partitions.workers and not self._quit and member.is_draining:
             _log.warning(
                 "%d partitions were not handed over within leave_timeout_seconds (%g): they are given up",
                 len(self._partitions.workers),
-                config.leave_timeout_seconds,
+                config.group.leave_timeout_seconds,
             )
 
     def statistics(self) -> tuple[MoveStatistics, ...]:

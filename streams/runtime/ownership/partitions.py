@@ -187,7 +187,7 @@ class Partitions:
         """Bound the sum of all queues. Paused partitions keep their records, so with many slow ones the sum matters,
         too. Beyond half of the bound the other half is shared: a partition that holds its share is paused, one that
         holds less goes on."""
-        rest = self._member.config.max_queued_bytes_total // 2
+        rest = self._member.config.queues.max_queued_bytes_total // 2
         inboxes = [inbox for worker in self.workers.values() for inbox in worker.inboxes]
         if sum([inbox.size for inbox in inboxes]) > rest:
             for inbox in inboxes:
@@ -286,7 +286,7 @@ class Partitions:
     async def _finish(self, worker: PartitionWorker) -> None:
         """Wait for the running event, and for the proofs of interjections that looked; cancel the event when it takes
         too long."""
-        with anyio.move_on_after(self._member.config.drain_timeout_seconds):
+        with anyio.move_on_after(self._member.config.timeouts.drain_timeout_seconds):
             await worker.finished.wait()
         if not worker.finished.is_set():
             _log.warning("%s: the running event is cancelled, it took too long", worker.topic_partition)

@@ -36,7 +36,7 @@ class Stalls:
         for partition, position in positions.items():  # other partitions may stand still in a take-over of their own
             known = self._stands.get(partition)
             self._stands[partition] = known if known is not None and known[0] == position else (position, since)
-        patience = config.transaction_timeout_seconds  # until then a coordinator may end it
+        patience = config.timeouts.transaction_timeout_seconds  # until then a coordinator may end it
         overdue = [number for number in positions if member.now() - self._stands[number][1] > patience]
         request = member.takeover_client.open_transactions
         try:

@@ -102,7 +102,8 @@ class TakeOvers:
         call = member.control.call
         numbers = [worker.partition for worker in workers]
         began = now()
-        await member.slots.wait_all_replaced(config.recovery_timeout_seconds)  # our own open transactions are settled
+        # Our own open transactions are settled first.
+        await member.slots.wait_all_replaced(config.timeouts.recovery_timeout_seconds)
         fenced = await call(member.takeover_client.fence_departed, member.members, now() + STEP_SECONDS)
         if fenced:
             _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
@@ -361,7 +362,7 @@ class TakeOvers:
         """Look up in the changelog whether this transaction of ours is committed (rule R3). Keeps trying while the
         broker does not answer, up to ``recovery_timeout_seconds``."""
         member, config = self._member, self._config
-        deadline = member.now() + config.recovery_timeout_seconds
+        deadline = member.now() + config.timeouts.recovery_timeout_seconds
         # One that was not handed over, if there is any: only this member writes to its changelog.
         partition = min(txn.cuts, key=lambda number: txn.cuts[number].release is not None)
         while True:

@@ -20,15 +20,6 @@ ROUTE_PREFIX: Final = "kes.join."
 """Names of the routes of joined tables begin with it; the table's topic follows. It is the type of their records."""
 
 
-class ReadRow(Protocol):
-    """A row as its record has it (``stores.joined.JoinedRow``)."""
-
-    @property
-    def key(self) -> bytes: ...
-    @property
-    def value(self) -> bytes | None: ...
-
-
 TableT_co = TypeVar("TableT_co", covariant=True)
 
 

@@ -9,7 +9,7 @@ of what follows is in ``docs/internals/spark-protocol.md``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -194,34 +194,6 @@ class BatchRequest:
             replaced = last.replaced if last.query == self.query else (*last.replaced, last.query)
         metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms, replaced)
         return Stored(self.batch + 1, msgspec.json.encode(metadata).decode())
-
-
-def left_behind(stored: Stored, successor: str) -> Stored:
-    """Return the marker in place of one whose writes go on under the name ``successor``.
-
-    To versions that know only the former name it says that another query has replaced the one that was there: nothing
-    is written there again. ``inherited`` is the way back.
-    """
-    fields = _fields(stored)
-    if fields.get("query") != successor:
-        fields |= {"query": successor, "replaced": [*fields.get("replaced", ()), fields.get("query", "")]}
-    return Stored(stored.offset, msgspec.json.encode(fields).decode())
-
-
-def inherited(stored: Stored, successor: str) -> Stored:
-    """The marker that was there before ``left_behind``, if that is what is there."""
-    fields = _fields(stored)
-    if fields.get("query") != successor:
-        return stored
-    *replaced, query = fields["replaced"]
-    return Stored(stored.offset, msgspec.json.encode(fields | {"query": query, "replaced": replaced}).decode())
-
-
-def _fields(stored: Stored) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(stored.metadata, type=dict[str, Any])
-    except msgspec.MsgspecError:
-        return {}  # refused where its contents are read
 
 
 def read_metadata(stored: Stored, kind: type[_M]) -> _M:

@@ -46,13 +46,12 @@ class WriteResult:
 def target_of(options: WriteOptions | StreamWriteOptions) -> WriteTarget:
     """Transactional id and marker group of a write, or of a sink. The topic is in it: one name over two topics is two
     writes, or sinks, which leave each other alone."""
-    # A topic's name has no "/", and the forms without a topic go on with a ".": no two of them have one identity.
-    # Nor has a prefix one: what is before the first "/" says which part of it is the prefix.
+    # Neither a prefix nor a topic's name has a "/", so what comes before the first one is a kind of write: no two
+    # targets share an identity.
     prefix = options.id_prefix
     if isinstance(options, WriteOptions):
         return WriteTarget.of(f"{prefix}kes.spark.write.{options.topic or '*'}/{options.write_id}", options)
-    identity = f"{prefix}kes.spark.stream/{options.marker_topic}/{options.sink}"
-    return WriteTarget.of(identity, options, former=None if prefix else f"kes.spark.stream.{options.sink}")
+    return WriteTarget.of(f"{prefix}kes.spark.stream/{options.marker_topic}/{options.sink}", options)
 
 
 def find_write(options: WriteOptions) -> WriteResult | None:

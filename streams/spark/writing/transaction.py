@@ -11,7 +11,6 @@ few milliseconds later; ``settle`` waits for that.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +27,7 @@ from streams.kafka.writing.made_batch import MadeBatch
 from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
-from streams.spark.writing.markers import Request, Stored, Written, inherited, left_behind
+from streams.spark.writing.markers import Request, Stored, Written
 from streams.spark.writing.write_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -50,23 +49,16 @@ class WriteTarget:
     kafka: KafkaSettings = field(repr=False)
     marker_log: str | None = None
     """A compacted topic that keeps the marker, too."""
-    former: str | None = None
-    """The identity that versions before this one gave the target, whose marker is taken over."""
 
     @classmethod
-    def of(cls, identity: str, options: SinkOptions, *, former: str | None = None) -> Self:
+    def of(cls, identity: str, options: SinkOptions) -> Self:
         """The target of this identity, where the options of a write say."""
         return cls(
             identity=identity,
-            former=former,
             marker_topic=options.marker_topic,
             kafka=options.kafka,
             marker_log=options.marker_log,
         )
-
-    def as_former(self) -> WriteTarget | None:
-        """The same target as versions before this one know it."""
-        return None if self.former is None else dataclasses.replace(self, identity=self.former, former=None)
 
 
 def write_once(
@@ -90,7 +82,7 @@ def write_once(
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
         with _group_of(target) as group, _fenced(target, request, size) as forwarder:
-            stored = _marker(group, target, request) or _taken_over(target, request)
+            stored = _marker(group, target, request)
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
             if attempt == _ROUNDS:
@@ -178,31 +170,6 @@ def _placed_now(
         yield batch
 
 
-def _taken_over(target: WriteTarget, request: Request) -> Stored | None:
-    """The marker under the target's former name, by which no client can write any more. Raises what ``request`` refuses
-    with: then nothing has changed.
-
-    A writer under that name is not fenced by the new one's transactional id. So the marker is not just read: before the
-    first transaction under the new name one is put in its place that every query is refused by
-    (``markers.left_behind``). After it, and until that transaction is committed, it still says what was there.
-    """
-    former = target.as_former()
-    if former is None:
-        return None
-    with _group_of(former) as group, _fenced(former, request, 0) as forwarder:
-        found = _marker(group, former, request)
-        if found is None:
-            return None
-        stored = inherited(found, target.identity)
-        if request.written(stored) is None:
-            try:
-                _put_marker(forwarder, former, request, left_behind(found, target.identity))
-                forwarder.commit()
-            except KafkaException as error:
-                raise _translated(error, former, request) from error
-        return stored
-
-
 def look(target: WriteTarget, doing: object, *, needs_topic: bool = False) -> Stored | None:
     """The marker as it is now. Only a look, which disturbs no writer: a run that is about to commit may not show yet,
     and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
@@ -210,10 +177,7 @@ def look(target: WriteTarget, doing: object, *, needs_topic: bool = False) -> St
     with _group_of(target, isolation="read_uncommitted") as group:
         if needs_topic and topic_admin(target.kafka).identity(target.marker_topic, TIMEOUT_SECONDS) is None:
             raise no_such_topic(target.marker_topic, target.kafka)
-        stored = _read_offset(group, target, doing)
-    former = target.as_former() if stored is None else None
-    before = None if former is None else look(former, doing)
-    return stored if before is None else inherited(before, target.identity)
+        return _read_offset(group, target, doing)
 
 
 @contextlib.contextmanager

@@ -47,17 +47,8 @@ class Broken(OSError):
     """The system may have lost what was written before: this folder is not written to any more in this run."""
 
 
-def no_step(name: str) -> None:
-    """Do nothing: the place of the crash tests."""
-
-
 class StateFolder:
-    """One locked folder. ``mark``: the last one, if there is one that can be read. One thread.
-
-    ``at`` is called with the name of each step of a checkpoint before it is taken.
-    """
-
-    at: Callable[[str], None] = staticmethod(no_step)
+    """One locked folder. ``mark``: the last one, if there is one that can be read. One thread."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -212,7 +203,6 @@ class StateFolder:
         of them is there then. ``pause``: leave the interpreter to others for as long as each batch takes."""
         if self._data is None:
             self._open_data()
-        self.at("data")
         self._append(changes, pause)
 
     def _append(self, changes: Iterable[Change], pause: bool) -> None:
@@ -241,7 +231,6 @@ class StateFolder:
         ``OSError``: the mark is as it was; ``Broken``: also the data is in doubt."""
         if self._data is None:
             self._open_data()
-        self.at("flush data")
         self._sync_data()
         mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
         self._replace_mark(mark)
@@ -260,12 +249,10 @@ class StateFolder:
         old = self._data, self._file, self._size, self._crc, self._live
         try:
             self._new_data()
-            self.at("rewrite")
             again = enumerate(chain.from_iterable(self.load()))
             kept = (change for number, change in again if change.value is not None and last[change.key] == number)
             self._append(kept, pause)
             self._live = self._size
-            self.at("rewrite flush")
             self._sync_data()
             changes = {"file": self._file, "size": self._size, "crc": self._crc, "live": self._live}
             self._replace_mark(msgspec.structs.replace(mark, **changes))
@@ -316,19 +303,14 @@ class StateFolder:
     def _replace_mark(self, mark: FolderMark) -> None:
         text = msgspec.json.encode(mark)
         new = self.path / _NEW_MARK
-        self.at("mark")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(new, flags, 0o600), "wb") as file:
             file.write(b"%08x " % zlib.crc32(text) + text)
             file.flush()
-            self.at("flush mark")
             os.fsync(file.fileno())
-        self.at("rename")
         os.replace(new, self.path / MARK)
         self.mark = mark
-        self.at("flush folder")
         self._sync_folder()
-        self.at("done")
 
     def _sync_folder(self) -> None:
         handle = os.open(self.path, os.O_RDONLY)
@@ -358,7 +340,6 @@ class StateFolder:
         aside.mkdir(mode=0o700)
         data = sorted(path.name for path in self.path.glob("data-*"))
         for name in (MARK, *data):  # the mark first: without it none counts
-            self.at("aside")
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.path / name, aside / name)
         self._sync_folder()

@@ -56,7 +56,7 @@ from streams.disk.blobs import Blobs, open_blobs
 from streams.errors import ConfigError, Stopped
 from streams.runtime.keeping.figures import room_at
 from streams.runtime.keeping.folders.entries import HEAD, Damaged
-from streams.runtime.keeping.folders.folder import StateFolder, no_step
+from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.folders.shelf import set_aside
 from streams.sak.private_files import read_private
 from streams.settings.groups import StateConfig
@@ -77,10 +77,8 @@ class SavedSnapshot(NamedTuple):
 
 
 class SnapshotStore:
-    """The snapshots of one source. ``at`` is called with the name of each step before it is taken; ``is_over`` ends
-    whatever is under way by ``Stopped``. One call at a time for each partition."""
-
-    at: Callable[[str], None] = staticmethod(no_step)
+    """The snapshots of one source. ``is_over`` ends whatever is under way by ``Stopped``. One call at a time for each
+    partition."""
 
     def __init__(
         self,
@@ -240,7 +238,6 @@ class SnapshotStore:
                 raise Damaged("its data has another checksum than its mark")
 
         folder.fill(checked())
-        self.at("fill")
         folder.commit(mark.identity, mark.offset, mark.record, mark.as_of_ms)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -252,7 +249,6 @@ class SnapshotStore:
         token = secrets.token_hex(8)
         hold = f"{place}/{hold_of(token)}"
         source, known = self._newest(place)
-        self.at("hold")
         self._put(hold, token.encode())
         try:
             blocks, saved = self._write_blocks(place, token, known, mark, pieces)
@@ -264,20 +260,16 @@ class SnapshotStore:
             raise
         manifest = Manifest(saved, self._wall_ms(), blocks)
         name = name_of(manifest, token)
-        self.at("manifest")
         self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))  # it may be there, also when this fails
         self._known[f"{place}/{name}"] = manifest
-        self.at("look")
         is_reused = any(block.token != token for block in blocks)
         if is_reused and not self._is_there(f"{place}/{source}"):
             self._blobs.delete(f"{place}/{name}")
             self._blobs.delete(hold)
             raise OSError(f"{place}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
-        self.at("release")
         try:
             now = next((blob.written_at for blob in self._blobs.list(place) if blob.name == name), 0.0)
             self._blobs.delete(hold)
-            self.at("collect")
             self._collect(place, now, saved)
         except OSError as error:  # the snapshot is there all the same
             _log.warning("%s: old snapshots and blocks stay there until the next one is made: %s", place, error)
@@ -295,7 +287,6 @@ class SnapshotStore:
             size, crc = size + len(piece), zlib.crc32(piece, crc)
             if key not in known:
                 known[key] = block = Block(*key, token)
-                self.at("block")
                 self._put(f"{place}/blocks/{block.name}", piece)
                 self._pace(len(piece))
             blocks.append(known[key])
@@ -341,9 +332,7 @@ class SnapshotStore:
             _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
 
         blocks = self._blobs.list(f"{place}/blocks")
-        self.at("list")
         names, held = self._look(place)
-        self.at("read")
         found = self._read(place, (one.name for one in names), refuse)
         is_held = {one.name for one in names if one.token in held}
         expired = {token for token, at in held.items() if now - at > HOLD_SECONDS}
@@ -353,7 +342,6 @@ class SnapshotStore:
         for name in lost:
             _log.warning("%s/%s is removed: the changelog lost its end, and ended at offset %d", place, name, cut)
         for name in lost + superfluous(counted[len(lost) :], self._keep):
-            self.at("remove")
             self._blobs.delete(f"{place}/{name}")
         for name in [one.name for one in names if one.token in expired]:  # before their holds: they must never count
             self._blobs.delete(f"{place}/{name}")
@@ -362,7 +350,6 @@ class SnapshotStore:
         if len(found) == len(names):  # else another one was removed meanwhile: who names its blocks now is not known
             ages = ((blob.name, now - blob.written_at) for blob in blocks)
             for block in garbage(ages, (manifest for _, manifest in found), held):
-                self.at("remove")
                 self._blobs.delete(f"{place}/blocks/{block}")
 
     def _go_on(self) -> None:
