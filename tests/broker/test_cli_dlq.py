@@ -205,7 +205,7 @@ def test_a_topic_of_other_records_is_refused(lab: Lab, capsys: pytest.CaptureFix
         line = ["dlq", *command, "--topic", lab.topic, "--bootstrap-servers", lab.bootstrap]
         assert main.main(line) == 1
         said = capsys.readouterr().err
-        assert f"{lab.topic} is no dead-letter topic: {lab.topic}[0]@0 has no header __kes_dlq_*" in said
+        assert f"{lab.topic} is not a dead-letter topic: {lab.topic}[0]@0 has no header __kes_dlq_*" in said
     assert len(lab._records(lab.topic, None)) == 1
 
 
