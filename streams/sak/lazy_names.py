@@ -1,0 +1,24 @@
+"""Names of a package that are imported when they are first used, so that a program pays for those that it uses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, names_by_module: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package. ``names_by_module``: modules below it, each with its names in one text,
+    separated by blanks. Raises ``AttributeError`` for a name that is not among them."""
+    homes = {name: f"{package}.{module}" for module, names in names_by_module.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        setattr(sys.modules[package], name, value)  # the next use finds it without a call
+        return value
+
+    return get
