@@ -10,9 +10,10 @@ line) does not pay for the engine and its clients.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
-from streams.sak.lazy_names import lazy_names
+from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from streams.core.schedule import MissedRuns
@@ -127,8 +128,23 @@ _NAMES = {
 """By module: the names of the list above, and those of features, which stood in it before 0.2 and are served on."""
 
 if not TYPE_CHECKING:  # a checker sees the imports above, and so a name that is misspelled
-    __getattr__ = lazy_names(__name__, _NAMES)
+    __getattr__ = LazyNames(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _OldPaths:
+    """The last finder of modules: the import of a path of 0.1 fails with the path of today."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith("streams."):
+            from streams.model.moved import refuse
+
+            refuse(name, sys._getframe(1))
+
+
+if not any(getattr(finder, "__name__", "") == _OldPaths.__name__ for finder in sys.meta_path):  # imported again
+    sys.meta_path.append(_OldPaths)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streams.sak.lazy_names import lazy_names
+from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from streams.outbox.config import RelayConfig
@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 __all__ = ["AsyncOutbox", "Outbox", "Relay", "RelayConfig"]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, {"config": "RelayConfig", "relay": "Relay", "stash": "AsyncOutbox Outbox"})
+    __getattr__ = LazyNames(__name__, {"config": "RelayConfig", "relay": "Relay", "stash": "AsyncOutbox Outbox"})

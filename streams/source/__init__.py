@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streams.sak.lazy_names import lazy_names
+from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from streams.source.async_batcher import AsyncBatcher
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(
+    __getattr__ = LazyNames(
         __name__,
         {
             "async_batcher": "AsyncBatcher",

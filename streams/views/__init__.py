@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streams.sak.lazy_names import lazy_names
+from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from streams.views.blocking import BlockingView
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(
+    __getattr__ = LazyNames(
         __name__,
         {
             "blocking": "BlockingView",
