@@ -136,7 +136,7 @@ def __dir__() -> list[str]:
 
 
 class _OldPaths:
-    """The last finder of modules: the import of a path of 0.1 fails with the path of today."""
+    """The last finder of modules: the import of a path from before 0.2 fails with that of today."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

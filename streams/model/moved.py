@@ -1,4 +1,4 @@
-"""Where modules of 0.1 are now, for the error of a program that imports one by its old path.
+"""Modules that had another path before 0.2, for the error of a program that imports one by that.
 
 ``streams`` loads this when such an import fails: those that succeed pay nothing. Only an import fails with it.
 ``importlib.util.find_spec`` and what else looks for a module get the answer that there is none.
