@@ -22,7 +22,7 @@ BUILT := $(VENV)/.stamp-build
 FOR_DEMO := $(VENV)/.stamp-demo
 FOR_DEV := $(VENV)/.stamp-dev
 
-.PHONY: help demo pipeline test test-all soak lint types contracts docs bench core-coverage leaves wheels lock clean
+.PHONY: help demo pipeline test test-changed test-all soak lint types contracts docs bench core-coverage leaves wheels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ pipeline: $(FOR_DEMO) ## files -> Spark -> event source -> Spark's tables and a 
 
 test: leaves ## the change gate, by two processes (TESTERS=1: one): every promise has a test in it
 	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) -m "not soak and not nightly" $(ARGS)
+
+test-changed: leaves ## tests of the change gate that a change since BASE (the merge base with main) can reach, by imports
+	@chosen=$$($(BIN)/python tests/changed.py $(BASE)); \
+	  [ -z "$$chosen" ] || $(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) -m "not soak and not nightly" $$chosen $(ARGS)
 
 test-all: leaves ## the change gate and everything that is nightly: the whole batteries, the full demo; then the hot path in plain Python
 	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) $(ARGS)

@@ -13,23 +13,20 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from streams import (
+from streams import BatchProducer, EventProducer, EventSourceConfig, Retry
+from streams.outbox import RelayConfig
+from streams.outcomes import DEAD_LETTER, SKIP, STOP
+from streams.settings import (
     BatcherConfig,
-    BatchProducer,
-    EventProducer,
-    EventSourceConfig,
-    GlobalChangeLog,
     GroupConfig,
     PoolConfig,
     QueryConfig,
     QueueConfig,
-    RelayConfig,
-    Retry,
     SchedulerConfig,
     StateConfig,
     TimeoutConfig,
 )
-from streams.outcomes import DEAD_LETTER, SKIP, STOP
+from streams.views import GlobalChangeLog
 
 PAGE: Final = Path(__file__).resolve().parent / "reference" / "settings.md"
 

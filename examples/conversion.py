@@ -17,17 +17,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from streams import (
-    ErrorResponse,
-    EventContext,
-    EventSource,
-    EventSourceConfig,
-    GlobalChangeLog,
-    GlobalTable,
-    Retry,
-    Table,
-    event_type,
-)
+from streams import ErrorResponse, EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
+from streams.views import GlobalChangeLog, GlobalTable
 
 RATES = "currency-rates"
 

@@ -20,7 +20,9 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 
-from streams import Journal, NotLeading, Replicated, SnapshotFolder, event_type
+from streams import event_type
+from streams.errors import NotLeading
+from streams.journal import Journal, Replicated, SnapshotFolder
 
 TOO_LATE_SECONDS = 5.0
 

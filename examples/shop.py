@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import msgspec
 
-from streams import EventContext, EventSource, EventSourceConfig, Table, Update, event_type
+from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams.stores import Update
 
 
 @event_type("OrderPlaced")

@@ -15,8 +15,9 @@ from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel
 
 from examples.bank import Deposited
-from streams import AsyncEventProducer, EventProducer
+from streams import EventProducer
 from streams.errors import BrokerUnavailable, RecordRefused
+from streams.source import AsyncEventProducer
 
 TIMEOUT_SECONDS = 10.0
 """How long a deposit is tried; then the answer is 503."""

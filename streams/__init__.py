@@ -1,4 +1,8 @@
-"""kafka-event-source: exactly-once event sourcing on Kafka, in Python. The public names; all else is internal.
+"""kafka-event-source: exactly-once event sourcing on Kafka, in Python.
+
+Here are the names of a first program. Those of one feature are in its package: ``streams.settings``, ``streams.source``
+(inputs, sinks, producers), ``streams.stores``, ``streams.views``, ``streams.journal``, ``streams.outbox``. All else is
+internal, but for the modules that the reference lists.
 
 A name is imported when it is first used, so that a program that needs the vocabulary only (a Spark task, the command
 line) does not pay for the engine and its clients.
@@ -6,153 +10,92 @@ line) does not pay for the engine and its clients.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
+
+from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
-    from streams.election import Election, ElectionTerm
-    from streams.errors import EventFailure, NotDelivered, NotLeading
     from streams.events import event_type, to_record, upcaster
-    from streams.journal.journal import Journal
-    from streams.journal.reader import JournalReader
-    from streams.journal.replicated import Replicated
-    from streams.journal.snapshots import SnapshotFolder
-    from streams.journal.sync import SyncJournal
-    from streams.journal.term import JournalTerm
-    from streams.model.topology import Topology
-    from streams.outbox.config import RelayConfig
-    from streams.outbox.relay import Relay
-    from streams.outbox.stash import AsyncOutbox, Outbox
     from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
-    from streams.protocols import Codec, JournalledStore, ObservingStore, StateStore
-    from streams.records import Change, Delivery, IncomingRecord, Record, TopicPartition
+    from streams.records import Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
     from streams.runtime.partition.batch_handlers import BatchContext
     from streams.runtime.partition.event_context import EventContext
     from streams.settings.config import EventSourceConfig
-    from streams.settings.groups import GroupConfig, PoolConfig, QueryConfig, QueueConfig, StateConfig, TimeoutConfig
-    from streams.settings.jobs import (
-        COMPUTE,
-        FAST_NETWORK,
-        SLOW_NETWORK,
-        WIDE_NETWORK,
-        BatcherConfig,
-        SchedulerConfig,
-    )
     from streams.source.async_batcher import AsyncBatcher
     from streams.source.batch_producer import BatchProducer
-    from streams.source.event_producer import (
-        AsyncEventProducer,
-        BlockingEventProducer,
-        EventProducer,
-        TransactionRecords,
-    )
+    from streams.source.event_producer import EventProducer
     from streams.source.event_source import EventSource
     from streams.source.jobs import AsyncJobScheduler
-    from streams.source.lookups import Lookup
-    from streams.source.postgres_sink import PostgresSink, SinkItem
-    from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
-    from streams.stores.heap import Heap
-    from streams.stores.indexes import Index
-    from streams.stores.joined import Joined, JoinedTable, Update
-    from streams.stores.named_table import NamedTable
     from streams.stores.several import Stores
-    from streams.stores.simple import SimpleStore
     from streams.stores.table import Table
-    from streams.stores.windows import LateItem, Window, Windows
-    from streams.views.blocking import BlockingView
-    from streams.views.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
-    from streams.views.global_table import GlobalTable
-    from streams.views.table import ViewChange, ViewSnapshot
-    from streams.views.view import View, ViewState, ViewStatistics
+    from streams.views.view import View
+
+    # isort: split
+    # Names of features; ``import A as A`` and ``import *`` pass them on to a checker.
+    from streams.election import Election as Election
+    from streams.election import ElectionTerm as ElectionTerm
+    from streams.errors import EventFailure as EventFailure
+    from streams.errors import NotDelivered as NotDelivered
+    from streams.errors import NotLeading as NotLeading
+    from streams.journal import Journal as Journal
+    from streams.journal import JournalReader as JournalReader
+    from streams.journal import JournalTerm as JournalTerm
+    from streams.journal import Replicated as Replicated
+    from streams.journal import SnapshotFolder as SnapshotFolder
+    from streams.journal import SyncJournal as SyncJournal
+    from streams.model.topology import Topology as Topology
+    from streams.outbox import *  # noqa: F403
+    from streams.protocols import Codec as Codec
+    from streams.protocols import JournalledStore as JournalledStore
+    from streams.protocols import ObservingStore as ObservingStore
+    from streams.protocols import StateStore as StateStore
+    from streams.records import Change as Change
+    from streams.settings import *  # noqa: F403
+    from streams.source import *  # noqa: F403
+    from streams.statistics import PartitionStatistics as PartitionStatistics
+    from streams.statistics import SourceState as SourceState
+    from streams.statistics import SourceStatistics as SourceStatistics
+    from streams.stores import Heap as Heap
+    from streams.stores import Index as Index
+    from streams.stores import Joined as Joined
+    from streams.stores import JoinedTable as JoinedTable
+    from streams.stores import LateItem as LateItem
+    from streams.stores import NamedTable as NamedTable
+    from streams.stores import SimpleStore as SimpleStore
+    from streams.stores import Update as Update
+    from streams.stores import Window as Window
+    from streams.stores import Windows as Windows
+    from streams.views import *  # noqa: F403
 
 __all__ = [
-    "COMPUTE",
     "DEAD_LETTER",
-    "FAST_NETWORK",
     "SKIP",
-    "SLOW_NETWORK",
     "STOP",
-    "WIDE_NETWORK",
     "AsyncBatcher",
-    "AsyncEventProducer",
     "AsyncJobScheduler",
-    "AsyncOutbox",
     "BatchContext",
     "BatchItem",
     "BatchProducer",
-    "BatcherConfig",
-    "BlockingEventProducer",
-    "BlockingView",
-    "Change",
-    "Codec",
     "Delivery",
-    "Election",
-    "ElectionTerm",
     "ErrorResponse",
     "EventContext",
-    "EventFailure",
     "EventProducer",
     "EventSource",
     "EventSourceConfig",
     "ExecutionState",
-    "GlobalChangeLog",
-    "GlobalChangeLogStatistics",
-    "GlobalTable",
-    "GroupConfig",
-    "Heap",
     "IncomingRecord",
-    "Index",
-    "Joined",
-    "JoinedTable",
-    "Journal",
-    "JournalReader",
-    "JournalTerm",
-    "JournalledStore",
-    "LateItem",
-    "Lookup",
     "MissedRuns",
-    "NamedTable",
-    "NotDelivered",
-    "NotLeading",
-    "ObservingStore",
-    "Outbox",
-    "PartitionStatistics",
-    "PoolConfig",
-    "PostgresSink",
-    "QueryConfig",
-    "QueueConfig",
     "Record",
-    "Relay",
-    "RelayConfig",
-    "Replicated",
     "Retry",
-    "SchedulerConfig",
-    "SimpleStore",
-    "SinkItem",
-    "SnapshotFolder",
-    "SourceState",
-    "SourceStatistics",
-    "StateConfig",
-    "StateStore",
     "Stores",
-    "SyncJournal",
     "Table",
-    "TimeoutConfig",
     "Timer",
     "TopicPartition",
-    "Topology",
-    "TransactionRecords",
-    "Update",
     "View",
-    "ViewChange",
-    "ViewSnapshot",
-    "ViewState",
-    "ViewStatistics",
-    "Window",
-    "Windows",
     "event_type",
     "to_record",
     "upcaster",
@@ -164,57 +107,44 @@ _NAMES = {
     "election": "Election ElectionTerm",
     "errors": "EventFailure NotDelivered NotLeading",
     "events": "event_type to_record upcaster",
-    "journal.journal": "Journal",
-    "journal.reader": "JournalReader",
-    "journal.replicated": "Replicated",
-    "journal.snapshots": "SnapshotFolder",
-    "journal.sync": "SyncJournal",
-    "journal.term": "JournalTerm",
+    "journal": "Journal JournalReader JournalTerm Replicated SnapshotFolder SyncJournal",
     "model.topology": "Topology",
-    "outbox.config": "RelayConfig",
-    "outbox.relay": "Relay",
-    "outbox.stash": "AsyncOutbox Outbox",
+    "outbox": "AsyncOutbox Outbox Relay RelayConfig",
     "outcomes": "DEAD_LETTER ErrorResponse ExecutionState Retry SKIP STOP",
     "protocols": "Codec JournalledStore ObservingStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",
     "runtime.partition.event_context": "EventContext",
-    "settings.config": "EventSourceConfig",
-    "settings.groups": "GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
-    "settings.jobs": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
-    "source.async_batcher": "AsyncBatcher",
-    "source.batch_producer": "BatchProducer",
-    "source.event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
-    "source.event_source": "EventSource",
-    "source.jobs": "AsyncJobScheduler",
-    "source.lookups": "Lookup",
-    "source.postgres_sink": "PostgresSink SinkItem",
+    "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig PoolConfig QueryConfig QueueConfig "
+    "SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK",
+    "source": "AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer EventProducer "
+    "EventSource Lookup PostgresSink SinkItem TransactionRecords",
     "statistics": "PartitionStatistics SourceState SourceStatistics",
-    "stores.heap": "Heap",
-    "stores.indexes": "Index",
-    "stores.joined": "Joined JoinedTable Update",
-    "stores.named_table": "NamedTable",
-    "stores.several": "Stores",
-    "stores.simple": "SimpleStore",
-    "stores.table": "Table",
-    "stores.windows": "LateItem Window Windows",
-    "views.blocking": "BlockingView",
-    "views.global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
-    "views.global_table": "GlobalTable",
-    "views.table": "ViewChange ViewSnapshot",
-    "views.view": "View ViewState ViewStatistics",
+    "stores": "Heap Index Joined JoinedTable LateItem NamedTable SimpleStore Stores Table Update Window Windows",
+    "views": "BlockingView GlobalChangeLog GlobalChangeLogStatistics GlobalTable View ViewChange ViewSnapshot "
+    "ViewState ViewStatistics",
 }
-_HOME = {name: f"streams.{module}" for module, names in _NAMES.items() for name in names.split()}
+"""By module: the names of the list above, and those of features, which stood in it before 0.2 and are served on."""
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
+if not TYPE_CHECKING:  # a checker sees the imports above, and so a name that is misspelled
+    __getattr__ = LazyNames(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _OldPaths:
+    """The last finder of modules: the import of a path from before 0.2 fails with that of today."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith("streams."):
+            from streams.model.moved import refuse
+
+            refuse(name, sys._getframe(1))
+
+
+if not any(getattr(finder, "__name__", "") == _OldPaths.__name__ for finder in sys.meta_path):  # imported again
+    sys.meta_path.append(_OldPaths)

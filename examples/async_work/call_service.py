@@ -20,10 +20,10 @@ from streams import (
     EventSourceConfig,
     IncomingRecord,
     Retry,
-    SchedulerConfig,
     Table,
     event_type,
 )
+from streams.settings import SchedulerConfig
 
 RESULTS = "payment-results"
 

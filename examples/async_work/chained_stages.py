@@ -14,18 +14,9 @@ from collections.abc import AsyncIterator
 import httpx
 import msgspec
 
-from streams import (
-    COMPUTE,
-    WIDE_NETWORK,
-    AsyncJobScheduler,
-    EventContext,
-    EventSource,
-    EventSourceConfig,
-    Retry,
-    Table,
-    event_type,
-)
+from streams import AsyncJobScheduler, EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
 from streams.errors import ProcessJobError
+from streams.settings import COMPUTE, WIDE_NETWORK
 
 BILLS = "bills"
 

@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 import httpx
 import msgspec
 
-from streams import AsyncJobScheduler, EventContext, EventSource, EventSourceConfig, SchedulerConfig, Table, event_type
+from streams import AsyncJobScheduler, EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams.settings import SchedulerConfig
 
 SCORED = "scored"
 FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=1), timedelta(minutes=10)

@@ -12,8 +12,9 @@ import sqlite3
 
 import msgspec
 
-from streams import SLOW_NETWORK, AsyncJobScheduler, EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import AsyncJobScheduler, EventContext, EventSource, EventSourceConfig, Table, event_type
 from streams import ExecutionState as Answer
+from streams.settings import SLOW_NETWORK
 
 BALANCES = "balances"
 DATABASE = os.environ.get("OLD_BANK", "bank.sqlite")

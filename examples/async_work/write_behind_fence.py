@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import psycopg
 
-from streams import EventSource, EventSourceConfig, PostgresSink, SinkItem, event_type
+from streams import EventSource, EventSourceConfig, event_type
+from streams.source import PostgresSink, SinkItem
 
 DATABASE = os.environ.get("STOCK", "postgresql://localhost/stock")
 TABLE = """

@@ -13,16 +13,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from streams import (
-    AsyncBatcher,
-    BatcherConfig,
-    BatchItem,
-    EventSource,
-    EventSourceConfig,
-    IncomingRecord,
-    Retry,
-    event_type,
-)
+from streams import AsyncBatcher, BatchItem, EventSource, EventSourceConfig, IncomingRecord, Retry, event_type
+from streams.settings import BatcherConfig
 
 DATABASE = os.environ.get("ORDERS", "orders.sqlite")
 TABLE = """

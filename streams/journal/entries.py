@@ -74,6 +74,7 @@ class JournalCheckpoint(msgspec.Struct, frozen=True):
 
 
 JournalItem = JournalEntry | TermBegan | JournalCheckpoint
+"""An item that a reader yields."""
 
 
 class EntryTypes:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
+from anyio import BrokenWorkerProcess, CapacityLimiter
 
 from streams.errors import ConfigError, ProcessJobError, Stopped
 from streams.sak.forks import MadeHere
@@ -153,6 +153,8 @@ async def in_process(function: Callable[..., T], *args: Any) -> T:
     run as are requested at a time. Raises what the function raises, and ``ProcessJobError`` when function, arguments,
     result or error cannot be pickled, or when the process dies."""
     name = getattr(function, "__qualname__", None) or repr(function)
+    from anyio import to_process  # with 11 modules for subprocesses, which only such jobs need
+
     limiter = CapacityLimiter(math.inf)
     try:
         result, error = await to_process.run_sync(_call, name, function, args, cancellable=True, limiter=limiter)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from streams.kafka.questions.admin import TopicDescription, Watermarks
-from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.model.group import Membership, Snapshot, TakeOver
 from streams.model.topics import TopicIdentity, TopicSpec
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
+
+if TYPE_CHECKING:  # types only: the interfaces must not load the clients
+    from streams.kafka.questions.admin import TopicDescription, Watermarks
+    from streams.kafka.writing.encoded_transaction import EncodedTransaction
 
 T = TypeVar("T")
 TableT_co = TypeVar("TableT_co", covariant=True)

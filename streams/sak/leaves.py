@@ -18,12 +18,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import sysconfig
 from collections import Counter
 from functools import cache
 from importlib import import_module
-from importlib.machinery import ExtensionFileLoader
-from importlib.metadata import version
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType
@@ -38,7 +36,8 @@ PACKAGE: Final = Path(__file__).parents[1]
 NOTE: Final = Path(__file__).with_name("built.txt")
 """In a wheel: ``compiled: VERSIONS``, or ``plain: REASON`` (``hatch_build.py``)."""
 BUILDER: Final = Path(__file__).with_name("compiling.py")
-SUFFIX: Final = str(sysconfig.get_config_var("EXT_SUFFIX"))
+SUFFIX: Final = EXTENSION_SUFFIXES[0]
+"""With the interpreter's ABI; the one that builders of extensions use (``EXT_SUFFIX`` of ``sysconfig``)."""
 
 _states: dict[str, str] = {}
 
@@ -113,6 +112,8 @@ def summary() -> str:
     if NOT_BUILT in found:
         why = why.replace(NOT_BUILT, f"{NOT_BUILT}: {note[7:]}" if note.startswith("plain: ") else NOT_BUILT)
     elif PLAIN_VARIABLE not in why and note:
+        from importlib.metadata import version  # 47 modules, for this text only
+
         why += f"; {note}, and here is msgspec {version('msgspec')}"
     return f"{f'{compiled} leaves compiled, others' if compiled else ''} plain Python ({why})".strip()
 

@@ -2,4 +2,44 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from streams.sak.lazy_names import LazyNames
+
+if TYPE_CHECKING:
+    from streams.settings.config import EventSourceConfig
+    from streams.settings.groups import GroupConfig, PoolConfig, QueryConfig, QueueConfig, StateConfig, TimeoutConfig
+    from streams.settings.jobs import (
+        COMPUTE,
+        FAST_NETWORK,
+        SLOW_NETWORK,
+        WIDE_NETWORK,
+        BatcherConfig,
+        SchedulerConfig,
+    )
+
+__all__ = [
+    "COMPUTE",
+    "FAST_NETWORK",
+    "SLOW_NETWORK",
+    "WIDE_NETWORK",
+    "BatcherConfig",
+    "EventSourceConfig",
+    "GroupConfig",
+    "PoolConfig",
+    "QueryConfig",
+    "QueueConfig",
+    "SchedulerConfig",
+    "StateConfig",
+    "TimeoutConfig",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = LazyNames(
+        __name__,
+        {
+            "config": "EventSourceConfig",
+            "groups": "GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
+            "jobs": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
+        },
+    )

@@ -2,4 +2,48 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from streams.sak.lazy_names import LazyNames
+
+if TYPE_CHECKING:
+    from streams.source.async_batcher import AsyncBatcher
+    from streams.source.batch_producer import BatchProducer
+    from streams.source.event_producer import (
+        AsyncEventProducer,
+        BlockingEventProducer,
+        EventProducer,
+        TransactionRecords,
+    )
+    from streams.source.event_source import EventSource
+    from streams.source.jobs import AsyncJobScheduler
+    from streams.source.lookups import Lookup
+    from streams.source.postgres_sink import PostgresSink, SinkItem
+
+__all__ = [
+    "AsyncBatcher",
+    "AsyncEventProducer",
+    "AsyncJobScheduler",
+    "BatchProducer",
+    "BlockingEventProducer",
+    "EventProducer",
+    "EventSource",
+    "Lookup",
+    "PostgresSink",
+    "SinkItem",
+    "TransactionRecords",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = LazyNames(
+        __name__,
+        {
+            "async_batcher": "AsyncBatcher",
+            "batch_producer": "BatchProducer",
+            "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
+            "event_source": "EventSource",
+            "jobs": "AsyncJobScheduler",
+            "lookups": "Lookup",
+            "postgres_sink": "PostgresSink SinkItem",
+        },
+    )

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from streams.errors import ConfigError, RecordError
-from streams.kafka.settings import ClientSettings
 from streams.outcomes import ExecutionState, Retry
 from streams.records import Delivery, IncomingRecord, Record
 from streams.runtime.async_work.invoke import check_ends
@@ -60,6 +59,8 @@ class BatchProducer(Generic[StoreT]):
         delivery_timeout_seconds: float = 120.0,
         name: str = "batch-producer",
     ) -> None:
+        from streams.kafka.settings import ClientSettings  # with librdkafka: a program that makes none does without
+
         settings = {} if client_settings is None else dict(client_settings)
         for key in ("message.timeout.ms", "delivery.timeout.ms"):
             if key in settings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,11 +20,9 @@ from streams.protocols import StateStore
 from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition
-from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
 from streams.runtime.partition.visiting import requested
-from streams.runtime.replay import Program
 from streams.sak.users_code import calling_place
 from streams.settings.config import EventSourceConfig
 from streams.settings.groups import check_type
@@ -36,6 +34,9 @@ from streams.source.registering import DeclaredHandlers
 from streams.source.registry import Registry
 from streams.source.visits import DeclaredVisits
 from streams.stores.stateless import Stateless
+
+if TYPE_CHECKING:  # a source is declared without the engine
+    from streams.runtime.replay import Program
 
 StoreFactory = Callable[[TopicPartition], Any]
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
@@ -103,6 +104,8 @@ class Declarations:
     def freeze(self) -> None:
         """Check what can only be checked when all is declared, and refuse further declarations: the source starts.
         Raises ``RegistrationError``."""
+        from streams.runtime.ownership.replicas import make_store
+
         self.inputs.check()
         self.visits.check(lambda: make_store(self.store_factory, TopicPartition(self.config.topic, 0)))
         self.router.freeze()
@@ -131,6 +134,8 @@ class Declarations:
 
     def program(self) -> Program:
         """Return what a replay elsewhere needs. Addresses, credentials and callbacks are left out."""
+        from streams.runtime.replay import Program
+
         config, router = self.config, self.router
         bare = msgspec.structs.replace(
             config,

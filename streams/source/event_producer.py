@@ -16,24 +16,27 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import msgspec
 
 from streams.errors import ConfigError, RecordRefused
 from streams.events import to_record
-from streams.kafka.settings import ClientSettings
-from streams.kafka.writing.blocking import Transactions
-from streams.kafka.writing.sending import SENDS_PER_SERVE, SendQueue
 from streams.model.tracing import Tracer, stamped
 from streams.records import Delivery, Output, Record, as_bytes
 from streams.runtime.bridge import Worker
 from streams.runtime.signal import Broadcast
 from streams.settings import sources
 
+if TYPE_CHECKING:  # the clients of Kafka are loaded with the first producer, not with this module
+    from streams.kafka.writing.blocking import Transactions
+    from streams.kafka.writing.sending import SendQueue
+
 POLL_SECONDS: Final = 0.001
 """Time between two checks for acknowledgements on an event loop, while any is missing. A check takes a microsecond; one
 from a thread of its own would wait for the GIL once per record."""
+SENDS_PER_SERVE: Final = 64
+"""Records between two checks for acknowledgements by the calls that send them."""
 _BLOCKING_SECONDS: Final = 0.01
 _CLOSE_SECONDS: Final = 5.0
 
@@ -78,6 +81,8 @@ class EventProducer:
         delivery_timeout_seconds: float = 120.0,
         transaction_timeout_seconds: float = 60.0,
     ) -> None:
+        from streams.kafka.settings import ClientSettings
+
         self._settings = ClientSettings(
             sources.bootstrap_servers(bootstrap_servers),
             sources.joined_client_settings(client_settings),
@@ -131,9 +136,13 @@ class EventProducer:
             raise ConfigError("this EventProducer is in use by another block: each needs one of its own")
 
     def _queue(self) -> SendQueue:
+        from streams.kafka.writing.sending import SendQueue
+
         return SendQueue(self._settings, self._limit, self._delivery_seconds)
 
     def _transactions(self) -> Transactions:
+        from streams.kafka.writing.blocking import Transactions
+
         return Transactions(self._settings, self._id, self._transaction_seconds, self._delivery_seconds)
 
 

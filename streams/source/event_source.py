@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from streams.core.router import check_callable
 from streams.errors import RegistrationError
@@ -18,15 +18,16 @@ from streams.model.answers import Answer
 from streams.model.topics import TopicSpec
 from streams.records import Delivery, TopicPartition
 from streams.runtime import source_topics
-from streams.runtime.connections import KafkaConnections
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.replay import Program
 from streams.settings.config import EventSourceConfig
 from streams.source.declarations import Declarations, Lifespan
 from streams.source.declaring import Declaring
 from streams.source.requests import SourceRequests
-from streams.source.running import SourceRun
+from streams.source.running import SourceRun, connected
 from streams.statistics import SourceState, SourceStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.replay import Program
 
 StoreT = TypeVar("StoreT")
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class EventSource(Declaring[StoreT]):
 
     async def consume_events(self) -> None:
         """Run until stopped, on the current event loop. Cancelling it is ``stop_now``. Raises like ``run``."""
-        await self._run.consume(lambda config: KafkaConnections(config))
+        await self._run.consume(connected)
 
     async def stop(self) -> None:
         """Drain and stop: running events end, complete ones are committed, the group is left. Returns when that is
@@ -285,7 +286,7 @@ class EventSource(Declaring[StoreT]):
         config = self.config.resolved()
         return await source_topics.create_and_verify(
             config,
-            KafkaConnections(config),
+            connected(config),
             self.outputs,
             self.input_topics(),
             self.lookup_topics(),
@@ -304,4 +305,4 @@ class EventSource(Declaring[StoreT]):
                 "delete_source was called while the event source is running; stop all members first"
             )
         config = self.config.resolved()
-        return await source_topics.delete(config, KafkaConnections(config))
+        return await source_topics.delete(config, connected(config))

@@ -11,11 +11,8 @@ from streams.core.visits import VisitRequest
 from streams.errors import ConfigError, RegistrationError
 from streams.model.answers import Answer
 from streams.records import Delivery, TopicPartition
-from streams.runtime.connections import KafkaConnections
-from streams.runtime.queries.local import place_of_key
-from streams.runtime.visit_requests import send_request
 from streams.source.declarations import Declarations
-from streams.source.running import SourceRun
+from streams.source.running import SourceRun, connected
 from streams.source.visits import check_visit_name
 
 T = TypeVar("T")
@@ -41,6 +38,8 @@ class SourceRequests:
         await self._request_visit(VisitRequest(name, run_id or "", "cancel"))
 
     async def _request_visit(self, request: VisitRequest) -> None:
+        from streams.runtime.visit_requests import send_request
+
         visits = self._declared.router.visits
         if request.visit not in visits:
             known = ", ".join(visits) or "none"
@@ -49,7 +48,7 @@ class SourceRequests:
             check_visit_name("run_id", request.run)
         engine = self._run.engine
         config = self._declared.config.resolved() if engine is None else engine.config
-        connections = KafkaConnections(config) if engine is None else engine.connections
+        connections = connected(config) if engine is None else engine.connections
         await send_request(config, connections, request)
 
     async def query(
@@ -63,6 +62,8 @@ class SourceRequests:
         timeout_seconds: float,
     ) -> Answer[T]:
         """See ``EventSource.query``."""
+        from streams.runtime.queries.local import place_of_key
+
         queries = self._run.queries()
         if asyncio.get_running_loop() is not self._run.loop:
             raise RegistrationError(

@@ -1,4 +1,8 @@
-"""The life of an event source: its state, the engine of its present run, and what starts and stops it."""
+"""The life of an event source: its state, the engine of its present run, and what starts and stops it.
+
+The engine and the clients of Kafka are imported when a source starts: a program that only declares one (a view, a
+replay, the command line) does not pay for them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import msgspec
@@ -19,16 +23,17 @@ import msgspec
 from streams.errors import RegistrationError, Stopped, StreamsError
 from streams.metrics import Measurement
 from streams.runtime import source_topics
-from streams.runtime.engine import Engine
-from streams.runtime.ownership.replicas import make_store
 from streams.runtime.ports import Connections
-from streams.runtime.queries.local import LocalQueries
-from streams.runtime.reading.lookups import Lookups
 from streams.runtime.system import MACHINE, Environment
 from streams.sak import leaves
 from streams.settings.config import EventSourceConfig
 from streams.source.declarations import Declarations
 from streams.statistics import SourceState, SourceStatistics
+
+if TYPE_CHECKING:
+    from streams.runtime.engine import Engine
+    from streams.runtime.queries.local import LocalQueries
+    from streams.runtime.reading.lookups import Lookups
 
 T = TypeVar("T")
 
@@ -37,6 +42,13 @@ _log = logging.getLogger(__name__)
 ENDS_SECONDS: Final = 1.0
 """The wait for the thread that reads, for the ends of partitions; it may be busy or gone."""
 _AT_WORK: Final = (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING)
+
+
+def connected(config: EventSourceConfig) -> Connections:
+    """Make the clients of a source, without any I/O."""
+    from streams.runtime.connections import KafkaConnections
+
+    return KafkaConnections(config)
 
 
 class SourceRun:
@@ -74,6 +86,8 @@ class SourceRun:
 
     def queries(self) -> LocalQueries:
         """Return the queries of the present run. Raises ``Stopped``."""
+        from streams.runtime.queries.local import LocalQueries
+
         engine = self.present()
         if self._queries is None or self._queries.engine is not engine:
             self._queries = LocalQueries(engine)
@@ -203,6 +217,8 @@ class SourceRun:
     async def _consume_until_stopped(
         self, connect: Callable[[EventSourceConfig], Connections], environment: Environment
     ) -> None:
+        from streams.runtime.reading.lookups import Lookups
+
         declared = self._declared
         config = self.measured(self.config.resolved())
         _log.info("group %s: hot path: %s", config.group_id, leaves.advised())
@@ -254,6 +270,9 @@ class SourceRun:
     async def _run_engine(
         self, config: EventSourceConfig, connections: Connections, environment: Environment, lookups: Lookups
     ) -> None:
+        from streams.runtime.engine import Engine
+        from streams.runtime.ownership.replicas import make_store
+
         declared = self._declared
         limit = getattr(connections, "message_limit", 1_000_000)
         engine = self.engine = Engine(

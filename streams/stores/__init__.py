@@ -5,6 +5,7 @@ from __future__ import annotations
 from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
 from streams.stores.heap import Heap
 from streams.stores.indexes import Index
+from streams.stores.joined import Joined, JoinedTable, Update
 from streams.stores.memory import HashEngine
 from streams.stores.named_table import NamedTable
 from streams.stores.ordered import OrderedEngine
@@ -17,6 +18,8 @@ __all__ = [
     "HashEngine",
     "Heap",
     "Index",
+    "Joined",
+    "JoinedTable",
     "KeyValueEngine",
     "LateItem",
     "NamedTable",
@@ -25,6 +28,7 @@ __all__ = [
     "SimpleStore",
     "Stores",
     "Table",
+    "Update",
     "Window",
     "Windows",
 ]

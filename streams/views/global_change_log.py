@@ -11,11 +11,8 @@ import anyio
 import msgspec
 
 from streams.errors import ConfigError, RegistrationError
-from streams.kafka.settings import ClientSettings
 from streams.outcomes import STOP, ErrorResponse, Retry
 from streams.protocols import Codec
-from streams.runtime.reading.followed_topic import LogConnections
-from streams.runtime.reading.log_reader import LogReader
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Receiver, to_changes
 from streams.settings import sources
 from streams.settings.config import EventSourceConfig
@@ -88,6 +85,11 @@ class GlobalChangeLog:
             raise ConfigError(f"topic is {topic!r}; a global change log needs the name of one")
         if not topic_timeout_seconds >= 0:
             raise ConfigError(f"topic_timeout_seconds is {topic_timeout_seconds}; it must be 0 or more")
+        # With the first log, not with this module: a program that declares a view or a lookup needs no client yet.
+        from streams.kafka.settings import ClientSettings
+        from streams.runtime.reading.followed_topic import LogConnections
+        from streams.runtime.reading.log_reader import LogReader
+
         settings = ClientSettings(
             sources.bootstrap_servers(bootstrap_servers),
             sources.joined_client_settings(client_settings),

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from streams.core.checkpoints import TOMBSTONES_MS, LogIdentity, distrust_by
 from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
-from streams.kafka.questions.admin import Watermarks
 from streams.protocols import DiskDatabase, DiskEngine, more_may_follow
 from streams.records import Change
 from streams.runtime.keeping.folders.entries import Damaged, Point
 from streams.runtime.keeping.folders.place import prepare_root
 from streams.runtime.keeping.folders.shelf import set_aside
-from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
+
+if TYPE_CHECKING:
+    from streams.kafka.questions.admin import Watermarks
+    from streams.runtime.keeping.on_disk import DatabaseFolder
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -188,6 +190,9 @@ class ViewFolders:
 
     def open(self, number: int) -> SharedDiskEngine:
         """Open the folder of one partition; empty if what is in it is not to be gone on from."""
+        # Here: a view in memory, which has no folder, does not load what keeps the state of an engine on disk.
+        from streams.runtime.keeping.on_disk import DatabaseFolder
+
         folder = None
         try:
             identity = LogIdentity("", self._topic, self._topic_id, number, self._layout)

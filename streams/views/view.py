@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeVar
 
 import anyio.to_thread
 import msgspec
@@ -19,12 +19,9 @@ from streams.outcomes import STOP
 from streams.protocols import Codec, DiskEngine
 from streams.records import Delivery, TopicPartition
 from streams.runtime.bridge import Inlet
-from streams.runtime.ownership.replicas import make_store
-from streams.runtime.reading.followed_topic import FollowedTopic
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Starts
 from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
-from streams.source.event_source import EventSource
 from streams.statistics import SourceState
 from streams.stores.table import Table
 from streams.views.blocking import BlockingView, LoopThread
@@ -33,6 +30,10 @@ from streams.views.global_table import make_table
 from streams.views.on_disk import ViewFolders
 from streams.views.reads import ViewReads
 from streams.views.table import ViewChange, ViewTable, ViewWatch
+
+if TYPE_CHECKING:  # a view reads without an event source and its engine
+    from streams.runtime.reading.followed_topic import FollowedTopic
+    from streams.source.event_source import EventSource
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -137,6 +138,8 @@ class View(ViewReads[K, V], Generic[K, V]):
         Raises ``ConfigError`` for a source whose store is no ``Table``: a ``GlobalChangeLog`` with a receiver of your
         own follows those.
         """
+        from streams.runtime.ownership.replicas import make_store
+
         config = source.config.resolved()
         store: Any = make_store(source.program().store_factory, TopicPartition(config.changelog, 0))
         try:
@@ -145,16 +148,13 @@ class View(ViewReads[K, V], Generic[K, V]):
                     f"the store of {config.group_id} is {type(store).__name__}, and a view reads a Table: follow "
                     f"{config.changelog} by GlobalChangeLog.of(source.config), with a receiver of your own"
                 )
-            keys, values = store.codecs
-            common: dict[str, Any] = {
-                "bootstrap_servers": config.bootstrap_servers,
-                "client_settings": config.client_settings,
-                "ordered": store.is_ordered,
-            }
+            (keys, values), is_ordered = store.codecs, store.is_ordered
         finally:
             store.revoked()
         any_: Any = object
-        return cls(config.changelog, key=any_, value=any_, key_codec=keys, value_codec=values, **{**common, **settings})
+        cluster = {"bootstrap_servers": config.bootstrap_servers, "client_settings": config.client_settings}
+        given = {**cluster, "ordered": is_ordered, **settings}
+        return cls(config.changelog, key=any_, value=any_, key_codec=keys, value_codec=values, **given)
 
     def __repr__(self) -> str:
         return f"View({self.topic!r}, {self.state.value})"

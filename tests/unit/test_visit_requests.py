@@ -129,7 +129,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[VisitRequest]:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("streams.source.requests.send_request", send)
+    monkeypatch.setattr("streams.runtime.visit_requests.send_request", send)
     monkeypatch.setattr(visit, "await_listener", lambda servers, seconds: None)
     monkeypatch.setattr(visit, "GroupQuestions", Nobody)
     monkeypatch.setattr(visit, "StatusBoard", Nobody)

@@ -19,8 +19,6 @@ _log = logging.getLogger(__name__)
 
 MAX_FAILURES: Final = 1_000
 """Failures that ``NotDelivered`` lists; it counts the others."""
-SENDS_PER_SERVE: Final = 64
-"""Records after which it is time for another ``serve``."""
 _PURGE_SECONDS: Final = 0.1
 
 

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
-import stamina
-
 from streams.core.router import check_callable
 from streams.errors import RegistrationError
 from streams.model.tracing import with_context
@@ -77,6 +75,8 @@ class Calls:
         self._once = _once(prepared, timeout_seconds)
         self._retry = retry
         self._host = host
+        import stamina  # 21 modules: a program that only declares jobs does without
+
         # Waits and bounds are those of Retry: stamina only knows the machine's clock and randomness.
         self._retries = None if retry is None else stamina.AsyncRetryingCaller(attempts=retry.attempts, timeout=None)
 
