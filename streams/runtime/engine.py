@@ -32,8 +32,10 @@ from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
 from streams.runtime.keeping.on_disk import refuse_without_folder
 from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
+from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.loop_purge import LoopPurge
 from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.range_reader import RangeReader
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
@@ -66,8 +68,6 @@ class Engine:
     """One run of an event source, on one event loop. Made new for each run."""
 
     fires_timers = True
-    handover: Handover
-    takeovers: TakeOvers
 
     def __init__(
         self,
@@ -151,7 +151,9 @@ class Engine:
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
         self.partitions = Partitions(self, self.replicas, self.looks, lambda workers: self.takeovers.take_over(workers))
-        self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch)
+        read = RangeReader(connections, self.hung_calls).read
+        self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch, read)
+        self.look_ups = LookUps(self, self.takeovers.stalls, read)
         self.handover = Handover(self, self.partitions, self.replicas)
         self.status = Status(self, self.replicas, self.handover)
         self.ad_hoc = AdHocInterjections(self)
@@ -217,7 +219,7 @@ class Engine:
         partitions = self.partitions
         topics = [self.config.topic, *(spec.topic for spec, _ in self.further_inputs)]
         recovery = Recovery(
-            self.pool, self.config, topics, self.now, self.takeovers.look_up, partitions.refused, partitions.dropped
+            self.pool, self.config, topics, self.now, self.look_ups.look_up, partitions.refused, partitions.dropped
         )
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
