@@ -28,7 +28,7 @@ from streams.model.topics import InputSpec
 from streams.runtime.ad_hoc_interjections import AdHocInterjections
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
-from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.keeping.on_disk import refuse_without_folder
 from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
@@ -68,6 +68,8 @@ class Engine:
     """One run of an event source, on one event loop. Made new for each run."""
 
     fires_timers = True
+    handover: Handover
+    takeovers: TakeOvers
 
     def __init__(
         self,
@@ -231,9 +233,9 @@ class Engine:
         if self.config.loop:
             self.spawn(LoopPurge(self).run, drain=False)
         if self.keeper is not None:
-            self.spawn(partial(self.keeper.run, self))
+            self.spawn(partial(self.keeper.run, partitions, self.pool.hold, self.fail))
             if self.keeper.snapshots is not None:
-                self.spawn(partial(self.keeper.snapshots.run, self))
+                self.spawn(partial(self.keeper.snapshots.run, partitions))
         for place, port in enumerate(self.inputs):
             deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
             gone = partitions.position_gone if place and self.further_inputs[place - 1][0].is_own else None
@@ -423,24 +425,9 @@ class Engine:
             self.committed_events += txn.events
             self.partitions.committed(txn.cuts)
             if self.keeper is not None:
-                self.keeper.settled(txn.cuts, self.at_work, self.now() - txn.sealed_at)
+                self.keeper.settled(txn.cuts, self.partitions.kept, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:
             self.measure(self.pool.measure(txn, committed))
-
-    # -- for the keeper ------------------------------------------------------------------------------------------------
-
-    def at_work(self, partition: int) -> KeptPartition | None:
-        worker = self.workers.get(partition)
-        return None if worker is None else worker.kept
-
-    def renew_offset(self, partition: int) -> None:
-        self.partitions.renew_offset(partition)
-
-    def begin_anew(self, kept: KeptPartition) -> None:
-        self.partitions.begin_anew(kept)
-
-    def hold_intake(self, is_held: bool) -> None:
-        self.pool.hold(is_held)
 
     def revoke_store(self, store: Any, partition: int) -> None:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""
