@@ -158,7 +158,7 @@ class Engine:
         self.look_ups = LookUps(self, self.takeovers.stalls, read)
         self.handover = Handover(self, self.partitions, self.replicas)
         self.status = Status(self, self.replicas, self.handover)
-        self.ad_hoc = AdHocInterjections(self)
+        self.ad_hoc = AdHocInterjections(config, router, self.workers)
 
     @property
     def is_current(self) -> bool:
