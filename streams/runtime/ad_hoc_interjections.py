@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from streams.core.router import Route
+from streams.core.router import Route, Router
 from streams.errors import NotOwned, RegistrationError, Stopped, StreamsError, WouldDeadlock
 from streams.model.tracing import Carrier, carried
 from streams.runtime.bridge import for_future
-from streams.runtime.member import Member
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Interjection, Proof
+from streams.runtime.partition.worker import PartitionWorker
+from streams.settings.config import EventSourceConfig
 
 Handler = Callable[..., Any]
 _Future = asyncio.Future[Any] | concurrent.futures.Future[Any]
@@ -28,10 +29,11 @@ class AdHocInterjections:
     """The interjections requested by ``EventSource.interject`` and its kin, for one run; ``EventSource`` documents the
     methods. On the loop, but for ``interject_threadsafe``."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
+    def __init__(self, config: EventSourceConfig, router: Router, workers: Mapping[int, PartitionWorker]) -> None:
+        """``workers``: of the partitions that are here, at any time."""
+        self._config, self._router, self._workers = config, router, workers
         self._loop = asyncio.get_running_loop()
-        self._topic = member.config.topic
+        self._topic = config.topic
         self._elsewhere: set[concurrent.futures.Future[Any]] = set()
         self._is_over = False
 
@@ -51,7 +53,7 @@ class AdHocInterjections:
             interjection.is_unwanted = True
 
     async def interject_all(self, handler: Handler, *, blocking: bool, return_exceptions: bool) -> dict[int, Any]:
-        workers = sorted(self._member.workers.items())
+        workers = sorted(self._workers.items())
         partitions = [partition for partition, worker in workers if worker.takes_interjections]
         self.refuse_to_wait_for_itself(partitions)
         found = await asyncio.gather(
@@ -95,7 +97,7 @@ class AdHocInterjections:
 
     def _trace(self) -> Carrier:
         """Return the trace of the caller, if it is sampled."""
-        tracer = self._member.router.tracer
+        tracer = self._router.tracer
         return () if tracer is None else carried([(name, text.encode()) for name, text in tracer.current()])
 
     def _queue(
@@ -110,7 +112,7 @@ class AdHocInterjections:
         """Queue an interjection that ends this future. Raises ``NotOwned``, ``Stopped``."""
         if self._is_over:
             raise Stopped("the event source is not running")
-        worker = self._member.workers.get(partition)
+        worker = self._workers.get(partition)
         if worker is None or not worker.takes_interjections:
             raise NotOwned(f"{self._topic}[{partition}] is not active on this member")
 
@@ -124,7 +126,7 @@ class AdHocInterjections:
             else:
                 future.set_exception(for_future(error))
 
-        policy = self._member.config.error_policy
+        policy = self._config.error_policy
         route = Route(_name_of(handler), None, handler, blocking=blocking, policy=policy)
         interjection = Interjection(route, waiter, trace, proof)
         worker.inbox.put(interjection)
@@ -132,7 +134,7 @@ class AdHocInterjections:
 
     def _again(self, partition: int, interjection: Interjection) -> None:
         """Queue an interjection again that was undone for no fault of its own, if its partition takes interjections."""
-        worker = self._member.workers.get(partition)
+        worker = self._workers.get(partition)
         if worker is not None and worker.takes_interjections:
             worker.inbox.put(interjection)
         else:
@@ -142,7 +144,7 @@ class AdHocInterjections:
         """Raise ``WouldDeadlock`` in the task that has the turn of one of these partitions."""
         task = asyncio.current_task()
         for partition in partitions:
-            worker = self._member.workers.get(partition)
+            worker = self._workers.get(partition)
             if worker is not None and worker.is_run_by(task):
                 raise WouldDeadlock(
                     f"a handler of {worker.topic_partition} awaits an interjection of the same partition, which waits "

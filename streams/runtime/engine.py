@@ -28,12 +28,14 @@ from streams.model.topics import InputSpec
 from streams.runtime.ad_hoc_interjections import AdHocInterjections
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
-from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.keeping.on_disk import refuse_without_folder
 from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
+from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.loop_purge import LoopPurge
 from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.range_reader import RangeReader
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
@@ -151,10 +153,12 @@ class Engine:
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
         self.partitions = Partitions(self, self.replicas, self.looks, lambda workers: self.takeovers.take_over(workers))
-        self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch)
+        read = RangeReader(connections, self.hung_calls).read
+        self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch, read)
+        self.look_ups = LookUps(self, self.takeovers.stalls, read)
         self.handover = Handover(self, self.partitions, self.replicas)
         self.status = Status(self, self.replicas, self.handover)
-        self.ad_hoc = AdHocInterjections(self)
+        self.ad_hoc = AdHocInterjections(config, router, self.workers)
 
     @property
     def is_current(self) -> bool:
@@ -217,7 +221,7 @@ class Engine:
         partitions = self.partitions
         topics = [self.config.topic, *(spec.topic for spec, _ in self.further_inputs)]
         recovery = Recovery(
-            self.pool, self.config, topics, self.now, self.takeovers.look_up, partitions.refused, partitions.dropped
+            self.pool, self.config, topics, self.now, self.look_ups.look_up, partitions.refused, partitions.dropped
         )
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
@@ -229,9 +233,9 @@ class Engine:
         if self.config.loop:
             self.spawn(LoopPurge(self).run, drain=False)
         if self.keeper is not None:
-            self.spawn(partial(self.keeper.run, self))
+            self.spawn(partial(self.keeper.run, partitions, self.pool.hold, self.fail))
             if self.keeper.snapshots is not None:
-                self.spawn(partial(self.keeper.snapshots.run, self))
+                self.spawn(partial(self.keeper.snapshots.run, partitions))
         for place, port in enumerate(self.inputs):
             deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
             gone = partitions.position_gone if place and self.further_inputs[place - 1][0].is_own else None
@@ -421,24 +425,9 @@ class Engine:
             self.committed_events += txn.events
             self.partitions.committed(txn.cuts)
             if self.keeper is not None:
-                self.keeper.settled(txn.cuts, self.at_work, self.now() - txn.sealed_at)
+                self.keeper.settled(txn.cuts, self.partitions.kept, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:
             self.measure(self.pool.measure(txn, committed))
-
-    # -- for the keeper ------------------------------------------------------------------------------------------------
-
-    def at_work(self, partition: int) -> KeptPartition | None:
-        worker = self.workers.get(partition)
-        return None if worker is None else worker.kept
-
-    def renew_offset(self, partition: int) -> None:
-        self.partitions.renew_offset(partition)
-
-    def begin_anew(self, kept: KeptPartition) -> None:
-        self.partitions.begin_anew(kept)
-
-    def hold_intake(self, is_held: bool) -> None:
-        self.pool.hold(is_held)
 
     def revoke_store(self, store: Any, partition: int) -> None:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""

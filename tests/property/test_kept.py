@@ -22,7 +22,8 @@ from streams.records import Change, IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.folder import StateFolder
-from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.keeper import StateKeeper
+from streams.runtime.keeping.kept_partition import KeptPartition
 from tests.unit.kept_kit import IDENTITY, State, now_ms, reopened
 
 CHANGES = st.dictionaries(st.sampled_from([b"a", b"b", b"c", b"d"]), st.none() | st.binary(max_size=3), max_size=3)

@@ -15,6 +15,7 @@ from streams.runtime.changelog import RELEASE_KEY, ReleaseMarker
 from streams.runtime.engine import Engine
 from streams.runtime.ownership import takeover
 from streams.runtime.ownership.handover import Handover
+from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replicas import Replica, Replicas
 from streams.runtime.ownership.takeover import TakeOvers
@@ -117,10 +118,8 @@ def markers_are_not_part_of_the_transaction(
     return done
 
 
-@instead(TakeOvers, "_look_up_once", "donor", "overtaken", seed=51)
-async def foreign_records_answer_a_look_up(
-    original: Any, self: TakeOvers, partition: int, cut: Cut, serial: int
-) -> bool:
+@instead(LookUps, "_look_up_once", "donor", "overtaken", seed=51)
+async def foreign_records_answer_a_look_up(original: Any, self: LookUps, partition: int, cut: Cut, serial: int) -> bool:
     """The receiver's offsets are taken for a proof that the donor's last transaction is not there."""
     plain = Cut()
     plain.offset = cut.offset

@@ -19,6 +19,7 @@ from streams.records import Change, IncomingRecord
 from streams.runtime.async_work.job_stage import JobStage
 from streams.runtime.changelog import decode_timer
 from streams.runtime.engine import Engine
+from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
@@ -106,13 +107,13 @@ def lost_is_taken_for_nothing(self: Engine, event: Lost) -> None:
 left_out("dropped_work_does_not_cost_the_store", Partitions, "dropped", nothing, "R5", "late", "lost_replies", seed=4)
 
 
-@instead(TakeOvers, "look_up", "R3", "late", "lost_replies")
-async def unclear_is_taken_for_committed(self: TakeOvers, txn: Transaction) -> bool:
+@instead(LookUps, "look_up", "R3", "late", "lost_replies")
+async def unclear_is_taken_for_committed(self: LookUps, txn: Transaction) -> bool:
     return True
 
 
-@instead(TakeOvers, "look_up", "R3", "lost_replies", "late", seed=3)
-async def unclear_is_taken_for_aborted(self: TakeOvers, txn: Transaction) -> bool:
+@instead(LookUps, "look_up", "R3", "lost_replies", "late", seed=3)
+async def unclear_is_taken_for_aborted(self: LookUps, txn: Transaction) -> bool:
     return False
 
 

@@ -20,7 +20,7 @@ from streams.runtime.engine import Engine
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.entries import Point
 from streams.runtime.keeping.folders.folder import StateFolder
-from streams.runtime.keeping.keeper import KeptPartition
+from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore
 from streams.runtime.ownership.replica import Replica

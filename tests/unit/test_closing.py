@@ -23,7 +23,7 @@ from streams.kafka.questions.takeover import KafkaPythonTakeOver
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 from streams.runtime import engine as lifecycle
 from streams.runtime.bridge import Worker
-from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.ownership.range_reader import RangeReader
 from tests.unit.runtime_kit import Bench, Connections, Named
 from tests.unit.waiting import PATIENCE, wait_until
 
@@ -333,12 +333,9 @@ async def test_a_look_up_that_nobody_waits_for_any_more_ends() -> None:
 
     reader = SimpleNamespace(read=read, close=closed.set)
     connections: Any = SimpleNamespace(worker=Worker, reader=lambda: reader)
-    member: Any = SimpleNamespace(
-        connections=connections, config=SimpleNamespace(changelog="log"), thread=lambda _: None
-    )
-    nothing: Any = None
-    take_overs = TakeOvers(member, nothing, nothing, nothing)
-    look_up = asyncio.create_task(take_overs._read("log", {0: (0, 1)}, lambda *_: None, lambda: False))
+    hung_calls: Any = SimpleNamespace(abandon=lambda *_: None)
+    reader_of_ranges = RangeReader(connections, hung_calls)
+    look_up = asyncio.create_task(reader_of_ranges.read("log", {0: (0, 1)}, lambda *_: None, lambda: False))
     await asyncio.to_thread(reading.wait, PATIENCE)
     look_up.cancel()
     await asyncio.wait([look_up])

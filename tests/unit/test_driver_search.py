@@ -94,12 +94,12 @@ def test_effects_outside_of_the_transaction_are_found_by_an_invariant() -> None:
 
 def test_an_engine_that_takes_unclear_for_committed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the engine's own safeguards taken out: events are lost, and the search says so."""
-    from streams.runtime.ownership.takeover import TakeOvers
+    from streams.runtime.ownership.look_up import LookUps
 
-    async def look_up(self: TakeOvers, txn: Any) -> bool:
+    async def look_up(self: LookUps, txn: Any) -> bool:
         return True
 
-    monkeypatch.setattr(TakeOvers, "look_up", look_up)
+    monkeypatch.setattr(LookUps, "look_up", look_up)
     with pytest.raises(SearchFailed):
         search(build, scenario, seeds=200, faults=["refuse", "lose_reply"], patience=60.0)
 

@@ -65,6 +65,7 @@ AGAINST_THE_LAYERS = [
     ("runtime", "streams.stores", "The runtime knows stores"),
     ("runtime.status", "streams.runtime.engine", "The rooms of the runtime"),
     ("runtime.ownership.replicas", "streams.runtime.ownership.takeover", "Ownership"),
+    ("runtime.keeping.kept_partition", "streams.runtime.keeping.keeper", "State on disk"),
     ("runtime.partition.unit", "streams.runtime.partition.worker", "One partition at work"),
     ("spark", "streams.runtime", "Spark and the embedded broker"),
     ("spark", "streams.source.event_source", "Door: platform"),

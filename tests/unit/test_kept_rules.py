@@ -26,7 +26,8 @@ from streams.runtime.engine import Engine
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.entries import Damaged
 from streams.runtime.keeping.folders.folder import StateFolder
-from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.keeper import StateKeeper
+from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.ownership.replica import Replica
 from tests.unit.kept_engine_kit import STORES, Kept, count, other_log, stays_full
 from tests.unit.kept_kit import IDENTITY, Script, lose_power, now_ms, put, reopened

@@ -72,7 +72,7 @@ async def test_an_owner_waits_for_a_standby_to_make_it(kept: Backed, monkeypatch
     snapshots._next.clear()
     await until(lambda: snapshots._next.get(0, 0.0) > keeper.now() + 1_000, "the owner leaves it to others")
     before = kept.manifests
-    monkeypatch.setattr(kept.bench.engine, "at_work", lambda partition: None)  # as of a copy
+    monkeypatch.setattr(kept.bench.engine.partitions, "kept", lambda partition: None)  # as of a copy
     snapshots._next.clear()
     await kept.until_saved()
     assert len(kept.manifests) > len(before) or kept.manifests[0] != before[0]
@@ -96,7 +96,7 @@ async def test_a_copy_that_is_being_restored_makes_none(kept: Backed, monkeypatc
     snapshots, (partition,) = keeper.snapshots, keeper.open_ones
     assert snapshots is not None
     assert partition.is_ready, "it was read up to the end before the work began"
-    monkeypatch.setattr(kept.bench.engine, "at_work", lambda partition: None)  # as of a copy
+    monkeypatch.setattr(kept.bench.engine.partitions, "kept", lambda partition: None)  # as of a copy
     partition.is_ready = False
     saved: list[object] = []
 

@@ -122,7 +122,7 @@ def test_state_on_disk_that_is_damaged_at_the_last_transaction_of_a_partition(
             damaged.append(partition)
             kept: Any = Kept(partition)
             worker.kept = kept
-            engine.begin_anew(kept)
+            engine.partitions.begin_anew(kept)
         await wait_settled(pool, partition)
 
     monkeypatch.setattr(TransactionPool, "wait_settled", damage)

@@ -15,7 +15,8 @@ from streams.metrics import Measurement, OffsetMismatch
 from streams.model.group import OpenTransaction
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.ownership.replica import Replica
-from streams.runtime.ownership.takeover import InputStand, Stalls, TakeOvers
+from streams.runtime.ownership.stalls import Stalls
+from streams.runtime.ownership.takeover import InputStand, TakeOvers
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.reading.log_follower import FROM_START
 
@@ -44,7 +45,7 @@ def start(
     )
     unused: Any = None
     found = [InputStand("t", "", group_offset, log)]
-    return TakeOvers(member, unused, unused, unused)._start_position(worker, found, ids[1]), measured
+    return TakeOvers(member, unused, unused, unused, unused)._start_position(worker, found, ids[1]), measured
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_a_changelog_without_its_beginning_is_reported(
     copy = Replica(3, 1, None, 0.0)
     copy.begin_at(begun_at)
     unused: Any = None
-    TakeOvers(member, unused, unused, unused)._report_trimmed(copy, log)
+    TakeOvers(member, unused, unused, unused, unused)._report_trimmed(copy, log)
     assert ("g.t.changelog[3]: the log starts at 40 (end 100)" in caplog.text) == warned
 
 

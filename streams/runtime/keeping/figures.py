@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from streams.sak.open_files import advice
+from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.statistics import FolderStatistics
-
-if TYPE_CHECKING:
-    from streams.runtime.keeping.keeper import KeptPartition
 
 READ_PER_SECOND: Final = 250_000
 """Records of the changelog that a restore reads in a second."""
 LEAST_MEASURED: Final = 1 << 22
 """Bytes of a folder below which the time of its loading says nothing about larger ones."""
-
-
-def room_for(error: OSError, path: Path) -> str:
-    """Return what there is of what an error says is lacking, in words for a log."""
-    return advice() if error.errno in (errno.EMFILE, errno.ENFILE) else room_at(path)
-
-
-def room_at(path: Path) -> str:
-    """Return how many bytes are free where a folder is, in words for a log."""
-    try:
-        found = os.statvfs(path)
-    except OSError as error:
-        return f"free bytes are not known: {error}"
-    return f"{found.f_bavail * found.f_frsize} bytes are free"
 
 
 class LoadRate:

@@ -24,11 +24,12 @@ from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, DiskStore, more_may_follow
 from streams.records import Change
 from streams.runtime.changelog import KEPT_PREFIXES
-from streams.runtime.keeping.figures import room_for
 from streams.runtime.keeping.folders.entries import HEAD, Damaged, HalfLoaded, NotKept, Point, decode_pieces, encode
 from streams.runtime.keeping.folders.folder import Broken, StateFolder, check_private, read_mark
+from streams.runtime.keeping.folders.place import room_for
 from streams.runtime.keeping.folders.shelf import set_aside
-from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.runtime.keeping.keeper import StateKeeper
+from streams.runtime.keeping.kept_partition import FolderKeeper, KeptPartition
 from streams.runtime.keeping.snapshots.snapshotting import WantedFolder
 from streams.settings.config import EventSourceConfig
 
@@ -190,7 +191,7 @@ class PartitionOnDisk(KeptPartition):
     folder: DatabaseFolder
     needs_disk = True
 
-    def __init__(self, store: DiskStore, keeper: StateKeeper, identity: LogIdentity, folder: DatabaseFolder) -> None:
+    def __init__(self, store: DiskStore, keeper: FolderKeeper, identity: LogIdentity, folder: DatabaseFolder) -> None:
         """Raises ``NotKept``; ``HalfLoaded`` for a database that is damaged, which is set aside."""
         super().__init__(keeper, identity, folder)
         self.store = store

@@ -66,7 +66,7 @@ class Handover:
         self._sizes: dict[int, int] = {}
         self._is_incremental = "incremental" in member.config.group.strategies
         self._quit = False
-        self._readiness = Readiness(member, partitions, replicas)
+        self._readiness = Readiness(member.config, partitions, replicas, member.now)
 
     # -- the group's events --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ warning: what it has stored and sent would be of rows that are gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Final, TypeVar
 
@@ -22,6 +22,7 @@ from streams.records import Change, IncomingRecord, TopicPartition, shown_key
 from streams.runtime.changelog import OffsetRecord
 from streams.runtime.keeping.folders.shelf import tombstones_ms_of
 from streams.runtime.member import Member
+from streams.runtime.ownership.range_reader import Range, Read
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX, row_key
@@ -35,15 +36,12 @@ SHOWN_KEYS: Final = 5
 KEYS_A_LINE: Final = 50
 
 T = TypeVar("T")
-Range = tuple[int, int]
-Receive = Callable[[int, list[IncomingRecord]], None]
-Read = Callable[[str, Mapping[int, Range], Receive, Callable[[], bool]], Awaitable[None]]
 Missed = dict[str, set[bytes]]
 """Topics of joined tables, and the keys of their rows that are to be deleted."""
 
 
 class MissedDeletions:
-    """Finds and deletes them. On the loop; ``read`` reads ranges of a topic on a thread, as ``ports.Reader.read``."""
+    """Finds and deletes them. On the loop."""
 
     def __init__(self, member: Member, replicas: Replicas, read: Read) -> None:
         self._member = member

@@ -22,7 +22,7 @@ from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsE
 from streams.model.group import Order
 from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
-from streams.runtime.keeping.keeper import KeptPartition
+from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.looks import Looks
 from streams.runtime.member import WorkingMember
 from streams.runtime.ownership.replica import Replica
@@ -351,6 +351,11 @@ class Partitions:
         worker = self.workers.get(place[0])
         if worker is not None and worker.epoch == place[1]:
             self._begin_restart(worker, worker.failures, settle=True)
+
+    def kept(self, partition: int) -> KeptPartition | None:
+        """Return the way of a partition to the disk, if it is worked on here and kept there."""
+        worker = self.workers.get(partition)
+        return None if worker is None else worker.kept
 
     def begin_anew(self, kept: KeptPartition) -> None:
         """Restore a partition from its changelog again, because its folder cannot be used any more."""

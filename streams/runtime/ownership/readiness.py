@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from streams.core.partition import PartitionState
 from streams.kafka.wire.group_bytes import ranges
-from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.replicas import Replicas
+from streams.settings.config import EventSourceConfig
 
 _log = logging.getLogger(__name__)
 
@@ -23,16 +23,18 @@ class Readiness:
     """The lines of one run: one for all partitions that are restored together, one when they are at work. On the
     loop."""
 
-    def __init__(self, member: Member, partitions: Partitions, replicas: Replicas) -> None:
-        self._member, self._config = member, member.config
+    def __init__(
+        self, config: EventSourceConfig, partitions: Partitions, replicas: Replicas, now: Callable[[], float]
+    ) -> None:
+        self._config, self._now = config, now
         self._partitions, self._replicas = partitions, replicas
         self._is_restoring, self._ready = False, frozenset[int]()
         self._began, self._told, self._due = 0.0, 0.0, math.inf
 
     def look(self) -> None:
         """Log what there is to say since the last look. Called again and again, within a second."""
-        now, config, restoring = self._member.now(), self._config, self._partitions.restoring
-        workers = self._member.workers.items()
+        now, config, restoring = self._now(), self._config, self._partitions.restoring
+        workers = self._partitions.workers.items()
         working = frozenset(number for number, worker in workers if worker.state is PartitionState.ACTIVE)
         if restoring:
             if not self._is_restoring:

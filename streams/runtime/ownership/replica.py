@@ -23,7 +23,7 @@ from streams.runtime.changelog import (
     decode_timer,
 )
 from streams.runtime.keeping.folders.entries import Point
-from streams.runtime.keeping.keeper import KeptPartition
+from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 

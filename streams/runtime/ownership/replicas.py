@@ -25,7 +25,7 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.keeping.folders.entries import HalfLoaded
 from streams.runtime.keeping.folders.shelf import tombstones_ms_of
-from streams.runtime.keeping.keeper import KeptPartition
+from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.keeping.on_disk import load_after_snapshot, open_for, refuse_without_folder
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica

@@ -1,31 +1,29 @@
-"""Take over partitions: fence, barrier, state and offset, start (protocol, section 7); and the look-up of rule R3.
+"""Take over partitions: fence, barrier, state and offset, start (protocol, section 7).
 
-The order is the protocol. Reading the changelog before the barrier would miss a transaction that was still pending;
-starting at the group's offset would count twice after a coordinator lost its memory; so neither is possible here.
+``core/takeover.py`` decides the order of the steps; here they are carried out. A partition starts at the changelog's
+offset: the group's would count records twice after a coordinator lost its memory.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio
-import msgspec
 
-from streams.core.position import Position, offsets_of, position_of
-from streams.core.transaction import Cut, Transaction
-from streams.errors import BrokerUnavailable, OffsetError, Stopped, TopicError, TransactionFailed
+from streams.core.position import Position, position_of
+from streams.core.takeover import BARRIER, PartitionStand, Stand, Step, next_step
+from streams.errors import BrokerUnavailable, OffsetError, TopicError, TransactionFailed
 from streams.metrics import OffsetMismatch, TakeOverDone
 from streams.model.group import TakeOver
-from streams.records import IncomingRecord, TopicPartition
-from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, ReleaseMarker, TopicIds, decode_offset
+from streams.records import TopicPartition
+from streams.runtime.changelog import TopicIds
 from streams.runtime.member import Member
 from streams.runtime.ownership.blocked import BlockedEvents
-from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions, Range, Receive, is_restoring
+from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions, is_restoring
 from streams.runtime.ownership.partitions import Partitions
+from streams.runtime.ownership.range_reader import Range, Read
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.stalls import Stalls
@@ -46,8 +44,6 @@ STALLED_SECONDS = 5.0
 CHANGES_TOGETHER = 1_000
 """Changes of a start that are admitted as one, which no transaction cuts."""
 
-Cancelled = Callable[[], bool]
-
 
 class InputStand(NamedTuple):
     """The broker's answers about one input of a partition."""
@@ -58,19 +54,63 @@ class InputStand(NamedTuple):
     range: Range
 
 
-class TakeOvers:
-    """Take-overs and look-ups of one member. On the loop."""
+class _Attempt:
+    """The answers of one attempt to take partitions over. ``stand``: what follows from them for its next step."""
 
-    def __init__(self, member: Member, partitions: Partitions, replicas: Replicas, topic_watch: TopicWatch) -> None:
+    def __init__(self, workers: Iterable[PartitionWorker], topics: list[str], now: float) -> None:
+        """``topics``: the inputs, the source's own topic first."""
+        self.workers = {worker.partition: worker for worker in workers}
+        self.topics = topics
+        self.stand = Stand(self.workers)
+        self.began_at = self.fenced_at = self.barrier_at = now
+        self.group_offsets: list[dict[int, int | None]] = []  # of each input
+        self.changelog: dict[int, Range] = {}
+        self.changelog_id = ""
+        self.logs: list[tuple[dict[int, Range], str]] = []  # of each input, with its id
+        self.missed: dict[int, Missed] = {}
+        self.failure: BrokerUnavailable | None = None  # of the request that was not answered
+        self.positions: dict[int, int] = {}
+        self.moved_at = now
+
+    @property
+    def ids(self) -> TopicIds:
+        """The topics that the answers are about."""
+        return TopicIds(self.logs[0][1], self.changelog_id)
+
+    def inputs(self, number: int) -> list[InputStand]:
+        """Return the answers about the inputs of a partition, the source's own topic first."""
+        return [
+            InputStand(topic, topic_id, offsets.get(number), log[number])
+            for topic, offsets, (log, topic_id) in zip(self.topics, self.group_offsets, self.logs, strict=True)
+        ]
+
+    def unmoved(self, positions: dict[int, int], now: float) -> float:
+        """Note the positions of the copies that are waited for. Returns for how many seconds they have not changed."""
+        if positions != self.positions:
+            self.positions, self.moved_at = positions, now
+        return now - self.moved_at
+
+
+class TakeOvers:
+    """Take-overs of one member. On the loop."""
+
+    def __init__(
+        self,
+        member: Member,
+        partitions: Partitions,
+        replicas: Replicas,
+        topic_watch: TopicWatch,
+        read: Read,
+    ) -> None:
         self._member = member
         self._partitions = partitions
         self._replicas = replicas
         self._topic_watch = topic_watch
         self._config = member.config
         self._source = member.thread("kes-source")
-        self._stalls = Stalls(member)
+        self.stalls = Stalls(member)
         self.blocked = BlockedEvents(member)
-        self._missed = MissedDeletions(member, replicas, self._read)
+        self._missed = MissedDeletions(member, replicas, read)
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
@@ -97,87 +137,107 @@ class TakeOvers:
                 if self._member.workers.get(partition) is None:
                     self._replicas.unhold(partition)
 
-    async def _once(self, workers: list[PartitionWorker]) -> None:
-        member, config, now = self._member, self._config, self._member.now
-        call = member.control.call
-        numbers = [worker.partition for worker in workers]
-        began = now()
-        # Our own open transactions are settled first.
-        await member.slots.wait_all_replaced(config.timeouts.recovery_timeout_seconds)
-        fenced = await call(member.takeover_client.fence_departed, member.members, now() + STEP_SECONDS)
-        if fenced:
-            _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
-        fenced_at = now()
-        await member.lookups.wait_stable()  # behind the fence: members that are gone cannot look into more
-        topics = [config.topic, *self._partitions.further_topics]
-        group_offsets = [await self._group_offsets(numbers, topic) for topic in ("", *topics[1:])]
-        changelog, changelog_id = await self._changelog_range(numbers)
-        logs = [await self._source_range(numbers, topic) for topic in topics]
-        ids = TopicIds(logs[0][1], changelog_id)
-        barrier_at = now()
-        waiting = {worker.partition: worker for worker in workers}
-        missed: dict[int, Missed] = {}
-        last, moved_at = None, barrier_at
-        while True:
-            failure: BrokerUnavailable | None = None
-            for number, worker in list(waiting.items()):
-                high = changelog[number][1]
-                if not is_restoring(worker):
-                    del waiting[number]  # taken away meanwhile
-                elif self._replicas.reaches(number, _goal(changelog[number])):
-                    found = [
-                        InputStand(topic, topic_id, offsets.get(number), log[number])
-                        for topic, offsets, (log, topic_id) in zip(topics, group_offsets, logs, strict=True)
-                    ]
-                    alone = True
-                    if self._looks_lost(number, found):
-                        # A member that worked on while we stood still may be why.
-                        again = await call(
-                            member.takeover_client.log_range, config.changelog, [number], now() + STEP_SECONDS
-                        )
-                        alone = again[number][1] == high
-                        if not is_restoring(worker):
-                            del waiting[number]
-                            continue
-                    if not await self._lookups_reach(worker, _goal(changelog[number])):
-                        del waiting[number]
-                        continue
-                    if number not in missed:
-                        stands = {one.topic: (one.topic_id, one.range) for one in found}
-                        try:
-                            missed[number] = await self._missed.find(worker, _goal(changelog[number]), stands)
-                        except BrokerUnavailable as error:  # the others do not wait for that
-                            failure = error
-                            continue
-                        if not is_restoring(worker):
-                            del waiting[number]
-                            continue
-                    if not alone or not member.is_current:
-                        raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
-                    copy = self._start(worker, found, changelog[number], ids, missed[number])
-                    if copy is None:
-                        continue
-                    del waiting[number]
-                    times = fenced_at - began, barrier_at - fenced_at, now() - barrier_at
-                    self._partitions.restored[number] = copy.records, now() - began
-                    member.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
-            if failure is not None:
-                raise failure
-            if not waiting:
-                return
-            stand = [self._replicas.position(number) for number in waiting]
-            if stand != last:
-                last, moved_at = stand, now()
-            elif now() - moved_at > STALLED_SECONDS:
-                # A member that is gone may have begun a transaction after the fence.
-                await self._stalls.look(dict(zip(waiting, stand, strict=True)), moved_at)
-                raise BrokerUnavailable(f"restoring makes no progress: {self._stand(waiting, changelog)}")
-            await self._replicas.changed.wait(STALLED_SECONDS)
+    async def _once(self, workers: Sequence[PartitionWorker]) -> None:
+        """Make one attempt: ``core/takeover.py`` decides each step. Raises ``BrokerUnavailable`` if it is to be made
+        again, from the fence on."""
+        attempt = _Attempt(workers, [self._config.topic, *self._partitions.further_topics], self._member.now())
+        stand = attempt.stand
+        while (step := self._next_step(attempt)) is not Step.DONE:
+            if step in BARRIER:
+                await self._ask(step, attempt)
+                stand.answer()
+            elif stand.at_hand is not None:
+                await self._advance(step, stand.at_hand, attempt)
+            else:
+                await self._end_round(step, attempt)
 
-    # In this order. A member that was frozen may make these requests while another one works in its place: what is
-    # looked up later has only gone further, and does not look lost. Two things look lost all the same (`_looks_lost`):
-    # an offset record that compaction has taken for a newer one, and records of the loop, or of an input with a
-    # retention, that are deleted up to a newer position.
+    def _next_step(self, attempt: _Attempt) -> Step:
+        stand = attempt.stand
+        stand.is_current = self._member.is_current
+        if stand.at_hand is not None:
+            stand.at_hand.is_restoring = is_restoring(attempt.workers[stand.at_hand.number])
+        else:
+            positions = {number: self._replicas.position(number) for number in stand.waiting}
+            stand.unmoved_seconds = attempt.unmoved(positions, self._member.now())
+        return next_step(stand, STALLED_SECONDS)
+
+    async def _ask(self, step: Step, attempt: _Attempt) -> None:
+        """Make a request of the barrier."""
+        member, numbers, topics = self._member, [*attempt.workers], attempt.topics
+        match step:
+            case Step.SETTLE:
+                await member.slots.wait_all_replaced(self._config.timeouts.recovery_timeout_seconds)
+            case Step.FENCE:
+                fence, deadline = member.takeover_client.fence_departed, member.now() + STEP_SECONDS
+                fenced = await member.control.call(fence, member.members, deadline)
+                if fenced:
+                    _log.info("ended the open transactions of members that are gone: %s", ", ".join(fenced))
+                attempt.fenced_at = member.now()
+            case Step.SETTLE_LOOKUPS:
+                await member.lookups.wait_stable()
+            case Step.GROUP_OFFSETS:
+                attempt.group_offsets = [await self._group_offsets(numbers, topic) for topic in ("", *topics[1:])]
+            case Step.CHANGELOG_RANGES:
+                attempt.changelog, attempt.changelog_id = await self._changelog_range(numbers)
+            case Step.INPUT_RANGES:
+                attempt.logs = [await self._source_range(numbers, topic) for topic in topics]
+                attempt.barrier_at = member.now()
+
+    async def _advance(self, step: Step, one: PartitionStand, attempt: _Attempt) -> None:
+        """Carry out a step of the partition at hand."""
+        stand, number, worker = attempt.stand, one.number, attempt.workers[one.number]
+        changelog = attempt.changelog[number]
+        match step:
+            case Step.LOOK:
+                one.is_complete = self._replicas.reaches(number, _goal(changelog))
+                one.looks_lost = one.is_complete and self._looks_lost(number, attempt.inputs(number))
+            case Step.LOOK_AGAIN:
+                one.is_alone = await self._end_of(number) == changelog[1]
+            case Step.AWAIT_LOOKUPS:
+                await self._await_lookups(worker, _goal(changelog))
+                one.has_lookups = True
+            case Step.FIND_MISSED:
+                stands = {each.topic: (each.topic_id, each.range) for each in attempt.inputs(number)}
+                try:
+                    attempt.missed[number] = await self._missed.find(worker, _goal(changelog), stands)
+                    stand.searched.add(number)
+                except BrokerUnavailable as error:
+                    attempt.failure, stand.is_unanswered = error, True
+                    stand.pass_on()
+            case Step.BRING_UP:
+                copy = self._start(worker, attempt.inputs(number), changelog, attempt.ids, attempt.missed[number])
+                if copy is None:
+                    stand.pass_on()
+                else:
+                    stand.leave()
+                    self._report(worker, copy, attempt)
+            case Step.PASS_ON:
+                stand.pass_on()
+            case Step.LEAVE:
+                stand.leave()
+            case Step.GIVE_WAY:
+                raise BrokerUnavailable(f"another member works on {worker.topic_partition}; asking again")
+
+    async def _end_round(self, step: Step, attempt: _Attempt) -> None:
+        """Wait for the next round, or end the attempt."""
+        if step is Step.WAIT:
+            await self._replicas.changed.wait(STALLED_SECONDS)
+            attempt.stand.begin_round()
+        elif step is Step.LOOK_AT_STALL:
+            await self.stalls.look(attempt.positions, attempt.moved_at)
+            raise BrokerUnavailable(
+                f"restoring makes no progress: {self._progress(attempt.stand.waiting, attempt.changelog)}"
+            )
+        else:
+            assert attempt.failure is not None
+            raise attempt.failure
+
+    def _report(self, worker: PartitionWorker, copy: Replica, attempt: _Attempt) -> None:
+        now, number = self._member.now(), worker.partition
+        began, fenced, barrier = attempt.began_at, attempt.fenced_at, attempt.barrier_at
+        self._partitions.restored[number] = copy.records, now - began
+        times = fenced - began, barrier - fenced, now - barrier
+        self._member.measure(TakeOverDone(number, worker.watermark, copy.records, *times, copy.warm))
 
     async def _group_offsets(self, numbers: list[int], topic: str) -> dict[int, int | None]:
         client, named = self._member.takeover_client, (topic,) if topic else ()
@@ -196,6 +256,11 @@ class TakeOvers:
         deadline = member.now() + STEP_SECONDS
         return await self._source.call(_identified_range, member.source_log, topic, numbers, deadline)
 
+    async def _end_of(self, number: int) -> int:
+        member, changelog = self._member, self._config.changelog
+        ask, deadline = member.takeover_client.log_range, member.now() + STEP_SECONDS
+        return (await member.control.call(ask, changelog, [number], deadline))[number][1]
+
     def _looks_lost(self, number: int, found: Sequence[InputStand]) -> bool:
         """Check whether the state that was read has no offset, or one whose records are deleted."""
         record = self._replicas.offset_record(number)
@@ -205,14 +270,11 @@ class TakeOvers:
         offsets = record.offset, *[None if at is None else at[0] for at in further]
         return any(at is not None and at < one.range[0] for at, one in zip(offsets, found, strict=True))
 
-    async def _lookups_reach(self, worker: PartitionWorker, goal: int) -> bool:
-        """Wait for lookups that are not as far as the handlers of a restored partition have looked. ``False``: the
-        partition was taken away meanwhile."""
+    async def _await_lookups(self, worker: PartitionWorker, goal: int) -> None:
+        """Wait for lookups that are not as far as the handlers of a restored partition have looked."""
         lookups, found = self._member.lookups, self._replicas.look(worker.partition, goal, lambda copy: None)
-        if found is None or lookups.reach(found[0]):
-            return True
-        await lookups.wait_for(found[0], worker.topic_partition)
-        return is_restoring(worker)
+        if found is not None and not lookups.reach(found[0]):
+            await lookups.wait_for(found[0], worker.topic_partition)
 
     def _start(
         self, worker: PartitionWorker, found: Sequence[InputStand], changelog: Range, ids: TopicIds, missed: Missed
@@ -274,39 +336,10 @@ class TakeOvers:
             offsets.append(self._start_offset(worker, one, None if known is None else known[0]))
         return position_of(offsets)
 
-    def _stand(self, waiting: Collection[int], changelog: Mapping[int, Range]) -> str:
+    def _progress(self, waiting: Collection[int], changelog: Mapping[int, Range]) -> str:
         copies = self._replicas
         stands = [f"[{number}] at {copies.position(number)} of {changelog[number][1]}" for number in sorted(waiting)]
         return ", ".join(stands[:5]) + (f" and {len(stands) - 5} more" if len(stands) > 5 else "")
-
-    async def _read(self, topic: str, ranges: Mapping[int, Range], receive: Receive, cancelled: Cancelled) -> None:
-        worker = self._member.connections.worker("kes-look-up")
-        connections = self._member.connections
-        unwanted = False  # no take-over waits for it any more
-
-        def read() -> None:
-            reader = connections.reader()
-            try:
-                reader.read(
-                    topic,
-                    ranges,
-                    receive,
-                    stalled_after_seconds=STEP_SECONDS,
-                    cancelled=lambda: unwanted or cancelled(),
-                )
-            finally:
-                reader.close()
-
-        try:
-            await worker.call(read)
-        except asyncio.CancelledError:
-            unwanted = True
-            self._member.hung_calls.abandon(worker, f"look-up in {topic}")
-            raise
-        except BaseException:
-            worker.abandon()
-            raise
-        worker.abandon()
 
     def _start_offset(self, worker: PartitionWorker, found: InputStand, known: int | None) -> int:
         """Return the offset where the partition goes on in an input: ``known`` from the changelog; for a new one by
@@ -358,65 +391,6 @@ class TakeOvers:
             )
         return known
 
-    async def look_up(self, txn: Transaction) -> bool:
-        """Look up in the changelog whether this transaction of ours is committed (rule R3). Keeps trying while the
-        broker does not answer, up to ``recovery_timeout_seconds``."""
-        member, config = self._member, self._config
-        deadline = member.now() + config.timeouts.recovery_timeout_seconds
-        # One that was not handed over, if there is any: only this member writes to its changelog.
-        partition = min(txn.cuts, key=lambda number: txn.cuts[number].release is not None)
-        while True:
-            try:
-                return await self._look_up_once(partition, txn.cuts[partition], txn.serial)
-            except BrokerUnavailable as error:
-                if member.now() > deadline:
-                    raise
-                _log.warning("the look-up of transaction %d waits for the broker: %s", txn.serial, error)
-                await self._stalls.look({partition: -1}, member.now())
-                await anyio.sleep(0.2)
-
-    async def _look_up_once(self, partition: int, cut: Cut, serial: int) -> bool:
-        member = self._member
-        answer = await member.control.call(
-            member.takeover_client.log_range, self._config.changelog, [partition], member.now() + STEP_SECONDS
-        )
-        low, high = answer[partition]
-        window = 2 * self._config.pool.max_batch_size + member.environment.look_up_records
-        while True:
-            start = max(low, high - window)
-            found = await self._offset_records(partition, start, high, serial)
-            if any(self._is_ours(record, serial) for record in found):
-                return True
-            mine = any(record.writer == member.writer for record in found)
-            if mine or (found and cut.release is None):
-                return False
-            if start == low:
-                if not found or cut.release is None:
-                    return False
-                return _follows(found[-1], cut, cut.release, self._partitions.further_topics, partition)
-            window *= 8
-
-    def _is_ours(self, record: OffsetRecord, serial: int) -> bool:
-        return record.writer == self._member.writer and record.serial >= serial
-
-    async def _offset_records(self, partition: int, start: int, end: int, serial: int) -> list[OffsetRecord]:
-        """Read the offset records in this range, up to the first that decides the look-up: later ones may belong to an
-        open transaction of the next owner, which may be waiting for us."""
-        found: list[OffsetRecord] = []
-
-        def receive(_: int, records: list[IncomingRecord]) -> None:
-            found.extend(decode_offset(record) for record in records if record.key == OFFSET_KEY and record.value)
-
-        if start < end:
-            with contextlib.suppress(Stopped):
-                await self._read(
-                    self._config.changelog,
-                    {partition: (start, end)},
-                    receive,
-                    lambda: any(self._is_ours(record, serial) for record in found),
-                )
-        return found
-
 
 def _identified_range(
     questions: TakeOver | SourceLog, topic: str, partitions: Collection[int], deadline: float
@@ -441,9 +415,3 @@ def _fits(copy: Replica, changelog: Range) -> bool:
     """Check for a copy that has all of the changelog, and nothing that was written after its end was looked up: by a
     member that works in our place."""
     return copy.position >= _goal(changelog) and copy.last < changelog[1]
-
-
-def _follows(record: OffsetRecord, cut: Cut, release: bytes, further: Sequence[str], partition: int) -> bool:
-    """Check whether another member works on from our marker, which compaction took away: then it was committed."""
-    marker = msgspec.json.decode(release, type=ReleaseMarker)
-    return record.generation >= marker.generation and record.reaches(offsets_of(cut.offset), further, partition)

@@ -35,7 +35,7 @@ class Restored(Protocol):
 
 
 class KeptState(Protocol):
-    """The way of a partition's committed changes to the disk (``keeping.keeper.KeptPartition``)."""
+    """The way of a partition's committed changes to the disk (``keeping.kept_partition.KeptPartition``)."""
 
     def close(self) -> None: ...
 

@@ -1,12 +1,14 @@
-"""Places of a source's folders."""
+"""Places of a source's folders, and the room that there is."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from streams.errors import ConfigError
 from streams.runtime.keeping.folders.folder import LOCK, check_private, lock_file
+from streams.sak.open_files import advice
 
 
 def place_of(folder: str, group_id: str, topic: str) -> Path:
@@ -34,3 +36,17 @@ def prepare_root(folder: str, group_id: str, topic: str) -> Path:
     except OSError as error:
         raise ConfigError(f"StateConfig.folder is {folder!r}, and cannot be used: {error}") from error
     return parent
+
+
+def room_for(error: OSError, path: Path) -> str:
+    """Return what there is of what an error says is lacking, in words for a log."""
+    return advice() if error.errno in (errno.EMFILE, errno.ENFILE) else room_at(path)
+
+
+def room_at(path: Path) -> str:
+    """Return how many bytes are free where a folder is, in words for a log."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return f"free bytes are not known: {error}"
+    return f"{found.f_bavail * found.f_frsize} bytes are free"

@@ -54,9 +54,9 @@ from streams.core.manifests import (
 )
 from streams.disk.blobs import Blobs, open_blobs
 from streams.errors import ConfigError, Stopped
-from streams.runtime.keeping.figures import room_at
 from streams.runtime.keeping.folders.entries import HEAD, Damaged
 from streams.runtime.keeping.folders.folder import StateFolder
+from streams.runtime.keeping.folders.place import room_at
 from streams.runtime.keeping.folders.shelf import set_aside
 from streams.sak.private_files import read_private
 from streams.settings.groups import StateConfig

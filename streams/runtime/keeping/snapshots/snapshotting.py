@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 
@@ -25,16 +25,16 @@ from streams.core.checkpoints import MARGIN_MS, FolderMark, LogIdentity, reason_
 from streams.core.manifests import BLOCK_BYTES
 from streams.disk.blobs import open_blobs
 from streams.errors import Stopped, StoreError, StreamsError
+from streams.model.group import TakeOver
+from streams.model.topics import TopicIdentity
 from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.folders.entries import Damaged
 from streams.runtime.keeping.folders.folder import StateFolder, check_private, partition_of_name, read_mark
+from streams.runtime.keeping.kept_partition import KeeperHost, KeptPartition
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore, open_snapshots, read_secret
 from streams.runtime.ports import Blocking
 from streams.runtime.signal import Signal
-
-if TYPE_CHECKING:
-    from streams.runtime.keeping.intake import KeeperHost
-    from streams.runtime.keeping.keeper import KeptPartition, StateKeeper
+from streams.settings.config import EventSourceConfig
 
 _log = logging.getLogger(__name__)
 
@@ -62,10 +62,31 @@ class WantedFolder(NamedTuple):
     is_discarded: Callable[[], bool]
 
 
+class SnapshotKeeper(Protocol):
+    """The keeper of a member's folders, as its snapshots use it (``keeper.StateKeeper``)."""
+
+    @property
+    def config(self) -> EventSourceConfig: ...
+    @property
+    def parent(self) -> Path: ...  # of the folders
+    @property
+    def open_ones(self) -> list[KeptPartition]: ...
+    @property
+    def now(self) -> Callable[[], float]: ...
+    @property
+    def wall_ms(self) -> Callable[[], int]: ...
+    @property
+    def questions(self) -> Callable[[], TakeOver]: ...  # about the changelog
+
+    def known_changelog(self) -> tuple[TopicIdentity, int]: ...  # with the life of its tombstones in ms; blocks
+    async def changelog(self) -> tuple[TopicIdentity, int]: ...
+    def post(self, function: Callable[..., object], *args: Any) -> None: ...  # call it on the thread of the folders
+
+
 class Snapshotting:
     """The snapshots of one member. On the loop, but for what is called ``_..._on_thread``."""
 
-    def __init__(self, keeper: StateKeeper, thread: Callable[[], Blocking]) -> None:
+    def __init__(self, keeper: SnapshotKeeper, thread: Callable[[], Blocking]) -> None:
         """Raises ``ConfigError`` for an address or a secret that cannot be used, and without the store's package."""
         self._keeper, self._config = keeper, keeper.config.state
         open_blobs(self._config.snapshots)
@@ -190,7 +211,7 @@ class Snapshotting:
             now = self._keeper.now()
             due = [kept for kept in self._keeper.open_ones if self._next.get(kept.partition, now) <= now]
             for kept in sorted(due, key=lambda kept: self._next.get(kept.partition, 0.0)):
-                is_at_work = host.at_work(kept.partition) is kept
+                is_at_work = host.kept(kept.partition) is kept
                 # A copy in the middle of its restore is an older state, and maybe that of another log.
                 if kept not in self._keeper.open_ones or kept.folder.mark is None or kept.distrusted:
                     continue
