@@ -13,6 +13,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = project
+html_static_path = ["_static"]
+html_css_files = ["copy.css"]
+html_js_files = ["copy.js"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 4

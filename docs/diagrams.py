@@ -1,4 +1,5 @@
-"""Draws the engine's state machines from their tables of legal moves: ``python docs/diagrams.py`` does it again.
+"""Draws the engine's state machines from their tables of legal moves, and the picture of ``docs/concepts.md``:
+``python docs/diagrams.py`` does it again.
 
 ``docs/diagrams/*.svg``, and the tables in ``docs/ARCHITECTURE.md`` and ``docs/guides/journal.md`` between the marks
 ``<!-- moves: NAME -->`` and ``<!-- end -->``. A test compares them with the tables. Where a state stands in the
@@ -185,7 +186,7 @@ def outputs() -> dict[Path, str]:
         check(machine)
         drawn[HERE / "diagrams" / f"{machine.name}.svg"] = svg(machine)
         drawn[machine.page] = with_table(drawn[machine.page], machine)
-    return drawn
+    return drawn | {HERE / "diagrams" / "concepts.svg": concepts()}
 
 
 def check(machine: Machine) -> None:
@@ -214,6 +215,23 @@ class Point(NamedTuple):
     y: float
 
 
+HEAD = (
+    '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
+    ' orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#456"/></marker></defs>'
+)
+
+
+def opening(width: float, height: float, title: str) -> list[str]:
+    """The beginning of a picture: its size in pixels, its title, the head of its arrows, a white ground."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
+        f' height="{height:g}" font-family="sans-serif" font-size="14">',
+        f"<title>{title}</title>",
+        HEAD,
+        f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#fff"/>',
+    ]
+
+
 def svg(machine: Machine) -> str:
     """The picture: a box per state, an arrow per move. Ends have a double frame, the first state a thick one."""
     centers = {
@@ -225,12 +243,11 @@ def svg(machine: Machine) -> str:
     ends = {state.value for state, following in machine.table.items() if not following}
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
-            f' height="{height:g}" font-family="sans-serif" font-size="14">',
-            f"<title>Moves of a {machine.name}: {', '.join(f'{old} to {new}' for old, new in machine.moves)}</title>",
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
-            ' orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#456"/></marker></defs>',
-            f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#fff"/>',
+            *opening(
+                width,
+                height,
+                f"Moves of a {machine.name}: {', '.join(f'{old} to {new}' for old, new in machine.moves)}",
+            ),
             *(arrow(centers[old], centers[new], machine.bends.get((old, new), 0.0)) for old, new in machine.moves),
             *(box(state, center, machine.first == state, state in ends) for state, center in centers.items()),
             "</svg>\n",
@@ -269,6 +286,78 @@ def edge(center: Point, towards: Point) -> Point:
     dx, dy = towards.x - center.x, towards.y - center.y
     share = min(WIDTH / 2 / abs(dx) if dx else 1e9, HEIGHT / 2 / abs(dy) if dy else 1e9)
     return Point(center.x + dx * share, center.y + dy * share)
+
+
+def concepts() -> str:
+    """The picture of the page of concepts: one partition's way from its topic to its copy."""
+    offsets = (40, 41, 42, 43, 44)
+    cells = [
+        frame(20 + 36 * at, 92, 36, 34, str(offset), fill="#ffe9c2" if offset == 42 else "#eef3fa")
+        for at, offset in enumerate(offsets)
+    ]
+    return "\n".join(
+        [
+            *opening(900, 372, "A partition, its owner, a transaction, the changelog and a copy"),
+            label(110, 36, "input topic", bold=True),
+            label(20, 82, "partition 0", anchor="start"),
+            *cells,
+            label(20, 150, "handled", anchor="start", small=True),
+            label(110, 150, "its turn", small=True),
+            label(200, 150, "waiting", anchor="end", small=True),
+            label(20, 186, "partition 1: another order,", anchor="start", small=True),
+            label(20, 203, "perhaps another owner", anchor="start", small=True),
+            frame(264, 14, 232, 212, fill="#f7f9fc"),
+            label(380, 36, "member A, the owner", bold=True),
+            frame(312, 92, 136, 34, "your handler"),
+            frame(312, 172, 136, 34, "store of partition 0"),
+            way(200, 109, 310, 109),
+            way(370, 126, 370, 170),
+            way(390, 172, 390, 128),
+            frame(548, 14, 140, 212, fill="#fdf6e7", dashed=True),
+            label(618, 36, "one transaction", bold=True),
+            frame(566, 60, 104, 34, "outputs"),
+            frame(566, 116, 104, 34, "changes"),
+            frame(566, 172, 104, 34, "input offset"),
+            way(448, 103, 564, 79),
+            way(448, 113, 564, 131),
+            way(448, 121, 564, 185),
+            frame(748, 60, 132, 34, "output topic"),
+            frame(748, 116, 132, 90),
+            label(814, 158, "changelog"),
+            label(814, 178, "of partition 0", small=True),
+            way(670, 77, 746, 77),
+            way(670, 133, 746, 133),
+            way(670, 189, 746, 189),
+            frame(264, 266, 232, 92, fill="#f7f9fc"),
+            label(380, 288, "member B", bold=True),
+            frame(312, 306, 136, 34, "copy of the store"),
+            '<path d="M814,206 L814,323 L450,323" fill="none" stroke="#456" marker-end="url(#head)"/>',
+            label(632, 314, "follows the changelog", small=True),
+            "</svg>\n",
+        ]
+    )
+
+
+def frame(
+    x: float, y: float, width: float, height: float, text: str = "", *, fill: str = "#eef3fa", dashed: bool = False
+) -> str:
+    """A box by its upper left corner, with a text in its middle."""
+    dashes = ' stroke-dasharray="6 4"' if dashed else ""
+    shape = (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="#245"{dashes}/>'
+    )
+    return shape + (label(x + width / 2, y + height / 2 + 5, text) if text else "")
+
+
+def label(x: float, y: float, text: str, *, anchor: str = "middle", bold: bool = False, small: bool = False) -> str:
+    """A line of text at a place of its base line."""
+    weight, size = ' font-weight="bold"' if bold else "", ' font-size="12"' if small else ""
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="#123"{weight}{size}>{text}</text>'
+
+
+def way(x: float, y: float, to_x: float, to_y: float) -> str:
+    """A straight arrow."""
+    return f'<path d="M{x:g},{y:g} L{to_x:g},{to_y:g}" fill="none" stroke="#456" marker-end="url(#head)"/>'
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ def rate_at(currency: str, at_ms: int) -> Rate:
 
 
 # The view may be a moment behind whoever wrote the rate: wait a little before giving the payment up.
-@source.register_event_type(Paid, on_error=Retry(attempts=5, backoff_seconds=0.25, then=ErrorResponse.DEAD_LETTER))
+@source.on(on_error=Retry(attempts=5, backoff_seconds=0.25, then=ErrorResponse.DEAD_LETTER))
 def on_paid(ctx: EventContext[Table[str, int]], event: Paid) -> None:
     assert ctx.input is not None  # no interjection
     rate = rate_at(event.currency, ctx.input.timestamp_ms)

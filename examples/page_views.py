@@ -36,7 +36,7 @@ source = EventSource(
 page_views = source.output("page-views")
 
 
-@source.register_event_type(Viewed, batch=True)
+@source.on(batch=True)
 def viewed(ctx: BatchContext[Table[str, int]], events: list[Viewed]) -> None:
     for page, count in Counter(event.page for event in events).items():
         views = ctx.store.get(page, 0) + count

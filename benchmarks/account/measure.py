@@ -76,7 +76,7 @@ class AsyncWork(Drain):
     about = """\
 A backlog of the account workload, in which every event waits 5 ms for the world, and one in a hundred 500 ms, before
 it is counted. `loop` is asyncio over confluent-kafka by hand: the reference of the same number of slots. `scheduler`
-is `AsyncJobScheduler`, `concurrency` is `register_event_type(..., concurrency=)`. quixstreams is synchronous: the wait
+is `AsyncJobScheduler`, `concurrency` is `@source.on(concurrency=)`. quixstreams is synchronous: the wait
 is a `time.sleep` in its callback. Every system works for some seconds and is stopped in the middle of it; its
 committed events are judged; the filling of the reorder buffer is part of the rate. Outputs of a partition are
 committed in its order: an event behind one of 500 ms waits for it in every exactly-once system here."""

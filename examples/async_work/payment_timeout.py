@@ -54,20 +54,20 @@ source.output(OUTCOMES)
 Context = EventContext[Table[str, int]]
 
 
-@source.register_event_type(OrderPlaced)
+@source.on
 def place(ctx: Context, event: OrderPlaced) -> None:
     ctx.store.put(event.order, event.cents)
     ctx.schedule_in(TIME_TO_PAY_SECONDS, PaymentOverdue(event.order), name=f"unpaid {event.order}")
 
 
-@source.register_event_type(OrderPaid)
+@source.on
 def pay(ctx: Context, event: OrderPaid) -> None:
     is_open = ctx.store.delete(event.order)
     ctx.cancel_timer(f"unpaid {event.order}")
     ctx.forward(OUTCOMES, OrderClosed(event.order, "paid" if is_open else "refund"), key=event.order)
 
 
-@source.register_event_type(PaymentOverdue)
+@source.on
 def cancel(ctx: Context, event: PaymentOverdue) -> None:
     ctx.store.delete(event.order)
     ctx.forward(OUTCOMES, OrderClosed(event.order, "cancelled"), key=event.order)

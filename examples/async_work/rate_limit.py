@@ -57,7 +57,7 @@ source.output(REFUSED)
 Context = EventContext[Table[str, Bucket]]
 
 
-@source.register_event_type(CallWanted)
+@source.on
 def want(ctx: Context, call: CallWanted) -> None:
     bucket = ctx.store.get(call.customer) or Bucket()
     if len(bucket.waiting) >= MOST_WAITING:
@@ -70,7 +70,7 @@ def want(ctx: Context, call: CallWanted) -> None:
         ctx.store.put(call.customer, bucket)
 
 
-@source.register_event_type(TokenDue)
+@source.on
 def token_due(ctx: Context, event: TokenDue) -> None:
     bucket = ctx.store.get(event.customer)
     if bucket is not None:

@@ -125,7 +125,7 @@ def tell(ctx: Context, fact: Fact | None) -> None:
         ctx.forward(FACTS_TOPIC, fact, key=airport_board(fact.airport))
 
 
-@source.register_event_type(FlightDeparted)
+@source.on
 def on_departed(ctx: Context, event: FlightDeparted) -> None:
     aircraft = ctx.store.get(event.tail) or Aircraft()
     fact = depart(aircraft, event)
@@ -133,7 +133,7 @@ def on_departed(ctx: Context, event: FlightDeparted) -> None:
     tell(ctx, fact)
 
 
-@source.register_event_type(FlightArrived)
+@source.on
 def on_arrived(ctx: Context, event: FlightArrived) -> None:
     aircraft = ctx.store.get(event.tail) or Aircraft()
     fact = arrive(aircraft, event)
@@ -141,7 +141,7 @@ def on_arrived(ctx: Context, event: FlightArrived) -> None:
     tell(ctx, fact)
 
 
-@source.register_event_type(FlightCancelled)
+@source.on
 def on_cancelled(ctx: Context, event: FlightCancelled) -> None:
     key = event.tail or flight_key(event.carrier, event.flight)
     aircraft = ctx.store.get(key) or Aircraft()

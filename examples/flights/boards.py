@@ -84,7 +84,7 @@ def board_of(ctx: Context) -> str:
     return ctx.input.key.decode()
 
 
-@source.register_event_type(Turnaround)
+@source.on
 def on_turnaround(ctx: Context, event: Turnaround) -> None:
     name = board_of(ctx)
     board = ctx.store.get(name) or Board()
@@ -92,7 +92,7 @@ def on_turnaround(ctx: Context, event: Turnaround) -> None:
     ctx.store.put(name, board)
 
 
-@source.register_event_type(DelayRecovered)
+@source.on
 def on_recovered(ctx: Context, event: DelayRecovered) -> None:
     name = board_of(ctx)
     board = ctx.store.get(name) or Board()

@@ -29,7 +29,7 @@ source = EventSource(
 )
 
 
-@source.register_event_type(Deposited)
+@source.on
 def on_deposited(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
     account = ctx.store.get(event.account) or Account()
     account.cents += event.cents + (event.cents // 100 if event.cents >= 9_000 else 0)
