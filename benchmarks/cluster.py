@@ -120,15 +120,6 @@ class Cluster:
         finally:
             consumer.close()
 
-    def ends(self, topic: str) -> int:
-        """Sum up the high watermarks of a topic."""
-        consumer = Consumer(self._settings | {"group.id": "judge"})
-        try:
-            found = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-            return sum(consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=10)[1] for one in found)
-        finally:
-            consumer.close()
-
     def delete(self, *names: str) -> None:
         """Delete topics."""
         for future in self._admin.delete_topics(list(names), operation_timeout=30).values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 import sys
 from pathlib import Path
@@ -15,8 +14,6 @@ import pytest
 from benchmarks.cluster import made_for
 from benchmarks.jars import NoJar, jars
 from benchmarks.measures import measures
-from benchmarks.outbox.arrivals import judged
-from benchmarks.outbox.peers import Debezium, Goharvest
 from benchmarks.peers import kafka_streams, quix
 from benchmarks.peers.gkes import CommitLog, Gkes
 from benchmarks.peers.kafka_streams import COORDINATES, javac
@@ -103,47 +100,6 @@ def test_what_peers_are_made_of_is_pinned(tmp_path: Path, monkeypatch: pytest.Mo
     found = required(text, Gkes.modules)
     assert [name for name, module in Gkes.modules.items() if f"{module} v{found[name]} h1:" not in sums] == []
     assert found == {"gkes": "1.0.6", "franz-go": "1.8.0"}
-
-
-def test_what_the_peers_of_the_outbox_are_made_of_is_pinned() -> None:
-    go = SOURCES / "goharvest"
-    found = required((go / "go.mod").read_text(), {"goharvest": "github.com/obsidiandynamics/goharvest"})
-    assert found == {"goharvest": "0.3.1"}
-    assert "github.com/obsidiandynamics/goharvest v0.3.1 h1:" in (go / "go.sum").read_text()
-    lines = [line.split() for line in (SOURCES / "debezium" / "jars.txt").read_text().splitlines()]
-    assert all(re.fullmatch(r"[\w.-]+:[\w.-]+:[\w.-]+ [0-9a-f]{64}", " ".join(line)) for line in lines)
-    artifacts = [coordinates.rsplit(":", 1)[0] for coordinates, _ in lines]
-    assert len(artifacts) == len(set(artifacts))  # one version of each
-    kafka = {coordinates.split(":")[2] for coordinates, _ in lines if coordinates.startswith("org.apache.kafka:")}
-    assert kafka == {"4.1.1"}
-
-
-def test_a_peer_of_the_outbox_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetches(monkeypatch, ConnectionError("no network"))
-    with pytest.raises(Unavailable, match="cannot be fetched: ConnectionError"):
-        Debezium().prepare(lambda _: None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="there is no go on PATH"):
-        Goharvest().prepare(lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("records", "fault", "fault_once"),
-    [
-        ([(b"a", 0), (b"b", 1), (b"a", 2)], "", ""),
-        ([(b"a", 0), (b"a", 0), (b"b", 1), (b"a", 2)], "", "1 rows are there twice"),
-        ([(b"a", 0), (b"b", 1)], "2 of 3 rows are there", "2 of 3 rows are there"),
-        ([(b"a", 0), (b"a", 2), (b"a", 0), (b"a", 2), (b"b", 1)], "", "2 rows are there twice"),
-        ([(b"a", 2), (b"a", 0), (b"b", 1)], "1 rows are behind", "1 rows are behind"),
-    ],
-)
-def test_the_judge_of_the_outbox_knows_what_is_lost_doubled_or_out_of_order(
-    records: list[tuple[bytes, float]], fault: str, fault_once: str
-) -> None:
-    found = judged(records)
-    assert found.fault(3, once=False).startswith(fault)
-    assert found.fault(3).startswith(fault_once)
-    assert bool(found.fault(3, once=False)) == bool(fault)
 
 
 def test_how_far_the_ancestor_is_comes_from_its_commit_log() -> None:
