@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.systems import KINDS, Failed, Progress, System
@@ -124,27 +124,6 @@ class Cluster:
         """Delete topics."""
         for future in self._admin.delete_topics(list(names), operation_timeout=30).values():
             future.result()
-
-    def set_topic(self, name: str, settings: dict[str, str]) -> None:
-        """Change settings of a topic, and wait until its broker has them."""
-        kind = AlterConfigOpType.SET
-        entries = [ConfigEntry(key, value, incremental_operation=kind) for key, value in settings.items()]
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-        self._admin.incremental_alter_configs([resource])[resource].result(30)
-        deadline = time.monotonic() + 30
-        while any(self._setting(name, key) != value for key, value in settings.items()):
-            if time.monotonic() > deadline:
-                raise Failed(f"topic {name} does not have {settings} after 30 s")
-            time.sleep(0.02)
-
-    def _setting(self, name: str, key: str) -> str:
-        resource = ConfigResource(ResourceType.TOPIC, name)
-        try:
-            return str(self._admin.describe_configs([resource])[resource].result(30)[key].value)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:  # its broker does not have a new topic yet
-                return ""
-            raise
 
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():
