@@ -9,6 +9,7 @@ import msgspec
 
 from streams import DEAD_LETTER, ErrorResponse, EventContext, EventSource, EventSourceConfig, Retry
 from streams.events import event_type
+from streams.testing import TestDriver
 from tests.vocabulary import TOTALS, Added, Flaky, Named, Total, Totals, config_of, count
 
 OUT = "totals"
@@ -69,3 +70,7 @@ def build(partitions: int = 3, store: Any = TOTALS, **settings: Any) -> EventSou
     source.register_event_type(Named, add, blocking=True)
     source.register_event_type(Flaky, on_broken, on_error=retries)
     return source
+
+
+def totals(driver: TestDriver[Any]) -> list[int]:
+    return [total.amount for total in driver.outputs(OUT, Total)]

@@ -24,6 +24,7 @@ from streams.records import IncomingRecord
 from streams.runtime.replay import PartitionReplay
 from streams.stores import Index, NamedTable, Stores, Window, Windows
 from streams.testing import TestDriver
+from tests.unit.windows_kit import count
 from tests.vocabulary import Flaky
 
 OUT = "minutes"
@@ -34,10 +35,6 @@ class Minute(msgspec.Struct, frozen=True):
     user: str
     start_ms: int
     clicks: int
-
-
-def count(old: int | None, _: Flaky) -> int:
-    return (old or 0) + 1
 
 
 def report(ctx: EventContext[Any], user: str, window: Window, clicks: int) -> None:
