@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.systems import KINDS, Failed, Progress, System
@@ -58,38 +58,21 @@ class Cluster:
         self.delete(*{job.output, job.changelog, *made} - {job.source}, *([job.source] if source else []))
 
     def fill(self, source: str, seed: int, events: int) -> None:
-        """Write the first ``events`` deposits of the seed."""
-        first = islice(deposits(seed), events)
-        self.write((source, account, encoded(account, cents, 0.0), TYPE, 0) for account, cents in first)
-
-    def write(self, records: Iterable[tuple[str, str, bytes, Headers, int]], transactional_id: str = "") -> float:
-        """Write records: topic, key, value, headers, and the time in ms since the epoch (0: now). With an id in one
-        transaction: readers of committed records find all of them at once. Returns the time when all had arrived, right
-        before the commit, in seconds since the epoch. Raises ``Failed``."""
-        settings = {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
-        if transactional_id:
-            settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": 300_000}
-        producer = Producer(self._settings | settings)
-        if transactional_id:
-            producer.init_transactions(30)
-            producer.begin_transaction()
-        for number, (topic, key, value, headers, at_ms) in enumerate(records):
+        """Write the first ``events`` deposits of the seed. Raises ``Failed``."""
+        producer = Producer(
+            self._settings | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
+        )
+        for number, (account, cents) in enumerate(islice(deposits(seed), events)):
             if number % 5_000 == 0:
                 producer.poll(0)
-            producer.produce(topic, value, key, headers=headers, timestamp=at_ms)
+            producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)
         if producer.flush(60):
             raise Failed("the input could not be written in a minute")
-        arrived = time.time()
-        if transactional_id:
-            producer.commit_transaction(30)
-        return arrived
 
-    def progress(self, job: Job, system: System | None = None, most: Sequence[int] = ()) -> Progress:
-        """Open a view of the events that a group (or a system, wherever it keeps its offsets) has committed. ``most``:
-        the events of each partition, if a transaction has written them; its marker is none, and has an offset, too."""
+    def progress(self, job: Job, system: System | None = None) -> Progress:
+        """Open a view of the events that a group (or a system, wherever it keeps its offsets) has committed."""
         own = KINDS[system.name].progress(self._settings, job) if system else None
-        topics = [job.source, job.second] if job.second else [job.source]
-        return own or Committed(self._settings, job.group, topics, self.partitions, most)
+        return own or Committed(self._settings, job.group, job.source, self.partitions)
 
     def wait_committed(
         self, job: Job, events: int, check: Callable[[], object], seconds: float, system: System | None = None
@@ -137,40 +120,10 @@ class Cluster:
         finally:
             consumer.close()
 
-    def ends(self, topic: str) -> int:
-        """Sum up the high watermarks of a topic."""
-        consumer = Consumer(self._settings | {"group.id": "judge"})
-        try:
-            found = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-            return sum(consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=10)[1] for one in found)
-        finally:
-            consumer.close()
-
     def delete(self, *names: str) -> None:
         """Delete topics."""
         for future in self._admin.delete_topics(list(names), operation_timeout=30).values():
             future.result()
-
-    def set_topic(self, name: str, settings: dict[str, str]) -> None:
-        """Change settings of a topic, and wait until its broker has them."""
-        kind = AlterConfigOpType.SET
-        entries = [ConfigEntry(key, value, incremental_operation=kind) for key, value in settings.items()]
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-        self._admin.incremental_alter_configs([resource])[resource].result(30)
-        deadline = time.monotonic() + 30
-        while any(self._setting(name, key) != value for key, value in settings.items()):
-            if time.monotonic() > deadline:
-                raise Failed(f"topic {name} does not have {settings} after 30 s")
-            time.sleep(0.02)
-
-    def _setting(self, name: str, key: str) -> str:
-        resource = ConfigResource(ResourceType.TOPIC, name)
-        try:
-            return str(self._admin.describe_configs([resource])[resource].result(30)[key].value)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:  # its broker does not have a new topic yet
-                return ""
-            raise
 
     def _create(self, topic: NewTopic) -> None:
         for future in self._admin.create_topics([topic], operation_timeout=30).values():
@@ -186,16 +139,12 @@ def made_for(group: str, topics: Iterable[str]) -> set[str]:
 class Committed:
     """The sum of a group's committed offsets, as if there were no transaction under way."""
 
-    def __init__(
-        self, settings: dict[str, Any], group: str, topics: Iterable[str], partitions: int, most: Sequence[int] = ()
-    ) -> None:
-        self._most = most
+    def __init__(self, settings: dict[str, Any], group: str, topic: str, partitions: int) -> None:
         self._consumer = Consumer(settings | {"group.id": group, "isolation.level": "read_uncommitted"})
-        self._places = [TopicPartition(topic, partition) for topic in topics for partition in range(partitions)]
+        self._places = [TopicPartition(topic, partition) for partition in range(partitions)]
 
     def __call__(self) -> int:
-        found = [max(place.offset, 0) for place in self._consumer.committed(self._places, 10)]
-        return sum(map(min, found, self._most) if self._most else found)
+        return sum(max(place.offset, 0) for place in self._consumer.committed(self._places, 10))
 
     def close(self) -> None:
         """Free the client."""

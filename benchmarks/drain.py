@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
 
 import msgspec
 import psutil
 
 from benchmarks.cluster import Cluster
 from benchmarks.systems import Failed, Sample, System, system_running
-from benchmarks.workload import Job
 
 TIMEOUT_SECONDS = 180
 SAMPLE_SECONDS = 0.2
@@ -47,37 +45,14 @@ def drain(
 ) -> DrainResult:
     """Let a system handle the ``records`` records of ``source``, from a new group, or as many as it can in ``seconds``
     from its first commit on; then it is stopped in the middle of its work. Raises ``Failed``."""
-
-    def judged(job: Job, handled: int) -> tuple[str, list[int]]:
-        judge, appended = cluster.judged(job)
-        return judge.verdict(seed, handled, records), appended
-
-    return drained(cluster, system, cluster.job(source), records, broker_pid, judged, turn, seconds)
-
-
-def drained(
-    cluster: Cluster,
-    system: System,
-    job: Job,
-    records: int,
-    broker_pid: int,
-    judged: Callable[[Job, int], tuple[str, list[int]]],
-    turn: int = 1,
-    seconds: float = 0,
-    ready: Callable[[Callable[[], None]], None] = lambda _: None,
-    most: Sequence[int] = (),
-) -> DrainResult:
-    """Do the same with a job of any work. ``judged`` returns the fault of so many handled events, and the log-append
-    times of their outputs, in ms. ``ready`` is called when the process has started, with a check that it has not ended,
-    and returns when all records are there. ``most``: see ``Cluster.progress``."""
-    committed = cluster.progress(job, system, most)
+    job = cluster.job(source)
+    committed = cluster.progress(job, system)
     broker = psutil.Process(broker_pid)
     samples: list[Sample] = []
     broker_cpu: list[float] = []
     until = float("inf")
     try:
         with system_running(system, job) as child:
-            ready(child.check)
             began, done = time.monotonic(), 0
             while done < records and time.monotonic() < until:
                 done = committed()
@@ -92,7 +67,8 @@ def drained(
         handled = committed()
     finally:
         committed.close()
-    fault, appended = judged(job, handled)
+    judge, appended = cluster.judged(job)
+    fault = judge.verdict(seed, handled, records)
     cluster.forget(job, source=False)
     low, high = stretch([sample.committed for sample in samples], handled)
     span = max(samples[high].committed - samples[low].committed, 1)

@@ -62,7 +62,6 @@ class Measure(ABC, Generic[R]):
     takes part when no measure is named. ``result``: the type ``R``, to read it back from JSON; it has a ``fault``,
     empty if the run did exactly its work, and a ``round`` from 1 on, by which runs are paired (0: not counted).
     ``sizes``: the amount of work, by name, with a value for each preset; the command line has an option for each.
-    ``peers``: systems of other projects that this measure alone knows.
     """
 
     name: str
@@ -72,7 +71,6 @@ class Measure(ABC, Generic[R]):
     presets: frozenset[str] = frozenset({"default", "full"})
     result: Any
     sizes: ClassVar[Mapping[str, tuple[Any, Any, Any]]] = {}
-    peers: frozenset[str] = frozenset()
 
     @abstractmethod
     def run(self, bench: Bench) -> Iterator[R]:

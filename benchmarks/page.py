@@ -43,7 +43,8 @@ toolkits. Medians stand before the least and the most. **Ratios are what counts*
 reader share one machine, and absolute figures move by a factor of two from hour to hour. A run with a fault has no
 figure. Systems called `engine` run the [compiled hot path](installation.md#the-compiled-hot-path), `engine@../plain` is
 plain Python. The workloads, the method and its limits: [Performance](performance.md). All single figures:
-[results.json](results/results.json).
+[results.json](results/results.json). A command is that of the commit beside it, which may know more measures than are
+left. What those found stands under [measured once](internals/performance.md#measured-once).
 """
 
 

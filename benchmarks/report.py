@@ -69,7 +69,7 @@ class Run(msgspec.Struct):
             for measure in measures()
             for found in self.results(measure)
             if (fault := measure.fault(found))
-            and (str(getattr(found, "system", "")).partition(":")[0] in peers | measure.peers) is of_peers
+            and (str(getattr(found, "system", "")).partition(":")[0] in peers) is of_peers
         ]
 
 

@@ -56,8 +56,7 @@ class Account(msgspec.Struct):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The topics and the group of one run. ``options`` are the system's own. ``second``: another input; ``table``: the
-    topic of a joined table."""
+    """The topics and the group of one run. ``options`` are the system's own."""
 
     bootstrap_servers: str
     group: str
@@ -66,8 +65,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     changelog: str
     options: dict[str, str] = {}
     partitions: int = PARTITIONS
-    second: str = ""
-    table: str = ""
 
 
 def deposits(seed: int, *, in_turn: bool = False) -> Iterator[tuple[str, int]]:

@@ -48,6 +48,72 @@ class Ring(msgspec.Struct, frozen=True):
     name: str
 
 
+@event_type("Named")
+class Named(msgspec.Struct, frozen=True):
+    """An event of nothing but a name."""
+
+    name: str
+
+
+@event_type("Flaky")
+class Flaky(msgspec.Struct, frozen=True):
+    """Fails so often, then succeeds."""
+
+    name: str
+    times: int = 0
+
+
+@event_type("TotalAt")
+class TotalAt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The total of a key after the event at an offset."""
+
+    key: str
+    total: int
+    offset: int
+    padding: str = ""
+
+
+@event_type("Ordered")
+class Ordered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An order: of so many ``cents``, which goes so often through a loop, and whose handler takes so many seconds."""
+
+    customer: str
+    cents: int = 0
+    hops: int = 1
+    seconds: float = 0.0
+
+
+@event_type("Reserved")
+class Reserved(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Follows an order, and is followed by so many of its kind."""
+
+    customer: str
+    hops: int = 0
+
+
+@event_type("Reminded")
+class Reminded(msgspec.Struct, frozen=True):
+    """What the timer of an order fires."""
+
+    customer: str
+
+
+@event_type("Paid")
+class Paid(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A payment by a name, or in a currency of that name."""
+
+    name: str
+    cents: int = 0
+
+
+@event_type("Put")
+class Put(msgspec.Struct, frozen=True):
+    """A key gets a value, or goes."""
+
+    key: str
+    value: int | None = 1
+
+
 Totals = Table[str, int]
 TOTALS = Table.factory(key=str, value=int)
 INTS = codec_for(int)

@@ -26,10 +26,8 @@ from benchmarks.instructions.scripted import (
     ScriptedConsumer,
     ScriptedProducer,
     connected,
-    joined_messages,
     messages,
 )
-from benchmarks.joins.work import join
 from benchmarks.workload import Job
 from streams import EventSource
 from streams.runtime.system import Environment
@@ -56,14 +54,12 @@ def by_engine(
     events: int,
     trace: Trace = (),
     inputs: int = 1,
-    *,
-    joined: bool = False,
 ) -> None:
     """Drive ``events`` events through the event source. Raises ``RuntimeError`` if it stops."""
     loop = VirtualTimeLoop(LIMIT_SECONDS)
     try:
         count = warm + events
-        feed = Feed(joined_messages(count, JOB.partitions) if joined else messages(count, trace, inputs))
+        feed = Feed(messages(count, trace, inputs))
         loop.run_main(_drive_engine(loop, made(JOB), meter, feed, warm, events))
     finally:
         loop.close()
@@ -158,7 +154,6 @@ JOB = Job(
     source=TOPICS[0],
     output="out",
     changelog="g.in.changelog",
-    table=TOPICS[1],
 )
 
 
@@ -192,7 +187,6 @@ def with_traces(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSourc
 SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "engine": partial(by_engine, source_of),
     "two-inputs": partial(by_engine, two_inputs, inputs=2),
-    "join": partial(by_engine, join, joined=True),
     "batch": partial(by_engine, by_batch),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
@@ -203,6 +197,6 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "scheduler-traced": partial(by_engine, partial(with_traces, by_scheduler), trace=SAMPLED),
     "hand-written": by_hand,
 }
-"""Plain handler, with one input, with two, and with a joined table; batch handler, ``AsyncJobScheduler``,
+"""Plain handler, with one input and with two; batch handler, ``AsyncJobScheduler``,
 ``concurrency=``; the first and the scheduler with their metrics exported, the first with traces of which no event is
 part, both with every event sampled; and the loop written by hand."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
@@ -21,7 +20,6 @@ from typing import Any, cast
 import msgspec
 from confluent_kafka import Message, TopicPartition
 
-from benchmarks.joins.workload import ORDERED, ORDERS_PER_CHANGE, STEP_MS, customer, order, row
 from benchmarks.workload import Deposited
 from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.wire import messages as wire
@@ -34,7 +32,6 @@ from streams.model.topics import TopicIdentity
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.reading.poller import Poller
 from streams.runtime.reading.thread import POLL_SECONDS
-from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.virtual_time import Fibers, elapse
 
 PARTITIONS = 4
@@ -52,10 +49,6 @@ TOPICS = ("in", "second")
 """Of the source itself, and of a further input."""
 TOGETHER = 5
 """Records of one partition within a millisecond of event time, over all its inputs."""
-
-
-JOINED_KEYS = 50
-"""Of each partition, of orders and rows: so few that most orders meet a row."""
 
 
 def messages(count: int, trace: Sequence[tuple[str, bytes]] = (), inputs: int = 1) -> dict[str, list[Message]]:
@@ -83,39 +76,6 @@ def messages(count: int, trace: Sequence[tuple[str, bytes]] = (), inputs: int = 
             )
         )
         events[partition] += 1
-    return found
-
-
-def joined_messages(count: int, topic_partitions: int) -> dict[str, list[Message]]:
-    """Orders and the rows of their customers (``benchmarks.joins``), as ``messages``: in each partition ten orders, in
-    a millisecond of event time, and a row. ``topic_partitions``: of the topics, which place the keys."""
-    rng = random.Random(_SEED)
-    names, placed = [customer(number) for number in range(1_000)], range(PARTITIONS)
-    keys = [
-        [name for name in names if partition_of(name.encode(), topic_partitions) == one][:JOINED_KEYS] for one in placed
-    ]
-    handled = [0] * PARTITIONS
-    offsets: Counter[tuple[str, int]] = Counter()
-    found: dict[str, list[Message]] = {topic: [] for topic in TOPICS}
-    for number in range(count):
-        partition = number // RUN % PARTITIONS
-        step, place = divmod(handled[partition], ORDERS_PER_CHANGE + 1)
-        is_row = place == ORDERS_PER_CHANGE
-        topic = TOPICS[is_row]
-        key = rng.choice(keys[partition])
-        found[topic].append(
-            Message(
-                topic=topic,
-                partition=partition,
-                offset=offsets[topic, partition],
-                key=key.encode(),
-                value=msgspec.json.encode(row(key, step) if is_row else order(key, step, 5_000)),
-                headers=[] if is_row else ORDERED,
-                timestamp=(1, 1_700_000_000_000 + STEP_MS * step + is_row),
-            )
-        )
-        handled[partition] += 1
-        offsets[topic, partition] += 1
     return found
 
 

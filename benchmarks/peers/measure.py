@@ -1,10 +1,9 @@
-"""The peers: systems of every measure of the account workload, and of the joins."""
+"""The peers: systems of every measure of the account workload."""
 
 from __future__ import annotations
 
 from benchmarks.peers.gkes import Gkes
-from benchmarks.peers.goka import Goka
 from benchmarks.peers.kafka_streams import KafkaStreams
 from benchmarks.peers.quix import Quixstreams
 
-KINDS = (KafkaStreams(), Quixstreams(), Gkes(), Goka())
+KINDS = (KafkaStreams(), Quixstreams(), Gkes())

@@ -82,12 +82,12 @@ def _ms(seconds: float) -> float:
 class Group(ExitStack):
     """One run. Ends its processes when the block it is used in ends."""
 
-    def __init__(self, cluster: Cluster, seed: int, rate: int, standbys: int, table: str = "") -> None:
+    def __init__(self, cluster: Cluster, seed: int, rate: int, standbys: int) -> None:
         self.cluster, self._seed, self._rate = cluster, seed, rate
         super().__init__()
         self._folder = Path(self.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
         options = {"group.num_standbys": str(standbys), "folder": str(self._folder)}
-        self._job = msgspec.structs.replace(cluster.job(), options=options, table=table)
+        self._job = msgspec.structs.replace(cluster.job(), options=options)
         self._standbys = standbys
         self._dead: set[str] = set()
         self.members: dict[str, Child] = {}

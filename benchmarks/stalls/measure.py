@@ -61,10 +61,10 @@ SCENARIOS: dict[str, tuple[Callable[[Group], Iterator[None]], int]] = {
 """With the number of standbys. The first members of a scenario start before the load, up to its ``yield``."""
 
 
-def play(cluster: Cluster, name: str, turn: int, seed: int, table: str = "") -> list[Stall]:
-    """Run one scenario once, with this joined table. Raises ``Failed``."""
+def play(cluster: Cluster, name: str, turn: int, seed: int) -> list[Stall]:
+    """Run one scenario once. Raises ``Failed``."""
     scenario, standbys = SCENARIOS[name]
-    with Group(cluster, seed, RATE, standbys, table) as group:
+    with Group(cluster, seed, RATE, standbys) as group:
         return group.run(turn, scenario(group))
 
 

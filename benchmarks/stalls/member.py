@@ -15,7 +15,6 @@ import msgspec
 
 from benchmarks.child import job_of
 from benchmarks.engine import without_handlers
-from benchmarks.joins.workload import Customer
 from benchmarks.workload import PARTITIONS, Account, Deposited, Job, Signed
 from streams import EventContext, EventSource, Table
 
@@ -36,27 +35,16 @@ class Status(msgspec.Struct, frozen=True):
     state: str
 
 
-def looked_into(table: str) -> str:
-    """Return the topic of the lookup beside a joined table."""
-    return f"{table}-lookup"
-
-
 def source_of(job: Job, instance: str) -> EventSource[Table[str, Account]]:
     """Build the event source; the option ``folder`` names the folder for its status, others as ``benchmarks.engine``
-    has them. With a joined table each event reads the row of its account, and again by a lookup."""
+    has them."""
     name, output = f"{instance}.{os.getpid()}", job.output
     options = {**job.options, "config.instance_id": instance}
     source = without_handlers(msgspec.structs.replace(job, options=options))
-    rows = source.join(job.table, key=str, value=Customer) if job.table else None
-    lookup = source.lookup(looked_into(job.table), key=str, value=Customer) if job.table else None
 
     @source.register_event_type(Deposited)
     def deposited(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
         key = event.account
-        if rows is not None and key not in ctx.joined(rows):
-            raise RuntimeError(f"{key} has no row in {job.table}")
-        if lookup is not None and key not in ctx.lookup(lookup):
-            raise RuntimeError(f"{key} is not in the lookup of {job.table}")
         account = ctx.store.get(key) or Account()
         account.count += 1
         account.cents += event.cents

@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 
-from streams import EventSource, EventSourceConfig, IncomingRecord
+from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, IncomingRecord
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.reading.reader import PartitionReader
@@ -25,7 +25,7 @@ from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.dead_letters import PREFIX
 from tests.unit.waiting import PATIENCE, until
-from tests.vocabulary import ADDED, INTS, TOTALS, Total, Totals, added, config_of, count, register, tell_total
+from tests.vocabulary import ADDED, INTS, TOTALS, Added, Total, Totals, added, config_of, count, register, tell_total
 
 STEADY = {"session_timeout_seconds": 14.0, "transaction_timeout_seconds": 12.0}
 """A machine that stands still for some seconds costs nobody his membership, and no transaction."""
@@ -336,3 +336,16 @@ async def handle(lab: Lab, *names: str, until_offset: int, **settings: Any) -> l
     async with Running(source) as run:
         await run.until_handled(until_offset)
     return measured
+
+
+def picky(lab: Lab, broken: dict[str, bool], **settings: Any) -> EventSource[Totals]:
+    """Build a source that tells totals, and fails for events with a deed while ``broken["is"]``."""
+    source = lab.source(**settings)
+
+    def work(ctx: EventContext[Totals], event: Added) -> None:
+        tell_total(ctx, event, lab.output)
+        if event.deed and broken["is"]:
+            raise ValueError(f"no {event.deed}")
+
+    source.register_event_type(Added, work, on_error=DEAD_LETTER)
+    return source

@@ -37,6 +37,7 @@ from streams.kafka.questions.takeover import KafkaPythonTakeOver
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
+from tests.vocabulary import Ordered, Paid
 
 PARTITIONS = 2
 COMPACTED = {"cleanup_policy": "compact", "segment_ms": "3600000"}
@@ -55,16 +56,6 @@ VISIT_SECONDS, SLOW_SECONDS = 0.002, 0.02
 """For each key, so that a run takes its time; one that is named ``slow`` takes longer than a member needs to join."""
 HOLD_SECONDS = 6.0
 """The lookup is held back for so long: longer than the group waits for a member that is dead."""
-
-
-@event_type("merged.Ordered")
-class Ordered(msgspec.Struct, frozen=True):
-    customer: str
-    hops: int
-
-
-class Paid(msgspec.Struct, frozen=True):
-    customer: str
 
 
 @event_type("merged.Hop")
@@ -151,7 +142,7 @@ def build(bootstrap: str, group: str, instance: str, plan: FaultPlan, session: f
             hop(ctx, seen.chain, 0, seen.offset)
 
     def paid(ctx: EventContext[Any], event: Paid) -> None:
-        witness(ctx, event.customer, ctx.joined(customers).get(event.customer))
+        witness(ctx, event.name, ctx.joined(customers).get(event.name))
 
     source.register_event_type(Paid, paid)
 

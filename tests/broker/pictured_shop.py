@@ -6,27 +6,12 @@ import asyncio
 
 import msgspec
 
-from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, GroupConfig, Table, event_type
+from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, GroupConfig, Table
 from streams.web import ActionRun, Monitor
+from tests.vocabulary import Ordered, Reminded, Reserved
 
 GROUP, TOPIC, INVOICES = "shop", "orders", "invoices"
 PARTITIONS = 6
-
-
-@event_type("Ordered")
-class Ordered(msgspec.Struct, frozen=True):
-    customer: str
-    cents: int
-
-
-@event_type("Reserved")
-class Reserved(msgspec.Struct, frozen=True):
-    customer: str
-
-
-@event_type("Reminded")
-class Reminded(msgspec.Struct, frozen=True):
-    customer: str
 
 
 class Account(msgspec.Struct, frozen=True):

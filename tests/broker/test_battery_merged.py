@@ -78,8 +78,8 @@ class MergedBench(Bench):
             elif luck < rows + (1 - rows) / 2:
                 topic, value = "payments", msgspec.json.encode(program.Paid(key))
             else:
-                topic, event = "orders", b"merged.Ordered"
-                value = msgspec.json.encode(program.Ordered(key, rng.randrange(4)))
+                topic, event = "orders", b"Ordered"
+                value = msgspec.json.encode(program.Ordered(key, hops=rng.randrange(4)))
             self.produce(self.topics[topic], value, key, partition_of(key.encode(), program.PARTITIONS), event)
             self.sent += 1
             if self.sent % RATE_EVERY == 0:

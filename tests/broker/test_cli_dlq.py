@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, EventContext, EventSource
 from streams.cli import main
 from streams.errors import TransactionFailed
 from streams.kafka.settings import ClientSettings
@@ -21,27 +20,14 @@ from streams.looks.letters import MARK_KEY, LetterBox, Mark, resent
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.partition.dead_letters import dead_letter
-from tests.broker.engine_kit import Lab, Running, producer_to
+from tests.broker.engine_kit import Lab, Running, picky, producer_to
 from tests.unit.waiting import PATIENCE
-from tests.vocabulary import ADDED, Added, Totals, added, tell_total
+from tests.vocabulary import ADDED, added
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 PARTITIONS = 2
 Kes = Callable[..., tuple[int, Any, str]]
-
-
-def picky(lab: Lab, broken: dict[str, bool]) -> EventSource[Totals]:
-    """A source that tells totals, and fails for events with a deed while it is broken."""
-    source = lab.source()
-
-    def work(ctx: EventContext[Totals], event: Added) -> None:
-        tell_total(ctx, event, lab.output)
-        if event.deed and broken["is"]:
-            raise ValueError(f"no {event.deed}")
-
-    source.register_event_type(Added, work, on_error=DEAD_LETTER)
-    return source
 
 
 @pytest.mark.asyncio

@@ -147,7 +147,7 @@ class Plain(msgspec.Struct):
     cents: int
 
 
-class Named(msgspec.Struct):
+class Labelled(msgspec.Struct):
     cents: int
     name: str
 
@@ -158,7 +158,7 @@ class Before(Stores):
 
 
 class After(Stores):
-    people = NamedTable.of(str, Named, expires=3_600, version=2, upcast={1: lambda old: {**old, "name": "?"}})
+    people = NamedTable.of(str, Labelled, expires=3_600, version=2, upcast={1: lambda old: {**old, "name": "?"}})
     count = NamedTable.of(str, int)
 
 
@@ -185,7 +185,7 @@ async def test_state_is_imported_and_migrated(
 
         def work(ctx: EventContext[Any], event: Added) -> None:
             ctx.store.count.put(event.name, ctx.store.count.get(event.name, 0) + 1)
-            ctx.store.people.put(event.name, Plain(1) if store is Before else Named(1, event.name))
+            ctx.store.people.put(event.name, Plain(1) if store is Before else Labelled(1, event.name))
 
         source.register_event_type(Added, work)
         return source
@@ -215,7 +215,8 @@ async def test_state_is_imported_and_migrated(
         await running.until_committed(2)
         store = running.source._run.engine.workers[0].store  # type: ignore[union-attr]
         assert sorted(store.people.items()) == [
-            ("ada", Named(1, "ada")), ("bob", Named(1, "?")), ("eve", Named(1, "?")), ("zoe", Named(1, "zoe")),
+            ("ada", Labelled(1, "ada")), ("bob", Labelled(1, "?")),
+            ("eve", Labelled(1, "?")), ("zoe", Labelled(1, "zoe")),
         ]  # fmt: skip
     del source
     assert (await run(After, "diff", "changelog", "folder"))[1]["differences"] == 0

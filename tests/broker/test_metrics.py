@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from streams import EventProducer, event_type
+from streams import EventProducer
 from streams.broker.probe import free_port
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.battery_kit import wait_until
 from tests.broker.kes_kit import KesRun
 from tests.unit.test_cli_run_metrics import by_worker, get
+from tests.vocabulary import Paid
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -39,12 +39,6 @@ def on_paid(ctx, event):
     ctx.store.put(event.name, event.cents)
     ctx.schedule_at(time.time() + 3600, event, name="remind")
 """
-
-
-@event_type("Paid")
-class Paid(msgspec.Struct):
-    name: str
-    cents: int
 
 
 @pytest.fixture

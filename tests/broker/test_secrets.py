@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
-from streams import EventProducer, event_type
+from streams import EventProducer
 from streams.broker import KafkaBroker
 from streams.broker.probe import free_port
 from tests.broker.battery_kit import wait_until
 from tests.broker.kes_kit import Kes, KesRun
 from tests.unit.cli_run_kit import get
+from tests.vocabulary import Paid
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -75,12 +75,6 @@ def crash():
             raise RuntimeError(f"with {{source.config!r}}")
     return Crash()
 """
-
-
-@event_type("Paid")
-class Paid(msgspec.Struct):
-    name: str
-    cents: int
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, EventContext, EventSource, Table, View
+from streams import DEAD_LETTER, EventSource, Table, View
 from streams.sak.murmur2 import partition_of
 from streams.settings.groups import QueryConfig
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.browser_kit import Watched, chromium, expect
-from tests.broker.engine_kit import Lab, Running
+from tests.broker.engine_kit import Lab, Running, picky
 from tests.broker.kes_kit import ROOT, KesRun
 from tests.unit.private_kit import private
 from tests.unit.waiting import until
 from tests.unit.web_kit import ask
-from tests.vocabulary import Added, Totals, tell_total
+from tests.vocabulary import Added
 
 from streams.queries import QueryServer  # isort: skip
 from streams.web import ActionRun, Monitor  # isort: skip
@@ -42,19 +42,6 @@ class Rebuild(msgspec.Struct, frozen=True):
 
     index: str
     rows: int = 10
-
-
-def watched_source(lab: Lab, broken: dict[str, bool], **settings: object) -> EventSource[Totals]:
-    """A source that tells totals, and fails for events with a deed while it is broken."""
-    source = lab.source(**settings)
-
-    def work(ctx: EventContext[Totals], event: Added) -> None:
-        tell_total(ctx, event, lab.output)
-        if event.deed and broken["is"]:
-            raise ValueError(f"no {event.deed}")
-
-    source.register_event_type(Added, work, on_error=DEAD_LETTER)
-    return source
 
 
 def with_action(monitor: Monitor) -> Monitor:
@@ -80,7 +67,7 @@ async def signed_in(monitor: Monitor) -> AsyncIterator[Watched]:
 
 async def test_a_source_in_the_browser(lab: Lab) -> None:
     await lab.create()
-    source = watched_source(lab, {"is": True})
+    source = picky(lab, {"is": True})
     monitor = with_action(Monitor(source, address="127.0.0.1:0"))
     async with monitor, Running(source) as running, signed_in(monitor) as watched:
         page, token = watched.page, monitor.link.partition("#")[2]
@@ -174,7 +161,7 @@ async def test_a_key_is_looked_up_at_its_owner_whichever_member_is_asked(lab: La
 async def test_hostile_keys_and_values_are_plain_text_and_letters_are_sent_again(lab: Lab) -> None:
     await lab.create()
     broken = {"is": True}
-    source = watched_source(lab, broken, decode_policy=DEAD_LETTER)
+    source = picky(lab, broken, decode_policy=DEAD_LETTER)
     view = View.of(source)
     monitor = Monitor(source, views=[view], address="127.0.0.1:0")
     big = "b" * 400_000  # of which two are in each record; a broker takes a megabyte
@@ -228,7 +215,7 @@ async def test_hostile_keys_and_values_are_plain_text_and_letters_are_sent_again
 @pytest.mark.nightly
 async def test_the_keyboard_is_enough(lab: Lab) -> None:
     await lab.create()
-    source = watched_source(lab, {"is": True})
+    source = picky(lab, {"is": True})
     monitor = with_action(Monitor(source, address="127.0.0.1:0"))
     async with monitor, Running(source), chromium() as watched:
         page, token = watched.page, monitor.link.partition("#")[2]
@@ -265,7 +252,7 @@ async def test_the_keyboard_is_enough(lab: Lab) -> None:
 async def test_four_hundred_partitions(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
     lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, 400)
     await lab.create()
-    source = watched_source(lab, {"is": True})
+    source = picky(lab, {"is": True})
     monitor = Monitor(source, address="127.0.0.1:0")
     async with monitor, Running(source), signed_in(monitor) as watched:
         page = watched.page

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,11 +22,11 @@ from streams import (
     Record,
     Retry,
     Table,
-    event_type,
 )
 from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
 from tests.property.kit import seeded
+from tests.vocabulary import Added, Named, TotalAt
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -40,37 +39,14 @@ POLICIES = {
 }
 
 
-@event_type("Step")
-class Step(msgspec.Struct, frozen=True):
-    """``deed``: what its handler does besides adding."""
-
-    key: str
-    deed: str = ""
-
-
-@event_type("Aside")
-class Aside(msgspec.Struct, frozen=True):
-    """Always for a plain handler."""
-
-    key: str
-
-
-@event_type("Total")
-class Total(msgspec.Struct, frozen=True):
-    key: str
-    total: int
-    offset: int
-    padding: str = ""
-
-
 def add(ctx: EventContext[Any], key: str, offset: int, deed: str = "") -> None:
     total = ctx.store.get(key, 0) + 1
     ctx.store.put(key, total)
-    ctx.forward(OUT, Total(key, total, offset, "x" * LIMIT if deed == "refused" else ""), key=key)
+    ctx.forward(OUT, TotalAt(key, total, offset, "x" * LIMIT if deed == "refused" else ""), key=key)
     if deed == "raises":
         raise ValueError("no")
     if deed == "timer":
-        ctx.schedule_in(5.0, Step(f"{key} later"), name=f"{key}-{offset}")
+        ctx.schedule_in(5.0, Added(f"{key} later"), name=f"{key}-{offset}")
 
 
 def source_of(policy: Retry, batch: bool) -> EventSource[Any]:
@@ -79,15 +55,15 @@ def source_of(policy: Retry, batch: bool) -> EventSource[Any]:
     )
     source: EventSource[Any] = EventSource(config, Table.factory(key=str, value=int))
 
-    def together(ctx: BatchContext[Any], events: list[Step]) -> None:
+    def together(ctx: BatchContext[Any], events: list[Added]) -> None:
         for event, record in zip(events, ctx.records, strict=True):
-            add(ctx, event.key, record.offset, event.deed)
+            add(ctx, event.name, record.offset, event.deed)
 
     if batch:
-        source.register_event_type(Step, together, batch=True)
+        source.register_event_type(Added, together, batch=True)
     else:
-        source.register_event_type(Step, lambda ctx, event: add(ctx, event.key, ctx.offset, event.deed))
-    source.register_event_type(Aside, lambda ctx, event: add(ctx, event.key, ctx.offset))
+        source.register_event_type(Added, lambda ctx, event: add(ctx, event.name, ctx.offset, event.deed))
+    source.register_event_type(Named, lambda ctx, event: add(ctx, event.name, ctx.offset))
     return source
 
 
@@ -102,17 +78,17 @@ def play(driver: TestDriver[Any], steps: Play, faults: bool) -> dict[str, Any]:
             if faults:
                 meddle(driver, what)
         elif what == "unreadable":
-            record = Record("in", b"?", key.encode(), [(TYPE_HEADER, b"Step")], partition)
+            record = Record("in", b"?", key.encode(), [(TYPE_HEADER, b"Added")], partition)
             driver.send_record(record, wait=False)
         else:
-            event = Aside(key) if what == "aside" else Step(key, what)
+            event = Named(key) if what == "aside" else Added(key, deed=what)
             driver.send(event, key=key, partition=partition, wait=False)
     driver.settle()
     driver.advance(10)
     driver.settle()
     driver.check()
     outputs: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for total in driver.outputs(OUT, Total):
+    for total in driver.outputs(OUT, TotalAt):
         outputs[total.key].append((total.total, total.offset))
     stores = [dict(driver.restored_store(number).items()) for number in range(2)]
     letters = [(record.partition, record.key, record.value) for record in driver.dead_letters()]

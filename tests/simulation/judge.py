@@ -177,10 +177,10 @@ class Judge:
             )
         return state
 
-    def _totals(self, topic: str, partition: int) -> list[program.Total]:
+    def _totals(self, topic: str, partition: int) -> list[program.ValueAt]:
         """What the partition's interjections, or timers, sent."""
         return [
-            event_type_of(program.Total).decode(record.value)
+            event_type_of(program.ValueAt).decode(record.value)
             for log in self._partitions(topic)
             for record in log.committed(0, log.end)
             if record.key == b"%d" % partition
@@ -202,7 +202,8 @@ class Judge:
         self._world.watch.counts["rang"] += len(rung)
         self._compare(f"timers that rang of {log.partition}", rings, rung)
         left = {
-            name: event_type_of(program.Ring).decode(t.value).offset for name, t in self.timers(log.partition).items()
+            name: event_type_of(program.AlarmRing).decode(t.value).offset
+            for name, t in self.timers(log.partition).items()
         }
         self._compare(f"timers that are left of {log.partition}", reminders, left)
 

@@ -67,14 +67,14 @@ REFUSED, BROKEN = 8, 9
 
 
 @event_type("Ring")
-class Ring(msgspec.Struct, frozen=True):
+class AlarmRing(msgspec.Struct, frozen=True):
     """What timers fire; ``offset`` is the alarm's. Every third one fails once."""
 
     offset: int
 
 
 @event_type("Total")
-class Total(msgspec.Struct, frozen=True):
+class ValueAt(msgspec.Struct, frozen=True):
     value: int
     offset: int
 
@@ -245,7 +245,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     def add(ctx: EventContext[Any], event: Keyed) -> None:
         total = ctx.store.get(event.key, 0) + event.amount
         ctx.store.write(ctx, event.key, total)
-        ctx.forward(OUT, Total(total, ctx.offset), key=event.key)
+        ctx.forward(OUT, ValueAt(total, ctx.offset), key=event.key)
 
     async def slow(ctx: EventContext[Any], event: Keyed) -> None:
         before = ctx.store.get(event.key, 0)
@@ -273,14 +273,14 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
 
     def drop(ctx: EventContext[Any], event: Keyed) -> None:
         ctx.store.write(ctx, event.key, None)
-        ctx.forward(OUT, Total(0, ctx.offset), key=event.key)
+        ctx.forward(OUT, ValueAt(0, ctx.offset), key=event.key)
 
     def bulk(ctx: BatchContext[Any], events: list[Keyed]) -> None:
         process.note("list" if len(events) > 1 else "list of one", ctx.topic_partition.partition)
         for event, record in zip(events, ctx.records, strict=True):
             amount = ctx.store.get(event.key, 0) + event.amount
             ctx.store.write(ctx, event.key, amount)
-            ctx.forward(OUT, Total(amount, record.offset), key=event.key)
+            ctx.forward(OUT, ValueAt(amount, record.offset), key=event.key)
             if event.amount == REFUSED:
                 ctx.forward(OUT, TOO_LARGE, key=event.key)
         in_company = len(events) > 1 and rng.random() < 0.1
@@ -290,17 +290,17 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     def alarm(ctx: EventContext[Any], event: Keyed) -> None:
         add(ctx, event)
         if event.amount < 8:
-            ctx.schedule_in(0.7 * (event.amount - 5), Ring(ctx.offset))
+            ctx.schedule_in(0.7 * (event.amount - 5), AlarmRing(ctx.offset))
         elif event.amount == 8:
-            ctx.schedule_in(1e6, Ring(ctx.offset), name=event.key)
+            ctx.schedule_in(1e6, AlarmRing(ctx.offset), name=event.key)
         else:
             ctx.cancel_timer(event.key)
 
-    async def ring(ctx: EventContext[Any], event: Ring) -> None:
+    async def ring(ctx: EventContext[Any], event: AlarmRing) -> None:
         number = ctx.store.get(RING_KEY, 0) + 1
         ctx.store.write(ctx, RING_KEY, number)
         is_early = ctx.timer is None or ctx.now < ctx.timer.due
-        ctx.forward(RINGS, Total(-1 if is_early else number, event.offset), key=str(ctx.topic_partition.partition))
+        ctx.forward(RINGS, ValueAt(-1 if is_early else number, event.offset), key=str(ctx.topic_partition.partition))
         if plan.smooth:
             return
         await elapse(rng.choice((0.0, 0.0, 0.01, 0.3)))
@@ -316,7 +316,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     register("Drop", drop)
     register("Bulk", bulk, on_error=DEAD_LETTER, batch=True)
     register("Alarm", alarm)
-    source.register_event_type(Ring, ring, on_error=RETRIES)
+    source.register_event_type(AlarmRing, ring, on_error=RETRIES)
     _register_ahead(source, process, add)
     if plan.interjections:
         source.schedule_interjection(tick, every=0.7, jitter=0.2)
@@ -379,7 +379,7 @@ def tick(ctx: EventContext[Any]) -> None:
     """Counts its own runs: exactly once, or the numbers have gaps or repeat themselves."""
     number = ctx.store.get(TICK_KEY, 0) + 1
     ctx.store.write(ctx, TICK_KEY, number)
-    ctx.forward(TICKS, Total(number, ctx.offset), key=str(ctx.topic_partition.partition))
+    ctx.forward(TICKS, ValueAt(number, ctx.offset), key=str(ctx.topic_partition.partition))
 
 
 def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes, bytes, Any]]:
@@ -413,4 +413,4 @@ def fold(state: dict[str, int], record: IncomingRecord) -> tuple[list[tuple[byte
             total = 0
         case _:
             total = state[event.key] = state.get(event.key, 0) + event.amount
-    return [(event.key.encode(), event_type_of(Total).encode(Total(total, record.offset)))], False
+    return [(event.key.encode(), event_type_of(ValueAt).encode(ValueAt(total, record.offset)))], False

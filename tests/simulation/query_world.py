@@ -20,8 +20,8 @@ from streams.runtime.queries.questions import Question, Reply
 from streams.testing import TestDriver
 from streams.testing.simulation.faults import Conditions
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.driver_kit import Added, build
-from tests.vocabulary import INTS
+from tests.unit.driver_kit import build
+from tests.vocabulary import INTS, Added
 
 CHANGELOG = "driven.added.changelog"
 STALENESS = 1.0

@@ -14,13 +14,13 @@ import pytest
 
 from streams import EventContext, EventSource, EventSourceConfig, GroupConfig, Table
 from streams.errors import StreamsError
-from streams.events import event_type
 from streams.records import Record
 from streams.runtime.changelog import LookupPosition
 from streams.runtime.reading.lookups import Lookups, _Reading
 from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchReport, search
 from tests.simulation.seeds import Removal, assert_search_misses
+from tests.vocabulary import Paid
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -30,11 +30,6 @@ PARTITIONS: Final = 2
 
 Looks = list[tuple[int, float, int]]
 """Partition, time and answer of the looks that were answered."""
-
-
-@event_type("Lk.Paid")
-class Paid(msgspec.Struct, frozen=True):
-    pass
 
 
 def build() -> EventSource[Any]:
@@ -89,7 +84,7 @@ def scenario(driver: TestDriver[Any]) -> None:
         if drawn < 0.4:
             table.put(RATE, number, wait=False)
         elif drawn < 0.7:
-            driver.send(Paid(), partition=partition, wait=False)
+            driver.send(Paid(RATE), partition=partition, wait=False)
         elif drawn < 0.85:
             look(driver, partition, looks)
         else:

@@ -13,7 +13,6 @@ import pytest
 
 from streams import EventContext, EventSource, EventSourceConfig, GroupConfig, Retry, Table
 from streams.core.visits import VisitState
-from streams.events import event_type
 from streams.outcomes import ErrorResponse
 from streams.records import Record
 from streams.runtime.partition.timers import PartitionTimers
@@ -21,6 +20,7 @@ from streams.testing import TestDriver
 from streams.testing.schedule_search import SearchReport, search
 from streams.testing.simulation.virtual_time import elapse
 from tests.simulation.seeds import Removal, assert_search_misses
+from tests.vocabulary import Put
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -29,12 +29,6 @@ PARTITIONS, SEEN = 2, "seen"
 STAYING: Final = [f"s{number:02}" for number in range(24)]
 PASSING: Final = [f"p{number}" for number in range(6)]
 RUNS: Final = ("one", "two", "three")
-
-
-@event_type("Vi.Put")
-class Put(msgspec.Struct, frozen=True):
-    key: str
-    is_there: bool = True
 
 
 def build() -> EventSource[Any]:
@@ -50,7 +44,7 @@ def build() -> EventSource[Any]:
 
     @source.on
     def put(ctx: EventContext[Any], event: Put) -> None:
-        if event.is_there:
+        if event.value is not None:
             ctx.store.put(event.key, ctx.store.get(event.key, 0))
         else:
             ctx.store.delete(event.key)
@@ -81,7 +75,7 @@ def scenario(driver: TestDriver[Any]) -> None:
         if run:
             driver.start_visit("look", run_id=run, wait=False)
         else:
-            driver.send(Put(rng.choice(PASSING), rng.random() < 0.6), partition=0, wait=False)
+            driver.send(Put(rng.choice(PASSING), 1 if rng.random() < 0.6 else None), partition=0, wait=False)
         driver.advance(rng.choice((0.0, 0.02, 0.1, 0.5)))
     driver.settle(200.0)
 

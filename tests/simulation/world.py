@@ -232,7 +232,7 @@ class World:
         async def handler(ctx: EventContext[Any]) -> None:
             if pauses is not None:
                 await elapse(pauses)
-            ctx.forward(program.TOKENS, program.Total(0, ctx.offset), key=token)
+            ctx.forward(program.TOKENS, program.ValueAt(0, ctx.offset), key=token)
 
         async def ask() -> None:
             await member.source.interject(self.rng.randrange(self.plan.partitions), handler)

@@ -184,7 +184,7 @@ class Sighting(msgspec.Struct):
 
 
 @event_type("Paid, at last")
-class Paid(msgspec.Struct):
+class PaidAtLast(msgspec.Struct):
     cents: int
 
 
@@ -216,7 +216,7 @@ def test_half_a_surrogate_pair_in_a_name() -> None:
 
 def test_a_name_with_a_comma_is_one_name() -> None:
     """In the option ``types`` it would be two, and nothing would be read."""
-    reference = EventReference.of(event_type_of(Paid), "this test")
+    reference = EventReference.of(event_type_of(PaidAtLast), "this test")
     options = {"event": str(reference), "subscribe": "t", "bootstrap.servers": "b:1"}
     source = EventsDataSource(options)
     reader = source.reader(source.schema())

@@ -30,8 +30,8 @@ from streams import (
 from streams.errors import StoreError
 from streams.outcomes import DEAD_LETTER
 from streams.testing import TestDriver
-from tests.unit.runtime_kit import OUT, Named
-from tests.vocabulary import TOTALS, config_of, touch
+from tests.unit.runtime_kit import OUT
+from tests.vocabulary import TOTALS, Named, config_of, touch
 
 INHERITED: contextvars.ContextVar[str] = contextvars.ContextVar("inherited", default="")
 """What a call would inherit from whichever ended before it, and shows in the trace."""

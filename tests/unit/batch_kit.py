@@ -13,35 +13,23 @@ from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, VERSION_HEADER
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config
-from tests.vocabulary import TOTALS, Totals
+from tests.vocabulary import TOTALS, Named, TotalAt, Totals
 
 RETRIED = Retry(attempts=3, backoff_seconds=0.01, then=ErrorResponse.DEAD_LETTER)
 
 
 @event_type("batched.Added", version=2)
-class Added(msgspec.Struct, frozen=True):
+class Addition(msgspec.Struct, frozen=True):
     key: str
     amount: int = 1
 
 
-@upcaster(Added, from_version=1)
+@upcaster(Addition, from_version=1)
 def _(old: Any) -> Any:
     return {"key": old["name"], "amount": 100}
 
 
-@event_type("batched.Other")
-class Other(msgspec.Struct, frozen=True):
-    key: str
-
-
-@event_type("batched.Total")
-class Total(msgspec.Struct, frozen=True):
-    key: str
-    total: int
-    offset: int
-
-
-Handle = Callable[[BatchContext[Totals], list[Added]], Any]
+Handle = Callable[[BatchContext[Totals], list[Addition]], Any]
 
 
 class Bench:
@@ -54,19 +42,19 @@ class Bench:
         settings = config(error_policy=policy, decode_policy=DEAD_LETTER, metrics_handler=self.measured.append)
         self.source: EventSource[Any] = EventSource(settings, TOTALS)
 
-        def added(ctx: BatchContext[Totals], events: list[Added]) -> Any:
+        def added(ctx: BatchContext[Totals], events: list[Addition]) -> Any:
             self.calls.append(" ".join(event.key for event in events))
             self.attempts.append(ctx.attempt)
             for event, record in zip(events, ctx.records, strict=True):
                 count(ctx, event.key, event.amount, record.offset)
             return None if then is None else then(ctx, events)
 
-        def other(ctx: EventContext[Totals], event: Other) -> None:
-            self.calls.append(f"<{event.key}>")
-            count(ctx, event.key, 1, ctx.offset)
+        def other(ctx: EventContext[Totals], event: Named) -> None:
+            self.calls.append(f"<{event.name}>")
+            count(ctx, event.name, 1, ctx.offset)
 
-        self.source.register_event_type(Added, added, batch=True)
-        self.source.register_event_type(Other, other)
+        self.source.register_event_type(Addition, added, batch=True)
+        self.source.register_event_type(Named, other)
 
     def run(self, keys: str, meddle: Callable[[TestDriver[Any]], None] = lambda driver: None) -> str:
         """Send these (see ``send``), returns keys and totals of what came out, as in "a1 a2 b1"."""
@@ -86,14 +74,14 @@ class Bench:
 
 def came(driver: TestDriver[Any]) -> str:
     keyed = [record for record in driver.outputs(OUT) if record.key is not None]
-    totals = [msgspec.json.decode(record.value or b"", type=Total) for record in keyed]
+    totals = [msgspec.json.decode(record.value or b"", type=TotalAt) for record in keyed]
     return " ".join(f"{total.key}{total.total}" for total in totals)
 
 
 def count(ctx: EventContext[Totals], key: str, amount: int, offset: int) -> None:
     total = ctx.store.get(key, 0) + amount
     ctx.store.put(key, total)
-    ctx.forward(OUT, Total(key, total, offset), key=key)
+    ctx.forward(OUT, TotalAt(key, total, offset), key=key)
 
 
 def send(driver: TestDriver[Any], keys: str) -> None:
@@ -108,9 +96,9 @@ def send(driver: TestDriver[Any], keys: str) -> None:
         elif key.startswith("1"):
             driver.send_record(Record("in", b'{"name": "old", "key": "wrong"}', key.encode(), headers[:1]), wait=False)
         elif key.startswith("<"):
-            driver.send(Other(key.strip("<>")), key=key, wait=False)
+            driver.send(Named(key.strip("<>")), key=key, wait=False)
         else:
-            driver.send(Added(key), key=key, wait=False)
+            driver.send(Addition(key), key=key, wait=False)
     driver.settle()
 
 

@@ -9,10 +9,10 @@ import msgspec
 
 from streams import DEAD_LETTER, ErrorResponse, EventContext, EventSource, EventSourceConfig, Retry
 from streams.events import event_type
-from tests.vocabulary import TOTALS, Added, Total, Totals, config_of, count
+from streams.testing import TestDriver
+from tests.vocabulary import TOTALS, Added, Flaky, Named, Total, Totals, config_of, count
 
 OUT = "totals"
-__all__ = ["OUT", "Added", "Broken", "Fatal", "OnThread", "Slow", "Total", "Unknown", "add", "build", "config"]
 
 
 @event_type("driven.Slow")
@@ -21,19 +21,6 @@ class Slow(msgspec.Struct, frozen=True):
 
     name: str
     seconds: float
-
-
-@event_type("driven.OnThread")
-class OnThread(msgspec.Struct, frozen=True):
-    name: str
-
-
-@event_type("driven.Broken")
-class Broken(msgspec.Struct, frozen=True):
-    """Fails so often, then succeeds."""
-
-    name: str
-    times: int
 
 
 @event_type("driven.Fatal")
@@ -69,7 +56,7 @@ def build(partitions: int = 3, store: Any = TOTALS, **settings: Any) -> EventSou
         await anyio.sleep(event.seconds)
         add(ctx, event)
 
-    def on_broken(ctx: EventContext[Totals], event: Broken) -> None:
+    def on_broken(ctx: EventContext[Totals], event: Flaky) -> None:
         add(ctx, event)
         if ctx.attempt <= event.times:
             raise RuntimeError("not yet")
@@ -80,6 +67,10 @@ def build(partitions: int = 3, store: Any = TOTALS, **settings: Any) -> EventSou
 
     retries = Retry(attempts=4, backoff_seconds=10.0, then=ErrorResponse.DEAD_LETTER)
     source.register_event_type(Added, add)
-    source.register_event_type(OnThread, add, blocking=True)
-    source.register_event_type(Broken, on_broken, on_error=retries)
+    source.register_event_type(Named, add, blocking=True)
+    source.register_event_type(Flaky, on_broken, on_error=retries)
     return source
+
+
+def totals(driver: TestDriver[Any]) -> list[int]:
+    return [total.amount for total in driver.outputs(OUT, Total)]

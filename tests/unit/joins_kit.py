@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from streams import BatchContext, EventContext, EventSource, Retry, Table, Update
-from streams.events import event_type
 from streams.records import IncomingRecord, Record
 from streams.testing import TestDriver
 from streams.testing.driven_tables import committed_rows
-from tests.vocabulary import config_of
+from tests.vocabulary import Named, Ordered, config_of
 
 
 def folded(
@@ -48,16 +47,6 @@ class Customer(msgspec.Struct):
     name: str
 
 
-@event_type("joins.Placed")
-class Placed(msgspec.Struct, frozen=True):
-    customer: str
-
-
-@event_type("joins.Many")
-class Many(msgspec.Struct, frozen=True):
-    customer: str
-
-
 class Shop:
     """A source that joins orders with their customers. ``updates``: its update handler, if there is one."""
 
@@ -77,19 +66,19 @@ class Shop:
             self.customers = self.source.join(CUSTOMERS, key=str, value=Customer, **(options or {}))
             if updates is not None:
                 self.source.register_update(self.customers, updates, on_error=on_update)
-        self.source.register_event_type(Placed, self.placed)
-        self.source.register_event_type(Many, self.many, batch=True)
+        self.source.register_event_type(Ordered, self.placed)
+        self.source.register_event_type(Named, self.many, batch=True)
 
     def name_of(self, ctx: EventContext[Any], key: str) -> str:
         found = ctx.joined(self.customers).get(key) if hasattr(self, "customers") else None
         return "-" if found is None else found.name
 
-    def placed(self, ctx: EventContext[Any], event: Placed) -> None:
+    def placed(self, ctx: EventContext[Any], event: Ordered) -> None:
         say(ctx, f"{event.customer} is {self.name_of(ctx, event.customer)}")
 
-    def many(self, ctx: BatchContext[Any], events: list[Many]) -> None:
+    def many(self, ctx: BatchContext[Any], events: list[Named]) -> None:
         for event in events:
-            say(ctx, f"{event.customer} is {self.name_of(ctx, event.customer)}")
+            say(ctx, f"{event.name} is {self.name_of(ctx, event.name)}")
 
 
 def say(ctx: EventContext[Any], text: str) -> None:
@@ -106,7 +95,7 @@ def seen(driver: TestDriver[Any]) -> list[str]:
 
 def place(driver: TestDriver[Any], *customers: str, wait: bool = True) -> None:
     for customer in customers:
-        driver.send(Placed(customer), key=customer, wait=wait)
+        driver.send(Ordered(customer), key=customer, wait=wait)
 
 
 def row(driver: TestDriver[Any], key: bytes | None, value: bytes | None, partition: int = 0) -> None:

@@ -15,8 +15,9 @@ from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.stores import Index, NamedTable, Stores
-from tests.unit.runtime_kit import CHANGELOG, TOPIC, Bench, Named
+from tests.unit.runtime_kit import CHANGELOG, TOPIC, Bench
 from tests.unit.waiting import until
+from tests.vocabulary import Named
 
 Scenario = Callable[[Bench, Path], Any]
 

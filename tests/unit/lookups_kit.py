@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from streams import EventContext, EventSource, Lookup, Table
-from streams.events import event_type
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset
 from streams.runtime.reading.log_reader import LogReader
 from streams.testing import TestDriver
 from tests.unit.joins_kit import say
-from tests.vocabulary import config_of
+from tests.vocabulary import Paid, config_of
 
 RATES, SEEN = "rates", "seen"
-
-
-@event_type("lookups.Paid")
-class Paid(msgspec.Struct, frozen=True):
-    currency: str
 
 
 class Shop:
@@ -36,7 +28,7 @@ class Shop:
         self.source.register_event_type(Paid, self.paid)
 
     def paid(self, ctx: EventContext[Any], event: Paid) -> None:
-        say(ctx, f"{event.currency} at {self.rate(ctx, event.currency)}")
+        say(ctx, f"{event.name} at {self.rate(ctx, event.name)}")
 
     def rate(self, ctx: EventContext[Any], currency: str) -> int | None:
         return None if self.rates is None else ctx.lookup(self.rates).get(currency)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from streams import EventSource, event_type
+from streams import EventSource
 from streams.errors import OffsetError
 from streams.events import event_type_of
 from streams.model.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
@@ -23,16 +23,9 @@ from streams.runtime.engine import Engine
 from streams.runtime.reading.poller import Poller
 from streams.source.declaring import Handler
 from tests.unit.waiting import PATIENCE, until
-from tests.vocabulary import TOTALS, config_of
+from tests.vocabulary import TOTALS, Named, config_of
 
 TOPIC, OUT, CHANGELOG = "in", "out", "g.in.changelog"
-
-
-@event_type("Named")
-class Named(msgspec.Struct, frozen=True):
-    """The only event."""
-
-    name: str
 
 
 def nothing(*_: Any, **__: Any) -> None:

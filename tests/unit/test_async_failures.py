@@ -25,8 +25,8 @@ from streams.outcomes import DEAD_LETTER, ErrorResponse, Retry
 from streams.records import TYPE_HEADER
 from streams.testing import TestDriver
 from tests.unit.async_kit import STAGES, World, driven, names, new_source, reasons, send, watch
-from tests.unit.runtime_kit import OUT, Named
-from tests.vocabulary import INTS, TOTALS, Words, touch
+from tests.unit.runtime_kit import OUT
+from tests.vocabulary import INTS, TOTALS, Named, Words, touch
 
 pytestmark = [
     pytest.mark.usefixtures("quiet"),

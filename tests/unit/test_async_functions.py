@@ -29,9 +29,9 @@ from streams.runtime.async_work.batch_stage import BatchDefinition, BatchStage
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.testing import TestDriver
 from tests.unit.async_kit import names, new_source, reasons, send
-from tests.unit.runtime_kit import OUT, Bench, Named
+from tests.unit.runtime_kit import OUT, Bench
 from tests.unit.waiting import PATIENCE
-from tests.vocabulary import Ring
+from tests.vocabulary import Named, Ring
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

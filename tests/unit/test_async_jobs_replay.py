@@ -16,8 +16,7 @@ from streams.runtime.replay import Completed, PartitionReplay, Program
 from streams.settings.jobs import SchedulerConfig
 from streams.source.jobs import AsyncJobScheduler
 from tests.unit.async_kit import new_source
-from tests.unit.runtime_kit import Named
-from tests.vocabulary import Added, Ring
+from tests.vocabulary import Added, Named, Ring
 
 cloudpickle = pytest.importorskip("pyspark.cloudpickle")
 FEW = SchedulerConfig(concurrency=3)

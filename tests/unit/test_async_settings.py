@@ -25,7 +25,8 @@ from streams import (
 from streams.errors import ConfigError, RegistrationError
 from streams.testing import TestDriver
 from tests.unit.async_kit import new_source
-from tests.unit.runtime_kit import Bench, Named
+from tests.unit.runtime_kit import Bench
+from tests.vocabulary import Named
 
 SOURCE: Any = new_source()
 OTHER: Any = EventSource(EventSourceConfig(group_id="o", topic="t", num_partitions=1))

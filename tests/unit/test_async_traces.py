@@ -20,8 +20,8 @@ from streams.records import TYPE_HEADER
 from streams.statistics import StageStatistics
 from streams.testing import TestDriver
 from tests.unit.async_kit import STAGES, World, driven, items_of, names, reasons, row, send, watch
-from tests.unit.runtime_kit import OUT, Named
-from tests.vocabulary import Ring
+from tests.unit.runtime_kit import OUT
+from tests.vocabulary import Named, Ring
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

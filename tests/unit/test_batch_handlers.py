@@ -8,22 +8,20 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from streams import DEAD_LETTER, SKIP, BatchContext, EventContext, EventSource, ExecutionState, Record, Retry
 from streams.errors import EventFailure, RegistrationError, StoreError
-from streams.events import event_type, event_type_of
+from streams.events import event_type_of
 from streams.metrics import BatchFailed, EventFailed, TransactionSettled
 from streams.records import TYPE_HEADER, Change, IncomingRecord
 from streams.runtime.partition.hot_path import SLICE
 from streams.runtime.replay import PartitionReplay
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.batch_kit import RETRIED, Added, Bench, Total, came, raises, send, unless
+from tests.unit.batch_kit import RETRIED, Addition, Bench, came, raises, send, unless
 from tests.unit.handlers_kit import OUT, config
-from tests.vocabulary import TOTALS, Totals, Words, write
-from tests.vocabulary import Added as Letter
+from tests.vocabulary import TOTALS, Added, Ring, TotalAt, Totals, Words, write
 
 
 def test_events_that_follow_each_other_come_as_a_list() -> None:
@@ -55,8 +53,8 @@ def test_what_ends_a_list(keys: str, came: str, calls: str, letters: str) -> Non
 def test_other_headers_do_not_end_it() -> None:
     bench = Bench()
     with TestDriver(bench.source, topics={OUT: 1}) as driver:
-        for trace in ((), [("trace", b"1")], [("trace", b"2"), (TYPE_HEADER, b"batched.Other")]):
-            driver.send(Added("a"), headers=trace, partition=0, wait=False)
+        for trace in ((), [("trace", b"1")], [("trace", b"2"), (TYPE_HEADER, b"Named")]):
+            driver.send(Addition("a"), headers=trace, partition=0, wait=False)
         driver.settle()
     assert bench.calls == ["a a a"], "the first type header counts"
 
@@ -72,7 +70,7 @@ def test_timers_of_batched_events() -> None:
     """Set by a list, they fire one by one."""
     seen: list[Any] = []
 
-    def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    def handle(ctx: BatchContext[Totals], events: list[Addition]) -> None:
         if ctx.is_interjection:
             assert ctx.timer is not None
             (record,) = ctx.records
@@ -80,8 +78,8 @@ def test_timers_of_batched_events() -> None:
             seen.append((events[0].key, ctx.timer.key, record.key, record.offset, in_time))
         else:
             for event, record in zip(events, ctx.records, strict=True):
-                ctx.schedule_in(10, Added(f"later-{event.key}"), key=record.key)
-            ctx.schedule_in(20, Added("cancelled"), name="c")
+                ctx.schedule_in(10, Addition(f"later-{event.key}"), key=record.key)
+            ctx.schedule_in(20, Addition("cancelled"), name="c")
             assert ctx.cancel_timer("c")
 
     bench = Bench(SKIP, handle)
@@ -99,18 +97,14 @@ def test_behind_work_that_runs_ahead() -> None:
     """Batched events wait in the line for a slow one, and are handed in together then."""
     bench = Bench()
 
-    @event_type("batched.Slow")
-    class Slow(msgspec.Struct, frozen=True):
-        key: str
-
-    @bench.source.register_event_type(Slow, concurrency=4)
-    async def slow(ctx: EventContext[Totals], event: Slow) -> None:
+    @bench.source.register_event_type(Ring, concurrency=4)
+    async def slow(ctx: EventContext[Totals], event: Ring) -> None:
         await elapse(1.0)
         await ctx.turn()
-        bench.calls.append(f"slow {event.key}")
+        bench.calls.append(f"slow {event.name}")
 
     with TestDriver(bench.source, topics={OUT: 1}) as driver:
-        driver.send(Slow("s"), partition=0, wait=False)
+        driver.send(Ring("s"), partition=0, wait=False)
         send(driver, "a b")
         driver.check()
     assert bench.calls == ["slow s", "a b"]
@@ -121,7 +115,7 @@ def test_the_context_of_a_list() -> None:
     seen: list[Any] = []
     kept: list[BatchContext[Totals]] = []
 
-    def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    def handle(ctx: BatchContext[Totals], events: list[Addition]) -> None:
         kept.append(ctx)
         seen.append((ctx.input, ctx.timer, ctx.is_interjection, [record.offset for record in ctx.records]))
         with pytest.raises(AttributeError, match=r"ctx\.records"):
@@ -130,7 +124,7 @@ def test_the_context_of_a_list() -> None:
     Bench(SKIP, handle).run("a b | a")
     assert seen == [(None, None, False, [0, 1]), (None, None, False, [2])]
     with pytest.raises(StoreError, match=r"in\[0\]@0 to 1 had ended"):
-        kept[0].forward(OUT, Total("x", 1, 1))
+        kept[0].forward(OUT, TotalAt("x", 1, 1))
     with pytest.raises(StoreError, match=r"in\[0\]@2 had ended"):
         kept[1].record_change(Change(b"k", b"v"))
 
@@ -138,25 +132,25 @@ def test_the_context_of_a_list() -> None:
 def test_what_cannot_be_registered() -> None:
     source = EventSource(config())
 
-    async def later(ctx: Any, events: list[Added]) -> None: ...
+    async def later(ctx: Any, events: list[Addition]) -> None: ...
 
-    def now(ctx: Any, events: list[Added]) -> None: ...
+    def now(ctx: Any, events: list[Addition]) -> None: ...
 
     register: Any = source.register_event_type
     with pytest.raises(RegistrationError, match=r"batched\.Added at .* has batch=True, which is for plain functions"):
-        register(Added, later, batch=True)
+        register(Addition, later, batch=True)
     for other in ({"blocking": True}, {"concurrency": 4}):
         with pytest.raises(RegistrationError, match="AsyncBatcher"):
-            register(Added, now, batch=True, **other)
-    register(Added, now, batch=True)
+            register(Addition, now, batch=True, **other)
+    register(Addition, now, batch=True)
 
 
 async def test_a_replay_hands_them_in_one_by_one() -> None:
     """So that results are the same however the data is cut, and each output has its own event's offset."""
     bench = Bench(DEAD_LETTER, unless("bad", do=raises))
-    described = event_type_of(Added)
+    described = event_type_of(Addition)
     records = [
-        IncomingRecord("in", 0, 5 + number, key.encode(), described.encode(Added(key)), described.headers, 7)
+        IncomingRecord("in", 0, 5 + number, key.encode(), described.encode(Addition(key)), described.headers, 7)
         for number, key in enumerate(["a", "b", "bad", "a"])
     ]
     replay = PartitionReplay(bench.source.program(), 0, wall_ms=1)
@@ -170,7 +164,7 @@ async def test_a_replay_hands_them_in_one_by_one() -> None:
 
 def test_the_fingerprint_of_a_program_tells() -> None:
     one, other = Bench().source, EventSource(config(), TOTALS)
-    other.register_event_type(Added, one._declared.router.routes[b"batched.Added"].handler)
+    other.register_event_type(Addition, one._declared.router.routes[b"batched.Added"].handler)
     assert ("batch" in one.program().fingerprint[1], "batch" in other.program().fingerprint[1]) == (True, False)
 
 
@@ -183,29 +177,29 @@ def refusing(driver: TestDriver[Any]) -> None:
     broker.limits |= {OUT: 200, config.changelog: 250}
 
 
-def long_ones(ctx: BatchContext[Totals], events: list[Added]) -> None:
+def long_ones(ctx: BatchContext[Totals], events: list[Addition]) -> None:
     for event in events:
         if event.key == "long":
-            ctx.forward(OUT, Total("x" * 300, 0, 0), key=event.key)
+            ctx.forward(OUT, TotalAt("x" * 300, 0, 0), key=event.key)
 
 
-def long_states(ctx: BatchContext[Totals], events: list[Added]) -> None:
+def long_states(ctx: BatchContext[Totals], events: list[Addition]) -> None:
     for event in events:
         if event.key == "long":
             ctx.store.put("x" * 300, 1)
 
 
-def long_or_bad(ctx: BatchContext[Totals], events: list[Added]) -> None:
+def long_or_bad(ctx: BatchContext[Totals], events: list[Addition]) -> None:
     long_ones(ctx, events)
     BAD(ctx, events)
 
 
-def company(ctx: BatchContext[Totals], events: list[Added]) -> None:
+def company(ctx: BatchContext[Totals], events: list[Addition]) -> None:
     if len(events) > 2:
         raises(ctx)
 
 
-def sums_up(ctx: BatchContext[Totals], events: list[Added]) -> None:
+def sums_up(ctx: BatchContext[Totals], events: list[Addition]) -> None:
     ctx.forward(Record(OUT, b"x" * 100 * len(events)))
 
 
@@ -259,7 +253,7 @@ def test_a_failure_is_that_of_one_event(
     [
         lambda ctx: ExecutionState.FAIL,
         lambda ctx: ctx.fail(ValueError("no")),
-        lambda ctx: ctx.forward(OUT, Total("x" * 2_000_000, 0, 0)),
+        lambda ctx: ctx.forward(OUT, TotalAt("x" * 2_000_000, 0, 0)),
         lambda ctx: ctx.record_change(Change(b"k", b"x" * 2_000_000)),
         lambda ctx: ctx.offset,
         lambda ctx: (_ for _ in ()).throw(asyncio.CancelledError),
@@ -308,11 +302,11 @@ def test_a_store_that_cannot_undo_is_restored(policy: Retry) -> None:
 
     source: EventSource[Words] = EventSource(config(error_policy=policy), store)
 
-    @source.register_event_type(Added, batch=True)
-    def added(ctx: BatchContext[Words], events: list[Added]) -> None:
+    @source.register_event_type(Addition, batch=True)
+    def added(ctx: BatchContext[Words], events: list[Addition]) -> None:
         calls.append(" ".join(event.key for event in events))
         for event in events:
-            write(ctx, Letter(event.key, deed="x"))
+            write(ctx, Added(event.key, deed="x"))
         BAD(ctx, events)  # type: ignore[arg-type]
 
     with TestDriver(source) as driver:
@@ -327,9 +321,9 @@ def test_a_store_that_cannot_undo_is_restored(policy: Retry) -> None:
 
 
 def test_a_list_that_fails_sets_no_timers() -> None:
-    def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    def handle(ctx: BatchContext[Totals], events: list[Addition]) -> None:
         if not ctx.is_interjection:
-            ctx.schedule_in(10, Added("later"))
+            ctx.schedule_in(10, Addition("later"))
             BAD(ctx, events)
 
     bench = Bench(SKIP, handle)
@@ -337,13 +331,13 @@ def test_a_list_that_fails_sets_no_timers() -> None:
     assert bench.calls.count("later") == 2
 
 
-@pytest.mark.parametrize("then", [lambda ctx: raises(ctx), lambda ctx: long_ones(ctx, [Added("long")])])
+@pytest.mark.parametrize("then", [lambda ctx: raises(ctx), lambda ctx: long_ones(ctx, [Addition("long")])])
 def test_a_timer_that_fails_or_is_refused_meets_the_policy(then: Any) -> None:
-    def handle(ctx: BatchContext[Totals], events: list[Added]) -> None:
+    def handle(ctx: BatchContext[Totals], events: list[Addition]) -> None:
         if ctx.is_interjection:
             then(ctx)
         else:
-            ctx.schedule_in(10, Added("later"), name="t")
+            ctx.schedule_in(10, Addition("later"), name="t")
 
     bench = Bench(RETRIED, handle)
     assert bench.run("a", meddle=refusing) == "a1"

@@ -18,8 +18,9 @@ from streams.runtime.async_work.producer_stage import Outlet
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from tests.unit.async_kit import World, driven, names, new_source, reasons, records_of, row, send, watch
-from tests.unit.runtime_kit import OUT, Named
+from tests.unit.runtime_kit import OUT
 from tests.unit.waiting import PATIENCE
+from tests.vocabulary import Named
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

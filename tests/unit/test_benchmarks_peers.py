@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 import sys
 from pathlib import Path
@@ -15,16 +14,11 @@ import pytest
 from benchmarks.cluster import made_for
 from benchmarks.jars import NoJar, jars
 from benchmarks.measures import measures
-from benchmarks.outbox.arrivals import judged
-from benchmarks.outbox.peers import Debezium, Goharvest
 from benchmarks.peers import kafka_streams, quix
 from benchmarks.peers.gkes import CommitLog, Gkes
-from benchmarks.peers.goka import Goka
 from benchmarks.peers.kafka_streams import COORDINATES, javac
 from benchmarks.peers.programs import SOURCES, checked, required
 from benchmarks.systems import KINDS, System, Unavailable
-from benchmarks.views.measure import fault_of, times_of
-from benchmarks.views.work import Watched
 from streams.broker.jars import pinned
 from streams.sak.java import Java
 
@@ -67,12 +61,12 @@ def test_peers_are_systems_of_the_command_line_and_their_options_are_known() -> 
     system = peer("kafka-streams:commit_ms=20,streams.consumer.session.timeout.ms=6000")
     assert system.options == {"commit_ms": "20", "streams.consumer.session.timeout.ms": "6000"}
     known = {"kafka-streams": kafka_streams.OPTIONS, "quixstreams": quix.OPTIONS, "gkes": Gkes.options}
-    for name, options in {**known, "goka": Goka.options}.items():
+    for name, options in known.items():
         assert KINDS[name].is_peer
         for label in KINDS[name].defaults:
             checked(peer(label).options, options)
     checked(system.options, kafka_streams.OPTIONS)
-    for label in ("kafka-streams:commits=20", "quixstreams:streams.x=1", "gkes:threads=2", "goka:threads=2"):
+    for label in ("kafka-streams:commits=20", "quixstreams:streams.x=1", "gkes:threads=2"):
         with pytest.raises(Unavailable, match=r"there is no option '.*'; there are: "):
             peer(label).launch()
 
@@ -102,69 +96,10 @@ def test_what_peers_are_made_of_is_pinned(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"there is no javac, neither beside .* nor on PATH: install a JDK"):
         javac(Java(tmp_path / "jdk" / "bin" / "java", "17.0.1", 17, "PATH"))
-    found = {}
-    for kind in (Gkes, Goka):
-        text, sums = ((SOURCES / kind.name / name).read_text() for name in ("go.mod", "go.sum"))
-        found |= required(text, kind.modules)
-        assert [name for name, module in kind.modules.items() if f"{module} v{found[name]} h1:" not in sums] == []
-    assert found == {"gkes": "1.0.6", "franz-go": "1.8.0", "goka": "1.1.16", "sarama": "1.46.3"}
-
-
-def test_what_the_peers_of_the_outbox_are_made_of_is_pinned() -> None:
-    go = SOURCES / "goharvest"
-    found = required((go / "go.mod").read_text(), {"goharvest": "github.com/obsidiandynamics/goharvest"})
-    assert found == {"goharvest": "0.3.1"}
-    assert "github.com/obsidiandynamics/goharvest v0.3.1 h1:" in (go / "go.sum").read_text()
-    lines = [line.split() for line in (SOURCES / "debezium" / "jars.txt").read_text().splitlines()]
-    assert all(re.fullmatch(r"[\w.-]+:[\w.-]+:[\w.-]+ [0-9a-f]{64}", " ".join(line)) for line in lines)
-    artifacts = [coordinates.rsplit(":", 1)[0] for coordinates, _ in lines]
-    assert len(artifacts) == len(set(artifacts))  # one version of each
-    kafka = {coordinates.split(":")[2] for coordinates, _ in lines if coordinates.startswith("org.apache.kafka:")}
-    assert kafka == {"4.1.1"}
-
-
-def test_a_peer_of_the_outbox_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetches(monkeypatch, ConnectionError("no network"))
-    with pytest.raises(Unavailable, match="cannot be fetched: ConnectionError"):
-        Debezium().prepare(lambda _: None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="there is no go on PATH"):
-        Goharvest().prepare(lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("records", "fault", "fault_once"),
-    [
-        ([(b"a", 0), (b"b", 1), (b"a", 2)], "", ""),
-        ([(b"a", 0), (b"a", 0), (b"b", 1), (b"a", 2)], "", "1 rows are there twice"),
-        ([(b"a", 0), (b"b", 1)], "2 of 3 rows are there", "2 of 3 rows are there"),
-        ([(b"a", 0), (b"a", 2), (b"a", 0), (b"a", 2), (b"b", 1)], "", "2 rows are there twice"),
-        ([(b"a", 2), (b"a", 0), (b"b", 1)], "1 rows are behind", "1 rows are behind"),
-    ],
-)
-def test_the_judge_of_the_outbox_knows_what_is_lost_doubled_or_out_of_order(
-    records: list[tuple[bytes, float]], fault: str, fault_once: str
-) -> None:
-    found = judged(records)
-    assert found.fault(3, once=False).startswith(fault)
-    assert found.fault(3).startswith(fault_once)
-    assert bool(found.fault(3, once=False)) == bool(fault)
-
-
-def test_a_view_that_is_polled_is_judged_before_its_times_count() -> None:
-    """Three keys with 0, 1 and 2 cents, and the one that is sent: its records 4 to 7 are worth -5 to -8."""
-    seen = [(4, 1_000_000), (6, 5_000_000), (7, 6_000_000)]
-    right = Watched(1.0, 1.0, seen, 4, 3 - 8)
-    assert fault_of(right, 3, range(4, 8)) == ""
-    assert times_of(seen, {4: 2_000_000, 5: 3_000_000, 6: 4_500_000, 7: 5_900_000}) == [0.0, 2.0, 0.5, 0.1]
-    for wrong, fault in (
-        (Watched(1.0, 1.0, seen[:2], 4, 3 - 8), "it went back, or did not come"),
-        (Watched(1.0, 1.0, [seen[1], seen[0], seen[2]], 4, 3 - 8), "it went back"),
-        (Watched(1.0, 1.0, [], 4, 3 - 8), "it went back, or did not come"),
-        (Watched(1.0, 1.0, seen, 3, 3 - 8), "3 rows with -5 cents, not 4 with -5"),
-        (Watched(1.0, 1.0, seen, 4, 4 - 8), "4 rows with -4 cents"),
-    ):
-        assert fault_of(wrong, 3, range(4, 8)).startswith(fault)
+    text, sums = ((SOURCES / Gkes.name / name).read_text() for name in ("go.mod", "go.sum"))
+    found = required(text, Gkes.modules)
+    assert [name for name, module in Gkes.modules.items() if f"{module} v{found[name]} h1:" not in sums] == []
+    assert found == {"gkes": "1.0.6", "franz-go": "1.8.0"}
 
 
 def test_how_far_the_ancestor_is_comes_from_its_commit_log() -> None:

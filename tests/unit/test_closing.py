@@ -24,8 +24,9 @@ from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 from streams.runtime import engine as lifecycle
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.range_reader import RangeReader
-from tests.unit.runtime_kit import Bench, Connections, Named
+from tests.unit.runtime_kit import Bench, Connections
 from tests.unit.waiting import PATIENCE, wait_until
+from tests.vocabulary import Named
 
 LONG = 60.0
 """More than a test may take: who waits for its deadline fails by ``no answer in time``, or by the test's own limit."""

@@ -23,7 +23,7 @@ from streams.testing import TestDriver, Unsettled
 from streams.testing.world import Exited
 from tests.vocabulary import Totals
 
-from .driver_kit import OUT, Added, Broken, Fatal, OnThread, Slow, Total, Unknown, build
+from .driver_kit import OUT, Added, Fatal, Flaky, Named, Slow, Total, Unknown, build
 
 Driver = TestDriver[Totals]
 Wrong = tuple[type[Exception], str, Callable[[], Any]]
@@ -99,7 +99,7 @@ def test_a_handlers_own_topic_is_read_on(driver: Driver) -> None:
 
 @pytest.mark.parametrize(
     ("event", "seconds", "outputs"),
-    [(Slow("ann", 30.0), 30.0, 1), (OnThread("ann"), 0.0, 1), (Broken("ann", 2), 10.0, 1), (Broken("ann", 9), 10.0, 0)],
+    [(Slow("ann", 30.0), 30.0, 1), (Named("ann"), 0.0, 1), (Flaky("ann", 2), 10.0, 1), (Flaky("ann", 9), 10.0, 0)],
 )
 def test_handlers_that_wait_and_retries_take_simulated_time(
     driver: Driver, event: Any, seconds: float, outputs: int
@@ -397,7 +397,7 @@ def test_no_thread_and_no_task_is_left_behind() -> None:
     before = set(threading.enumerate())
     for _ in range(3):
         with TestDriver(build(), members=2) as made:
-            made.send(OnThread("ann"))
+            made.send(Named("ann"))
             made.send(Slow("ann", 5.0), wait=False)
             made.advance(1.0)
             made.crash(0)

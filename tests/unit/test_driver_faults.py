@@ -13,6 +13,7 @@ from streams.metrics import MembershipChanged, TransactionSettled
 from streams.runtime.looks import Looks
 from streams.testing import POINTS, Point, TestDriver
 from streams.testing.simulation.faults import Strike
+from tests.unit.driver_kit import totals
 from tests.vocabulary import Totals
 
 from .driver_kit import OUT, Added, Slow, Total, build
@@ -31,10 +32,6 @@ def measured() -> list[Any]:
 def driver(measured: list[Any]) -> Iterator[Driver]:
     with TestDriver(build(partitions=1, metrics_handler=measured.append)) as made:
         yield made
-
-
-def totals(driver: Driver) -> list[int]:
-    return [total.amount for total in driver.outputs(OUT, Total)]
 
 
 def written(driver: Driver, topic: str = OUT) -> int:

@@ -12,9 +12,9 @@ from streams.core.admission import size_of_records
 from streams.core.transaction import Transaction
 from streams.errors import TransactionFailed
 from streams.records import Change, Headers, IncomingRecord, Output
-from tests.unit.runtime_kit import OUT, Bench, Named, Records, Slot
+from tests.unit.runtime_kit import OUT, Bench, Records, Slot
 from tests.unit.test_refused_records import driver_of
-from tests.vocabulary import Added, touch
+from tests.vocabulary import Added, Named, touch
 
 BIG = 1_000
 

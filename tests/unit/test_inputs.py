@@ -11,7 +11,6 @@ import pytest
 
 from streams import DEAD_LETTER, SKIP, EventContext, EventSource, EventSourceConfig, Retry, Table
 from streams.errors import ConfigError, OffsetError, RegistrationError, TopicReplaced
-from streams.events import event_type
 from streams.records import TYPE_HEADER, Record
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.runtime.replay import PartitionReplay
@@ -19,14 +18,9 @@ from streams.source.postgres_sink import PostgresSink
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.virtual_time import elapse
-from tests.vocabulary import config_of
+from tests.vocabulary import Ordered, config_of
 
 PAYMENTS, CLICKS = "payments", "clicks"
-
-
-@event_type("inputs.Ordered")
-class Ordered(msgspec.Struct, frozen=True):
-    customer: str
 
 
 class Click(msgspec.Struct, frozen=True):
@@ -113,7 +107,7 @@ def test_the_topology_names_the_inputs() -> None:
 def test_the_oldest_comes_first_and_each_record_once() -> None:
     with TestDriver(build(PAYMENTS), start=False) as driver:
         for number, topic in enumerate(["orders", "orders", PAYMENTS, "orders", PAYMENTS, PAYMENTS, "orders"]):
-            record = Record(topic, b'{"customer":"ann"}', b"k", [(TYPE_HEADER, b"inputs.Ordered")], 0, 1000 + number)
+            record = Record(topic, b'{"customer":"ann"}', b"k", [(TYPE_HEADER, b"Ordered")], 0, 1000 + number)
             driver.send_record(record, wait=False)
         driver.start()
         driver.settle()
@@ -202,7 +196,7 @@ def test_records_without_a_value_have_the_policy_of_their_input() -> None:
         assert seen(driver) == ["1 clicks@1"]
         assert driver.committed_offsets(CLICKS) == {0: 2}
         with pytest.raises(Exception, match=r"orders\[0\]@0"):
-            driver.send_record(Record("orders", None, b"k", [(TYPE_HEADER, b"inputs.Ordered")], 0))
+            driver.send_record(Record("orders", None, b"k", [(TYPE_HEADER, b"Ordered")], 0))
 
 
 def test_a_refused_record_is_traced_back_to_the_event_of_its_input() -> None:
@@ -394,7 +388,7 @@ def test_a_refusal_of_work_that_runs_ahead_is_met_by_its_own_event(bad: str, goo
         driver._world.broker.refuses = lambda _, entry: (entry.value or b"").endswith(b" bad")
         for number, (topic, customer) in enumerate([(good, "ann"), (bad, "bad"), (good, "ann")]):
             value = msgspec.json.encode(Ordered(customer))
-            headers: Any = [(TYPE_HEADER, b"inputs.Ordered")]
+            headers: Any = [(TYPE_HEADER, b"Ordered")]
             driver.send_record(Record(topic, value, b"k", headers, 0, 1_000 + number), wait=False)
         driver.start()
         driver.advance(20.0)

@@ -10,22 +10,15 @@ import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, Table
 from streams.errors import OffsetError, TopicError
-from streams.events import event_type
 from streams.records import TYPE_HEADER, Record
 from streams.sak.murmur2 import partition_of
 from streams.stores.joined import PARTITIONERS
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.joins_kit import CUSTOMERS, Customer, Placed, Shop, place, rows, seen, update
-from tests.vocabulary import config_of
+from tests.unit.joins_kit import CUSTOMERS, Customer, Shop, place, rows, seen, update
+from tests.vocabulary import Ordered, config_of
 
 PAYMENTS, LOOP, DAY_MS = "payments", "shop.orders.loop", 86_400_000
-
-
-@event_type("attacked.Ordered")
-class Ordered(msgspec.Struct, frozen=True):
-    name: str
-    seconds: float = 0.0
 
 
 def build(**settings: Any) -> EventSource[Any]:
@@ -49,8 +42,8 @@ def build(**settings: Any) -> EventSource[Any]:
 
 
 def order(topic: str = "orders", seconds: float = 0.0, at_ms: int = 0) -> Record:
-    value = msgspec.json.encode(Ordered("ann", seconds))
-    return Record(topic, value, b"k", [(TYPE_HEADER, b"attacked.Ordered")], 0, at_ms)
+    value = msgspec.json.encode(Ordered("ann", seconds=seconds))
+    return Record(topic, value, b"k", [(TYPE_HEADER, b"Ordered")], 0, at_ms)
 
 
 # -- positions ---------------------------------------------------------------------------------------------------------
@@ -129,7 +122,7 @@ def test_clocks_of_producers_a_day_apart(behind: str) -> None:
 def test_what_is_no_event_in_the_loop_has_the_decode_policy() -> None:
     """Of somebody who writes into a topic that is not theirs."""
     with TestDriver(build(loop=True, decode_policy=DEAD_LETTER)) as driver:
-        for value, headers in ((b"junk", None), (None, None), (b"junk", [(TYPE_HEADER, b"attacked.Ordered")])):
+        for value, headers in ((b"junk", None), (None, None), (b"junk", [(TYPE_HEADER, b"Ordered")])):
             driver.send_record(Record(LOOP, value, b"k", headers, 0))
         driver.send_record(order(LOOP))
         assert [letter.header("__kes_dlq_topic") for letter in driver.dead_letters()] == [LOOP.encode()] * 3
@@ -143,7 +136,7 @@ def test_what_is_no_event_in_the_loop_has_the_decode_policy() -> None:
 def test_a_handler_keeps_a_row_and_changes_it() -> None:
     shop, kept = Shop(), list[Customer]()
 
-    def spoil(ctx: EventContext[Any], event: Placed) -> None:
+    def spoil(ctx: EventContext[Any], event: Ordered) -> None:
         found = ctx.joined(shop.customers).get(event.customer)
         assert found is not None
         kept.append(found)
@@ -151,7 +144,7 @@ def test_a_handler_keeps_a_row_and_changes_it() -> None:
             one.name = "spoiled"
         shop.placed(ctx, event)
 
-    shop.source._declared.router.routes[b"joins.Placed"].handler = spoil
+    shop.source._declared.router.routes[b"Ordered"].handler = spoil
     with TestDriver(shop.source) as driver:
         driver.table(CUSTOMERS).put("ann", Customer("Ann"))
         place(driver, "ann", "ann")
@@ -222,13 +215,13 @@ def test_four_hundred_partitions() -> None:
     customers = source.join(CUSTOMERS, key=str, value=Customer)
     source.input(PAYMENTS)
 
-    def placed(ctx: EventContext[Any], event: Placed) -> None:
+    def placed(ctx: EventContext[Any], event: Ordered) -> None:
         found = ctx.joined(customers).get(event.customer)
         ctx.forward(Record("seen", f"{event.customer} is {found and found.name}".encode(), b"k", partition=0))
         if ctx.topic_partition.topic == "orders":
-            ctx.loop(Placed(event.customer), key=event.customer)
+            ctx.loop(Ordered(event.customer), key=event.customer)
 
-    source.register_event_type(Placed, placed)
+    source.register_event_type(Ordered, placed)
     with TestDriver(source, members=2, start=False) as driver:
         for number in range(400):
             key, value = b"c%d" % number, b'{"name":"n%d"}' % number

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from streams import (
@@ -21,14 +20,14 @@ from streams import (
     Update,
 )
 from streams.errors import ConfigError, EventFailure, RegistrationError, StoreError, TopicError
-from streams.events import event_type
 from streams.looks.letter_choice import problems_of
 from streams.looks.letters import Letter
 from streams.records import Record
 from streams.runtime.replay import PartitionReplay
 from streams.stores.joined import PARTITIONERS
 from streams.testing import TestDriver
-from tests.unit.joins_kit import CUSTOMERS, SEEN, Customer, Many, Placed, Shop, place, row, rows, say, seen, update
+from tests.unit.joins_kit import CUSTOMERS, SEEN, Customer, Shop, place, row, rows, say, seen, update
+from tests.vocabulary import Named, Ordered, Reserved, Ring
 
 # -- declared ----------------------------------------------------------------------------------------------------------
 
@@ -181,12 +180,12 @@ def test_a_letter_of_a_row_is_not_sent_again_and_says_what_to_do(cause: str, own
         raise RuntimeError("no")
 
     shop = Shop(failing, on_update=DEAD_LETTER, options={"on_error": DEAD_LETTER, "partitioner": None})
-    shop.source._declared.router.routes[b"joins.Placed"].handler = failing
-    shop.source._declared.router.routes[b"joins.Placed"].policy = DEAD_LETTER
+    shop.source._declared.router.routes[b"Ordered"].handler = failing
+    shop.source._declared.router.routes[b"Ordered"].policy = DEAD_LETTER
     headers: Any = [("more", b"x" * own_headers)] if own_headers else None
     with TestDriver(shop.source) as driver:
         if cause == "event":
-            driver.send(Placed("ann"), key="ann", partition=0, headers=headers)
+            driver.send(Ordered("ann"), key="ann", partition=0, headers=headers)
         else:
             value = b"no json" if cause == "row" else b'{"name":"Ann"}'
             driver.send_record(Record(CUSTOMERS, value, b"ann", headers, 0))
@@ -350,32 +349,24 @@ def test_a_key_of_another_partition_is_an_error_and_rows_are_not_written() -> No
 def test_timers_batches_and_work_ahead_read_rows_in_their_turn() -> None:
     shop = Shop()
 
-    async def ahead(ctx: EventContext[Any], event: Placed) -> None:
+    async def ahead(ctx: EventContext[Any], event: Ordered) -> None:
         with pytest.raises(StoreError, match=r"await ctx.turn\(\) first"):
             ctx.joined(shop.customers)
         await ctx.turn()
         shop.placed(ctx, event)
 
-    @event_type("joins.Ahead")
-    class Ahead(msgspec.Struct, frozen=True):
-        customer: str
-
-    @event_type("joins.Later")
-    class Later(msgspec.Struct, frozen=True):
-        customer: str
-
-    def later(ctx: EventContext[Any], event: Later) -> None:
+    def later(ctx: EventContext[Any], event: Ring) -> None:
         if ctx.timer is None:
             ctx.schedule_in(5, event)
         else:
-            say(ctx, f"timer: {event.customer} is {shop.name_of(ctx, event.customer)}")
+            say(ctx, f"timer: {event.name} is {shop.name_of(ctx, event.name)}")
 
-    shop.source.register_event_type(Ahead, ahead, concurrency=4)
-    shop.source.register_event_type(Later, later)
+    shop.source.register_event_type(Reserved, ahead, concurrency=4)
+    shop.source.register_event_type(Ring, later)
     with TestDriver(shop.source) as driver:
-        driver.send(Later("ann"), key="ann")
+        driver.send(Ring("ann"), key="ann")
         driver.table(CUSTOMERS).put("ann", Customer("Ann"))
-        driver.send(Ahead("ann"), key="ann")
-        driver.send(Many("ann"), key="ann")
+        driver.send(Reserved("ann"), key="ann")
+        driver.send(Named("ann"), key="ann")
         driver.advance(10)
         assert seen(driver) == ["ann is Ann", "ann is Ann", "timer: ann is Ann"]

@@ -20,7 +20,8 @@ from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.keeping.folders.shelf import read_state
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.kept_kit import IDENTITY, Script, contents, now_ms, put
-from tests.unit.runtime_kit import CHANGELOG, Named, Slot
+from tests.unit.runtime_kit import CHANGELOG, Slot
+from tests.vocabulary import Named
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("unflushed")]
 

@@ -17,7 +17,8 @@ from streams.outcomes import SKIP
 from streams.runtime.keeping import intake as intake_module
 from streams.runtime.keeping.on_disk import PartitionOnDisk
 from tests.unit.kept_engine_kit import STORES, Kept, count, other_log
-from tests.unit.runtime_kit import CHANGELOG, Bench, Named, Slot
+from tests.unit.runtime_kit import CHANGELOG, Bench, Slot
+from tests.vocabulary import Named
 
 pytestmark = pytest.mark.usefixtures("unflushed")
 

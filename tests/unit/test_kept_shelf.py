@@ -27,13 +27,8 @@ from tests.unit.kept_kit import DAY_MS, IDENTITY, Script, now_ms, put, reopened
 from tests.unit.runtime_kit import CHANGELOG, Bench, Group
 from tests.unit.waiting import until
 
+pytestmark = pytest.mark.usefixtures("unflushed")
 LOG = TopicIdentity(IDENTITY.topic_id, 8, IDENTITY.cluster)
-
-
-@pytest.fixture(autouse=True)
-def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody loses power here."""
-    monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
 
 
 def checkpoint(parent: Path, partition: int, offset: int, as_of_ms: int | None = None, **identity: Any) -> StateFolder:
@@ -220,11 +215,6 @@ def test_of_several_folders_that_are_not_believed_the_farthest_is_named(tmp_path
 
 
 # -- under an engine ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def kept(bench: Bench, tmp_path: Path) -> Kept:
-    return Kept(bench, tmp_path / "state")
 
 
 @pytest.fixture

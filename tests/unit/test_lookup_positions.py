@@ -10,7 +10,8 @@ from streams.errors import OffsetError
 from streams.runtime.changelog import LOOKUP_PREFIX, OffsetRecord
 from streams.runtime.partition.worker import PartitionWorker
 from streams.testing import TestDriver
-from tests.unit.lookups_kit import RATES, Paid, Shop, hold, pay, position_of, rate, record_of, seen
+from tests.unit.lookups_kit import RATES, Shop, hold, pay, position_of, rate, record_of, seen
+from tests.vocabulary import Paid
 
 
 def test_positions_lie_beside_those_of_inputs_and_a_source_without_lookups_writes_none() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from streams import SKIP, STOP, EventContext
@@ -20,7 +19,6 @@ from streams.errors import (
     StoreError,
     TopicError,
 )
-from streams.events import event_type
 from streams.observability import catalogue
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OffsetRecord
@@ -34,7 +32,7 @@ from streams.testing.driver_base import Unsettled
 from streams.testing.simulation.broker import LogEntry
 from tests.unit.joins_kit import say
 from tests.unit.lookups_kit import RATES, Shop, hold, pay, position_of, rate, raw, seen
-from tests.vocabulary import INTS
+from tests.vocabulary import INTS, Named, Ring
 
 # -- in handlers -------------------------------------------------------------------------------------------------------
 
@@ -71,25 +69,17 @@ def test_interjections_timers_and_handlers_ahead_of_their_turn_look_too() -> Non
     assert shop.rates is not None
     rates = shop.rates
 
-    @event_type("lookups.Ahead")
-    class Ahead(msgspec.Struct, frozen=True):
-        pass
-
-    @event_type("lookups.Rung")
-    class Rung(msgspec.Struct, frozen=True):
-        pass
-
-    async def ahead(ctx: EventContext[Any], event: Ahead) -> None:
+    async def ahead(ctx: EventContext[Any], event: Named) -> None:
         found = ctx.lookup(rates).get("EUR")
         await ctx.turn()
         say(ctx, f"ahead {found}, then {ctx.lookup(rates).get('EUR')}")
-        ctx.schedule_in(1.0, Rung())
+        ctx.schedule_in(1.0, Ring("EUR"))
 
-    shop.source.register_event_type(Ahead, ahead, concurrency=2)
-    shop.source.register_event_type(Rung, lambda ctx, event: say(ctx, f"rung {ctx.lookup(rates).get('EUR')}"))
+    shop.source.register_event_type(Named, ahead, concurrency=2)
+    shop.source.register_event_type(Ring, lambda ctx, event: say(ctx, f"rung {ctx.lookup(rates).get('EUR')}"))
     with TestDriver(shop.source) as driver:
         rate(driver, 5)
-        driver.send(Ahead(), partition=0)
+        driver.send(Named("EUR"), partition=0)
         driver.advance(2.0)
         assert driver.interject(0, lambda ctx: ctx.lookup(rates).get("EUR")) == 5
         assert seen(driver) == ["ahead 5, then 5", "rung 5"]

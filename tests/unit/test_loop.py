@@ -13,7 +13,6 @@ from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, R
 from streams.cli.rights import of_source
 from streams.cli.topics import wanted_topics
 from streams.errors import ConfigError, EncodeError, EventFailure, LoopTooLong, OffsetError, RegistrationError
-from streams.events import event_type
 from streams.records import Record
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, further_positions
 from streams.runtime.ownership.loop_purge import PURGE_SECONDS
@@ -26,24 +25,12 @@ from streams.source.jobs import AsyncJobScheduler
 from streams.testing import TestDriver
 from streams.testing.simulation.broker import Txn
 from streams.testing.simulation.clients import SimTakeOver
-from tests.vocabulary import config_of
+from tests.vocabulary import Added, Named, Ordered, Paid, Reserved, Ring, config_of
 
 LOOP = "shop.orders.loop"
 PARTITIONS = 2
 NEAR, FAR = (next(key for key in "abcdefgh" if partition_of(key.encode(), PARTITIONS) == number) for number in (0, 1))
 """Keys of the partitions 0 and 1."""
-
-
-@event_type("loop.Ordered")
-class Ordered(msgspec.Struct, frozen=True):
-    sku: str
-    hops: int = 1
-
-
-@event_type("loop.Reserved")
-class Reserved(msgspec.Struct, frozen=True):
-    sku: str
-    hops: int = 0
 
 
 def config(**settings: Any) -> EventSourceConfig:
@@ -58,7 +45,7 @@ def note(ctx: EventContext[Any], text: str) -> None:
 
 
 def build(*inputs: str, **settings: Any) -> EventSource[Any]:
-    """Orders that reserve in the partition of their sku, as many hops as they say."""
+    """Orders that reserve in the partition of their customer, as many hops as they say."""
     source = EventSource(config(**settings), Table.factory(key=str, value=int))
     for topic in inputs:
         source.input(topic)
@@ -66,12 +53,12 @@ def build(*inputs: str, **settings: Any) -> EventSource[Any]:
     def on_order(ctx: EventContext[Any], event: Ordered) -> None:
         note(ctx, f"{ctx.topic_partition.topic}@{ctx.offset}")
         if source.config.loop:
-            ctx.loop(Reserved(event.sku, event.hops - 1), key=event.sku)
+            ctx.loop(Reserved(event.customer, event.hops - 1), key=event.customer)
 
     def on_reserved(ctx: EventContext[Any], event: Reserved) -> None:
-        note(ctx, f"loop@{ctx.offset} {event.sku}")
+        note(ctx, f"loop@{ctx.offset} {event.customer}")
         if event.hops:
-            ctx.loop(Reserved(event.sku, event.hops - 1), key=event.sku)
+            ctx.loop(Reserved(event.customer, event.hops - 1), key=event.customer)
 
     source.register_event_type(Ordered, on_order)
     source.register_event_type(Reserved, on_reserved)
@@ -155,9 +142,7 @@ def test_the_loop_comes_before_further_input() -> None:
         for number in range(3):
             driver.send(Ordered(NEAR), partition=0, wait=False)
             value = msgspec.json.encode(Reserved(NEAR, 0))
-            driver.send_record(
-                Record(LOOP, value, b"k", [("__grt__", b"loop.Reserved")], 0, 9_000 + number), wait=False
-            )
+            driver.send_record(Record(LOOP, value, b"k", [("__grt__", b"Reserved")], 0, 9_000 + number), wait=False)
         driver.start()
         driver.settle()
         texts = [text.partition(" ")[2] for text in seen(driver, 0)]
@@ -177,11 +162,11 @@ def test_events_that_fail_leave_nothing_in_the_loop() -> None:
     source = build(error_policy=Retry(attempts=2, backoff_seconds=0.01, then=DEAD_LETTER.then))
 
     def fail(ctx: EventContext[Any], event: Ordered) -> None:
-        ctx.loop(Reserved(event.sku), key=event.sku)
+        ctx.loop(Reserved(event.customer), key=event.customer)
         if event.hops or ctx.attempt == 1:
             raise RuntimeError("not now")
 
-    source._declared.router.routes[b"loop.Ordered"].handler = fail
+    source._declared.router.routes[b"Ordered"].handler = fail
     with TestDriver(source) as driver:
         driver.send(Ordered(NEAR, hops=1), partition=0)  # for good
         driver.send(Ordered(NEAR, hops=0), partition=0)  # once
@@ -196,39 +181,23 @@ def test_events_that_fail_leave_nothing_in_the_loop() -> None:
 # -- from everywhere ---------------------------------------------------------------------------------------------------
 
 
-class Due(msgspec.Struct, frozen=True):
-    sku: str
-
-
-class Listed(msgspec.Struct, frozen=True):
-    sku: str
-
-
-class Computed(msgspec.Struct, frozen=True):
-    sku: str
-
-
-class Ahead(msgspec.Struct, frozen=True):
-    sku: str
-
-
 def test_timers_batches_jobs_and_interjections_send_to_it_too() -> None:
     source = build()
 
-    def set_timer(ctx: EventContext[Any], event: Due) -> None:
+    def set_timer(ctx: EventContext[Any], event: Ring) -> None:
         if ctx.timer is None:
             ctx.schedule_in(1.0, event)
         else:
-            ctx.loop(Reserved(event.sku), key=event.sku)
+            ctx.loop(Reserved(event.name), key=event.name)
 
-    def in_batch(ctx: BatchContext[Any], events: list[Listed]) -> None:
+    def in_batch(ctx: BatchContext[Any], events: list[Added]) -> None:
         for event in events:
-            ctx.loop(Reserved(event.sku), key=event.sku)
+            ctx.loop(Reserved(event.name), key=event.name)
 
-    async def ahead(ctx: EventContext[Any], event: Ahead) -> None:
-        ctx.loop(Reserved(event.sku), key=event.sku)
+    async def ahead(ctx: EventContext[Any], event: Named) -> None:
+        ctx.loop(Reserved(event.name), key=event.name)
         await ctx.turn()
-        ctx.loop(Reserved(event.sku), key=event.sku)
+        ctx.loop(Reserved(event.name), key=event.name)
 
     async def job(item: str) -> str:
         return item
@@ -236,13 +205,13 @@ def test_timers_batches_jobs_and_interjections_send_to_it_too() -> None:
     def finish(ctx: EventContext[Any], item: str, result: str) -> None:
         ctx.loop(Reserved(result), key=result)
 
-    source.register_event_type(Due, set_timer)
-    source.register_event_type(Listed, in_batch, batch=True)
-    source.register_event_type(Ahead, ahead, concurrency=2)
+    source.register_event_type(Ring, set_timer)
+    source.register_event_type(Added, in_batch, batch=True)
+    source.register_event_type(Named, ahead, concurrency=2)
     jobs = AsyncJobScheduler(source, job, finish)
-    jobs.register_event_type(Computed, lambda _, event: (event.sku, event.sku))
+    jobs.register_event_type(Paid, lambda _, event: (event.name, event.name))
     with TestDriver(source) as driver:
-        for event in (Due(NEAR), Listed(NEAR), Ahead(NEAR), Computed(NEAR)):
+        for event in (Ring(NEAR), Added(NEAR), Named(NEAR), Paid(NEAR)):
             driver.send(event, partition=0, wait=False)
         driver.settle()
         driver.advance(5.0)
@@ -260,9 +229,9 @@ def test_a_batch_of_the_loop_is_as_far_as_its_furthest_event() -> None:
     def on_reserved(ctx: BatchContext[Any], events: list[Reserved]) -> None:
         for event in events:
             if event.hops:
-                ctx.loop(Reserved(event.sku, event.hops - 1), key=event.sku)
+                ctx.loop(Reserved(event.customer, event.hops - 1), key=event.customer)
 
-    del source._declared.router.routes[b"loop.Reserved"]
+    del source._declared.router.routes[b"Reserved"]
     source.register_event_type(Reserved, on_reserved, batch=True, on_error=DEAD_LETTER)
     with TestDriver(source) as driver:
         driver.send(Ordered(NEAR, hops=5), partition=0)
@@ -299,7 +268,7 @@ def test_hops_of_others_do_not_count() -> None:
     source = build(max_loop_hops=2)
     with TestDriver(source) as driver:
         driver.send(Ordered(NEAR), partition=0, headers=[(HOPS_HEADER, b"99")])
-        record = Record(LOOP, b'{"sku":"%s","hops":1}' % NEAR.encode(), b"k", [("__grt__", b"loop.Reserved")], 0)
+        record = Record(LOOP, b'{"customer":"%s","hops":1}' % NEAR.encode(), b"k", [("__grt__", b"Reserved")], 0)
         for value in (None, b"many"):
             driver.send_record(msgspec.structs.replace(record, headers=[*(record.headers or ()), (HOPS_HEADER, value)]))
         assert [one for one in hops(driver) if one not in (None, b"many")] == [b"1", b"1", b"1"]
@@ -420,7 +389,7 @@ def test_what_another_member_has_handled_and_deleted_during_a_take_over_is_not_l
         async def stand_still(self: TakeOvers, numbers: list[int], topic: str) -> Any:
             ranges, topic_id = await asked(self, numbers, topic)
             if topic == LOOP and not moved:
-                moved.append(broker.append(LOOP, 0, b"k", b'{"sku":"other"}', [("__grt__", b"loop.Reserved")]) + 1)
+                moved.append(broker.append(LOOP, 0, b"k", b'{"customer":"other"}', [("__grt__", b"Reserved")]) + 1)
                 broker.log(LOOP, 0).start = moved[0]
                 inputs = further_positions(known, 0, {LOOP: (moved[0], topic_id)})
                 record = msgspec.structs.replace(known, writer="another", inputs=inputs)

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from streams import Outbox, Record, event_type
+from streams import Outbox, Record
 from streams.core.outbox import RowId
 from streams.errors import OutboxError
 from streams.outbox import database, sqlite
@@ -21,13 +20,9 @@ from streams.outbox.database import DatabaseLost, StashedRow
 from streams.outbox.sessions import open_session
 from streams.outbox.sqlite import SqliteSession
 from tests.unit.waiting import PATIENCE
+from tests.vocabulary import Named
 
 Stash = Callable[..., None]
-
-
-@event_type("Noted")
-class Noted(msgspec.Struct, frozen=True):
-    text: str
 
 
 @pytest.fixture
@@ -62,11 +57,11 @@ def rows(session: SqliteSession) -> list[StashedRow]:
 def test_an_event_is_fetched_as_it_was_stashed(session: SqliteSession, file: Path) -> None:
     db = sqlite3.connect(file)
     with db:
-        Outbox().stash(db, "notes", Noted("a"), key="k", headers=[("h", b"\x00\xff"), ("none", None)], partition=3)
+        Outbox().stash(db, "notes", Named("a"), key="k", headers=[("h", b"\x00\xff"), ("none", None)], partition=3)
         Outbox().stash(db, "notes", None, key="k")
     first, second = rows(session)
     assert first.output.topic == "notes"
-    assert (first.output.key, first.output.value, first.output.partition) == (b"k", b'{"text":"a"}', 3)
+    assert (first.output.key, first.output.value, first.output.partition) == (b"k", b'{"name":"a"}', 3)
     assert {("h", b"\x00\xff"), ("none", None)} <= set(first.output.headers or ())
     assert (second.output.value, second.output.headers, second.output.partition) == (None, None, -1)
     assert first.row.id < second.row.id
@@ -76,17 +71,17 @@ def test_an_event_is_fetched_as_it_was_stashed(session: SqliteSession, file: Pat
 
 def test_what_is_rolled_back_is_not_there_and_autocommit_is_refused(session: SqliteSession, file: Path) -> None:
     db = sqlite3.connect(file)
-    Outbox().stash(db, "notes", Noted("a"))
+    Outbox().stash(db, "notes", Named("a"))
     db.rollback()
     db.close()
     db = sqlite3.connect(file, isolation_level=None)
     with pytest.raises(OutboxError, match="in autocommit"):
-        Outbox().stash(db, "notes", Noted("a"))
+        Outbox().stash(db, "notes", Named("a"))
     db.execute("BEGIN")
-    Outbox().stash(db, "notes", Noted("b"))
+    Outbox().stash(db, "notes", Named("b"))
     db.execute("COMMIT")
     db.close()
-    assert [row.output.value for row in rows(session)] == [b'{"text":"b"}']
+    assert [row.output.value for row in rows(session)] == [b'{"name":"b"}']
 
 
 def test_rows_of_a_key_are_in_one_shard_and_batches_are_bounded(session: SqliteSession, stash: Stash) -> None:
@@ -185,7 +180,7 @@ def test_tables_that_do_not_fit_are_refused(session: SqliteSession, file: Path, 
     with pytest.raises(OutboxError, match="have version 9, this program needs 1: update this program"):
         session.about()
     with pytest.raises(OutboxError, match="have version 9"):
-        Outbox().stash(db, "t", Noted("a"))
+        Outbox().stash(db, "t", Named("a"))
     db.close()
     with pytest.raises(DatabaseLost):
         SqliteSession(str(tmp_path / "nowhere" / "x.db"), "kes_outbox")

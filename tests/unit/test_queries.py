@@ -20,10 +20,10 @@ from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimTakeOver
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.driver_kit import Added, Slow, build
+from tests.unit.driver_kit import Slow, build
 from tests.unit.handlers_kit import driven, send
 from tests.unit.test_interjections import beats
-from tests.vocabulary import INTS, Words, count, touch
+from tests.vocabulary import INTS, Added, Words, count, touch
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

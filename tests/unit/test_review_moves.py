@@ -17,8 +17,8 @@ from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.transactions.pool import TransactionPool
 from streams.testing.simulation.clients import SimTakeOver
 from tests.unit.handlers_kit import driven, send, totals
-from tests.unit.runtime_kit import CHANGELOG, OUT, Bench, Named
-from tests.vocabulary import Added, Words, tell_total, touch
+from tests.unit.runtime_kit import CHANGELOG, OUT, Bench
+from tests.vocabulary import Added, Named, Words, tell_total, touch
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,8 +13,9 @@ import pytest
 from streams import EventContext, EventSource
 from streams.errors import StreamsError
 from streams.model.group import Lost, Snapshot
-from tests.unit.runtime_kit import OUT, Bench, Group, Named, Slot
+from tests.unit.runtime_kit import OUT, Bench, Group, Slot
 from tests.unit.waiting import PATIENCE
+from tests.vocabulary import Named
 
 
 def forward(ctx: EventContext[Any], event: Named) -> None:

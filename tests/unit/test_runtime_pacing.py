@@ -17,8 +17,9 @@ from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.reading import thread
 from streams.runtime.reading.poller import Poller
 from streams.runtime.reading.thread import LONG_POLL_SECONDS, POLL_SECONDS
-from tests.unit.runtime_kit import Bench, FakeConsumer, Named
+from tests.unit.runtime_kit import Bench, FakeConsumer
 from tests.unit.waiting import PATIENCE
+from tests.vocabulary import Named
 
 
 class Turnstile(FakeConsumer):

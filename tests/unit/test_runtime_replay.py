@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from streams import (
@@ -21,7 +20,6 @@ from streams import (
     EventSource,
     ExecutionState,
     Retry,
-    event_type,
 )
 from streams.errors import RegistrationError, StreamsError
 from streams.events import event_type_of
@@ -29,44 +27,36 @@ from streams.records import IncomingRecord
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.runtime.replay import Completed, PartitionReplay, Program
 from tests.unit.handlers_kit import OUT, config
-from tests.vocabulary import INTS, TOTALS, Added, Totals, Words, register, write
+from tests.vocabulary import INTS, TOTALS, Added, Flaky, Totals, Words, register, write
 
 NOW = 1_700_000_000_000
 EXIT = Retry(attempts=1, then=ErrorResponse.FATALLY_EXIT)
 PATIENT = Retry(attempts=4, backoff_seconds=3600, max_backoff_seconds=3600)
 
 
-@event_type("Counted")
-class Counted(msgspec.Struct, frozen=True):
-    """Adds to a name; ``fails``: how many attempts of it fail, after they wrote."""
-
-    name: str
-    fails: int = 0
-
-
 def program(handler: Callable[..., Any], policy: Retry = STOP, store: Any = TOTALS, kind: str = "") -> Program:
     source: EventSource[Any] = EventSource(config(4, error_policy=policy), store)
-    register(source, handler, kind, event_class=Counted)
+    register(source, handler, kind, event_class=Flaky)
     return source.program()
 
 
 def records(words: str, start: int = 0, step: int = 1) -> list[IncomingRecord]:
     """``a!2``: an event whose first two attempts fail; ``{``: one that cannot be read."""
-    described = event_type_of(Counted)
+    described = event_type_of(Flaky)
     values = []
     for word in words.split():
         name, _, fails = word.partition("!")
-        values.append(b"{" if word == "{" else described.encode(Counted(name, int(fails or 0))))
+        values.append(b"{" if word == "{" else described.encode(Flaky(name, int(fails or 0))))
     return [
         IncomingRecord("in", 2, start + step * number, b"k", value, described.headers, 7)
         for number, value in enumerate(values)
     ]
 
 
-def count(ctx: EventContext[Totals], event: Counted) -> None:
+def count(ctx: EventContext[Totals], event: Flaky) -> None:
     ctx.store.put(event.name, (ctx.store.get(event.name) or 0) + 1)
     ctx.forward(OUT, event, key=event.name)
-    if ctx.attempt <= event.fails:
+    if ctx.attempt <= event.times:
         raise ValueError("once more")
 
 
@@ -122,7 +112,7 @@ async def test_what_is_left_of_a_replay(
 async def test_async_and_blocking_handlers() -> None:
     threads: set[str] = set()
 
-    def noting(ctx: EventContext[Totals], event: Counted) -> None:
+    def noting(ctx: EventContext[Totals], event: Flaky) -> None:
         threads.add(threading.current_thread().name)
         count(ctx, event)
 
@@ -152,7 +142,7 @@ async def test_its_failures_are_in_the_results_and_other_sources_go_on_logging_t
 ) -> None:
     others = logging.getLogger("streams.runtime.partition.execution")
 
-    def fail(ctx: EventContext[Totals], event: Counted) -> None:
+    def fail(ctx: EventContext[Totals], event: Flaky) -> None:
         elsewhere = threading.Thread(target=others.warning, args=("another source's event failed",))
         elsewhere.start()
         elsewhere.join()
@@ -182,9 +172,9 @@ async def test_a_store_that_cannot_undo_is_made_again_from_what_completed() -> N
         made.append(Words(partition))
         return made[-1]
 
-    def own(ctx: EventContext[Words], event: Counted) -> None:
+    def own(ctx: EventContext[Words], event: Flaky) -> None:
         write(ctx, Added(event.name, deed="x"))
-        if ctx.attempt <= event.fails:
+        if ctx.attempt <= event.times:
             raise ValueError("its store is soiled now")
 
     policy = Retry(attempts=2, backoff_seconds=0, then=ErrorResponse.CONTINUE)
@@ -200,9 +190,9 @@ async def test_a_store_that_is_none_is_refused() -> None:
         await replayed(program(count, store=lambda partition: {}), "a")
 
 
-def timed(ctx: EventContext[Totals], event: Counted) -> None:
+def timed(ctx: EventContext[Totals], event: Flaky) -> None:
     """Counts, and sets the name's timer anew; ``fails`` cancels it instead."""
-    told = ctx.cancel_timer(event.name) if event.fails else bool(ctx.schedule_in(-5, event, name=event.name))
+    told = ctx.cancel_timer(event.name) if event.times else bool(ctx.schedule_in(-5, event, name=event.name))
     ctx.store.put(f"{event.name} {told}", ctx.attempt)
 
 

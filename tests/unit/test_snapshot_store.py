@@ -32,10 +32,10 @@ def test_garbage_is_what_no_kept_manifest_names_for_an_hour() -> None:
     old, new, kept, held = "a" * 64, "b" * 64, "c" * 64, "d" * 64 + "-12"
     blocks = [(old, 3_601.0), (f"{old}-13", 3_601.0), (new, 3_599.0), (kept, 9e9), (held, 9e9), ("README", 9e9)]
 
-    class Named(msgspec.Struct):
+    class Listing(msgspec.Struct):
         blocks: tuple[Block, ...]
 
-    named = [Named((Block(kept, 1),))]
+    named = [Listing((Block(kept, 1),))]
     assert manifests.garbage(blocks, named, {"12"}) == [old, f"{old}-13"]  # type: ignore[arg-type]
 
 

@@ -24,14 +24,10 @@ from streams.records import IncomingRecord
 from streams.runtime.replay import PartitionReplay
 from streams.stores import Index, NamedTable, Stores, Window, Windows
 from streams.testing import TestDriver
+from tests.unit.windows_kit import count
+from tests.vocabulary import Flaky
 
 OUT = "minutes"
-
-
-@event_type("Click")
-class Click(msgspec.Struct, frozen=True):
-    user: str
-    fails: int = 0
 
 
 @event_type("Minute")
@@ -39,10 +35,6 @@ class Minute(msgspec.Struct, frozen=True):
     user: str
     start_ms: int
     clicks: int
-
-
-def count(old: int | None, _: Click) -> int:
-    return (old or 0) + 1
 
 
 def report(ctx: EventContext[Any], user: str, window: Window, clicks: int) -> None:
@@ -54,10 +46,10 @@ class Site(Stores):
     users = NamedTable.of(str, int, expires=300, index={"clicks": Index(int, lambda clicks: clicks)})
 
 
-def clicked(ctx: EventContext[Site], event: Click) -> None:
-    ctx.store.users.put(event.user, ctx.store.users.get(event.user, 0) + 1)
-    ctx.store.minutes.add(event.user, event)
-    if ctx.attempt <= event.fails:
+def clicked(ctx: EventContext[Site], event: Flaky) -> None:
+    ctx.store.users.put(event.name, ctx.store.users.get(event.name, 0) + 1)
+    ctx.store.minutes.add(event.name, event)
+    if ctx.attempt <= event.times:
         raise ValueError("once more")
 
 
@@ -67,34 +59,34 @@ def site(kind: str = "plain", partitions: int = 2) -> EventSource[Site]:
         store=Site.factory(),
     )
 
-    async def concurrent(ctx: EventContext[Site], event: Click) -> None:
+    async def concurrent(ctx: EventContext[Site], event: Flaky) -> None:
         await ctx.turn()
         clicked(ctx, event)
 
-    async def waiting(ctx: EventContext[Site], event: Click) -> None:
+    async def waiting(ctx: EventContext[Site], event: Flaky) -> None:
         await checkpoint()
         clicked(ctx, event)
 
-    def batch(ctx: BatchContext[Site], events: list[Click]) -> None:
+    def batch(ctx: BatchContext[Site], events: list[Flaky]) -> None:
         for event, record in zip(events, ctx.records, strict=True):
-            if event.fails:
+            if event.times:
                 raise ValueError("not this one")
-            ctx.store.users.put(event.user, ctx.store.users.get(event.user, 0) + 1)
-            ctx.store.minutes.add(event.user, event, at_ms=record.timestamp_ms)
+            ctx.store.users.put(event.name, ctx.store.users.get(event.name, 0) + 1)
+            ctx.store.minutes.add(event.name, event, at_ms=record.timestamp_ms)
 
     if kind == "batch":
-        source.register_event_type(Click, batch, batch=True)
+        source.register_event_type(Flaky, batch, batch=True)
     elif kind == "concurrent":
-        source.register_event_type(Click, concurrent, concurrency=4)
+        source.register_event_type(Flaky, concurrent, concurrency=4)
     elif kind == "blocking":
-        source.register_event_type(Click, clicked, blocking=True)
+        source.register_event_type(Flaky, clicked, blocking=True)
     else:
-        source.register_event_type(Click, waiting if kind == "async" else clicked)
+        source.register_event_type(Flaky, waiting if kind == "async" else clicked)
     return source
 
 
 def click(user: str, seconds: float, fails: int = 0) -> Record:
-    record = to_record("clicks", Click(user, fails), key=user, partition=0)
+    record = to_record("clicks", Flaky(user, fails), key=user, partition=0)
     return msgspec.structs.replace(record, timestamp_ms=round(seconds * 1000))
 
 
@@ -141,7 +133,7 @@ def test_a_partition_at_rest_is_moved_on_by_an_interjection() -> None:
         driver.interject(0, lambda ctx: ctx.store.advance(125_000))
         assert driver.outputs(OUT, Minute) == [Minute("ann", 60_000, 1)]
         with pytest.raises(StoreError, match="without a time"):
-            driver.interject(0, lambda ctx: ctx.store.minutes.add("ann", Click("ann")))
+            driver.interject(0, lambda ctx: ctx.store.minutes.add("ann", Flaky("ann")))
         driver.check()
 
 
@@ -178,7 +170,7 @@ def test_a_replay_comes_to_the_same_state_and_outputs() -> None:
 
 
 def test_a_late_item_goes_where_its_function_sends_it() -> None:
-    def aside(ctx: EventContext[Any], user: str, item: Click, at_ms: int) -> None:
+    def aside(ctx: EventContext[Any], user: str, item: Flaky, at_ms: int) -> None:
         ctx.forward(OUT, Minute(user, at_ms, -1), key=user)
 
     class Aside(Stores):
@@ -186,9 +178,9 @@ def test_a_late_item_goes_where_its_function_sends_it() -> None:
 
     source = EventSource(EventSourceConfig(group_id="site", topic="clicks", num_partitions=1), store=Aside.factory())
 
-    @source.register_event_type(Click)
-    def handle(ctx: EventContext[Aside], event: Click) -> None:
-        ctx.store.minutes.add(event.user, event)
+    @source.register_event_type(Flaky)
+    def handle(ctx: EventContext[Aside], event: Flaky) -> None:
+        ctx.store.minutes.add(event.name, event)
 
     with TestDriver(source, topics={OUT: 1}) as driver:
         for seconds in (60, 120, 119.999):

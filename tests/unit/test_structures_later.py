@@ -13,6 +13,7 @@ from streams.stores import Index, LateItem, NamedTable, Stores, Table, Window, W
 from streams.stores.framed import FRAME
 from streams.stores.several import MOST_AT_ONCE, TIME_KEY, mark_of
 from tests.unit.structures_kit import HERE, Order, at, entries, loaded
+from tests.unit.windows_kit import count
 
 # -- expiry ------------------------------------------------------------------------------------------------------------
 
@@ -245,10 +246,6 @@ def test_a_frame_that_is_spoiled(data: bytes) -> None:
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
-
-
-def count(old: int | None, _: str) -> int:
-    return (old or 0) + 1
 
 
 def test_windows_that_are_kept_and_a_grace_that_gets_longer() -> None:

@@ -9,19 +9,14 @@ import pytest
 
 from streams import DEAD_LETTER, SKIP, STOP, EventContext, EventSource, EventSourceConfig, Record, Retry, Update
 from streams.errors import ConfigError, EventFailure
-from streams.events import event_type
 from streams.metrics import EventFailed, Measurement, OutOfTime
 from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
 from tests.unit.windows_kit import OUT, Seen, Told, outputs, seen, source_of
+from tests.vocabulary import Named
 
 LOOP = "g.in.loop"
 DAY = 86_400_000
-
-
-@event_type("time.Back")
-class Back(msgspec.Struct, frozen=True):
-    key: str
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -43,12 +38,12 @@ def test_events_of_the_loop_have_the_time_of_their_senders_and_move_none() -> No
     def on(ctx: EventContext[Any], event: Seen) -> None:
         ctx.store.win.add(event.key, event)
         if event.number == 3:
-            ctx.loop(Back("x"), key="a" if ctx.topic_partition.partition else "b")
+            ctx.loop(Named("x"), key="a" if ctx.topic_partition.partition else "b")
 
     @source.on
-    def back(ctx: EventContext[Any], event: Back) -> None:
-        ctx.store.carts.put(event.key, 1)
-        ctx.forward(OUT, Told("back", event.key, ctx.store.event_ms), key=event.key, partition=0)
+    def back(ctx: EventContext[Any], event: Named) -> None:
+        ctx.store.carts.put(event.name, 1)
+        ctx.forward(OUT, Told("back", event.name, ctx.store.event_ms), key=event.name, partition=0)
 
     with TestDriver(source, topics={OUT: 1}) as driver:
         driver.settle()
@@ -74,12 +69,12 @@ def test_what_the_loop_gets_is_never_from_the_future() -> None:
 
     @source.on
     def on(ctx: EventContext[Any], event: Seen) -> None:
-        ctx.loop(Back(event.key), key="x")
+        ctx.loop(Named(event.key), key="x")
         if ctx.timer is None:
             ctx.schedule_at(driver.time() + 60, Seen("timer"), name="t")
 
     @source.on
-    def back(ctx: EventContext[Any], event: Back) -> None: ...
+    def back(ctx: EventContext[Any], event: Named) -> None: ...
 
     with TestDriver(source, topics={OUT: 1}) as driver:
         now = round(driver.time() * 1000)
@@ -88,7 +83,7 @@ def test_what_the_loop_gets_is_never_from_the_future() -> None:
         first, timer = [record.timestamp_ms for record in driver.outputs(LOOP)]
         assert now <= first <= now + 5_000
         assert now + 60_000 <= timer <= now + 62_000
-        driver.interject(0, lambda ctx: ctx.loop(Back("i"), key="x"))
+        driver.interject(0, lambda ctx: ctx.loop(Named("i"), key="x"))
         assert driver.outputs(LOOP)[-1].timestamp_ms == pytest.approx(driver.time() * 1000, abs=2_000)
 
 

@@ -224,6 +224,20 @@ def test_tests_do_not_sleep_for_luck() -> None:
     assert SLEEP_ALLOWED.keys() - found.keys() == set(), "they do not sleep any more: take them from the list"
 
 
+def test_the_words_of_the_tests_are_declared_once() -> None:
+    """Classes of ``tests/vocabulary.py`` are imported. Programs for type checkers (``tests/typing``) stand alone."""
+    here = ROOT / "tests/vocabulary.py"
+    words = {node.name for node in tree_of(here).body if isinstance(node, ast.ClassDef)}
+    others = [path for path in TESTS if path != here and "typing" not in path.parts]
+    assert len(words) > 10
+    assert [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in others
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef) and node.name in words
+    ] == []
+
+
 def test_every_file_of_tests_is_found_by_pytest() -> None:
     with_tests = [path for path in TESTS if re.search(r"^(async )?def test_|^class Test", path.read_text(), re.M)]
     misnamed = [name_of(path) for path in with_tests if not path.name.startswith("test_")]

@@ -21,9 +21,10 @@ from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.system import Environment
 from streams.testing import TestDriver, world
 from streams.testing.simulation.clients import SimConnections, SimTakeOver
+from tests.unit.driver_kit import totals
 from tests.vocabulary import Totals
 
-from .driver_kit import OUT, Added, Slow, Total, build, config
+from .driver_kit import Added, Slow, build, config
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -31,10 +32,6 @@ Driver = TestDriver[Totals]
 SOURCE, LOG = config().topic, config().changelog
 A_LOOK = 15.0
 """Simulated seconds in which a member has looked."""
-
-
-def totals(driver: Driver) -> list[int]:
-    return [total.amount for total in driver.outputs(OUT, Total)]
 
 
 def offset_records(driver: Driver) -> list[OffsetRecord]:

@@ -22,14 +22,9 @@ from streams.model.topology import Topology, TopologyHandler, TopologyTopic
 from streams.testing import TestDriver
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of, spec
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, send, totals
-from tests.vocabulary import KINDS, TOTALS, Added, tell_total
+from tests.vocabulary import KINDS, TOTALS, Added, Named, tell_total
 
 __all__ = ["admin"]  # the fixture
-
-
-@event_type("topology.Said")
-class Said(msgspec.Struct):
-    word: str
 
 
 # -- declarations ------------------------------------------------------------------------------------------------------
@@ -137,19 +132,19 @@ def test_the_source_stops_by_the_name_of_topic_and_event() -> None:
 
 
 def test_own_topics_need_no_declaration_and_without_one_all_topics_are_taken() -> None:
-    def echo(ctx: EventContext[Any], event: Said) -> None:
-        if event.word:
-            ctx.forward("in", Said(event.word[1:]), key="k")
+    def echo(ctx: EventContext[Any], event: Named) -> None:
+        if event.name:
+            ctx.forward("in", Named(event.name[1:]), key="k")
         ctx.forward(OUT, event, key="k")
 
     for declared in (True, False):
         source = EventSource(config(), TOTALS)
-        source.register_event_type(Said, echo)
+        source.register_event_type(Named, echo)
         if declared:
             source.output(OUT, num_partitions=3)
         with TestDriver(source) as driver:
-            driver.send(Said("abc"), key="k")
-            assert [event.word for event in driver.outputs(OUT, Said)] == ["abc", "bc", "c", ""]
+            driver.send(Named("abc"), key="k")
+            assert [event.name for event in driver.outputs(OUT, Named)] == ["abc", "bc", "c", ""]
             assert driver._world.broker.topics == ({OUT: 3} if declared else {})
 
 
@@ -211,7 +206,7 @@ def test_a_source_on_another_cluster_and_a_scheduler() -> None:
     scheduler: AsyncJobScheduler[Any, Any, Any] = AsyncJobScheduler(
         source, run, finish, config=SchedulerConfig(concurrency=1), name="calls"
     )
-    scheduler.register_event_type(Said, lambda ctx, event: (event.word, event))
+    scheduler.register_event_type(Named, lambda ctx, event: (event.name, event))
     found = source.topology
     assert [topic.purpose for topic in found.topics] == ["source", "changelog", "dead letters", "offsets"]
     assert [handler.kind for handler in found.handlers] == ["calls"]
@@ -254,7 +249,7 @@ def fleet(admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> EventSource[An
 
     source: EventSource[Any] = source_of()
     source.output("boards", num_partitions=2)
-    source.register_event_type(Said, handle)
+    source.register_event_type(Named, handle)
     monkeypatch.setattr(fleet, "source", source)
     return source
 
@@ -267,7 +262,7 @@ def test_the_command_shows_text_json_and_a_drawing(kes: Kes, fleet: EventSource[
         "changelog demo.flights.changelog 4 partitions",
         "dead letters demo.flights.dead-letters 4 partitions",
         "output boards 2 partitions",
-        f"handler topology.Said {__name__}.handle (plain)",
+        f"handler Named {__name__}.handle (plain)",
     ]
     assert msgspec.convert(kes("topology", "fleet:source", "--json").data, Topology) == fleet.topology
     assert kes("topology", "fleet:source", "--mermaid").out == fleet.topology.mermaid()

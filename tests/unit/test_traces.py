@@ -24,32 +24,18 @@ from streams import (
     EventSourceConfig,
     Record,
     Retry,
-    event_type,
 )
 from streams.errors import RegistrationError
 from streams.model.tracing import carried, stamped
 from streams.observability import OpenTelemetryTraces
 from streams.records import Headers, IncomingRecord
 from streams.testing import TestDriver
+from tests.vocabulary import Ordered, Reminded
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 SAMPLED: Headers = [("traceparent", PARENT.encode()), ("tracestate", b"shop=1")]
 OUT = "out"
-
-
-@event_type("Ordered")
-class Ordered(msgspec.Struct, frozen=True):
-    """The event that is traced."""
-
-    id: str
-
-
-@event_type("Reminded")
-class Reminded(msgspec.Struct, frozen=True):
-    """The event of a timer."""
-
-    id: str
 
 
 class Traced:
@@ -105,7 +91,7 @@ def current() -> str:
 
 
 def forward(ctx: Any, event: Ordered) -> None:
-    ctx.forward(OUT, event, key=event.id, headers=[h for h in ctx.input.headers or () if h[0] != "__grt__"])
+    ctx.forward(OUT, event, key=event.customer, headers=[h for h in ctx.input.headers or () if h[0] != "__grt__"])
 
 
 def register_plain(source: EventSource[None], seen: list[str]) -> None:
@@ -210,7 +196,7 @@ def test_a_job_has_a_span_of_its_own_and_its_finalizer_that_of_the_event(traced:
         forward(ctx, Ordered(result))
 
     scheduler = AsyncJobScheduler(traced.source, job if kind == "async" else blocking, finalizer, name="charge")
-    scheduler.register_event_type(Ordered, lambda record, event: (event.id, event.id))
+    scheduler.register_event_type(Ordered, lambda record, event: (event.customer, event.customer))
     driver = traced.start()
     driver.send(Ordered("o1"), headers=SAMPLED)
     driver.send(Ordered("o2"))
@@ -232,7 +218,7 @@ def test_a_call_of_a_batcher_has_a_span_with_links_to_the_other_events(traced: T
         forward(ctx, Ordered(items[0].value))
 
     batcher = AsyncBatcher(traced.source, execute, finalizer, name="insert")
-    batcher.register_event_type(Ordered, lambda record, event: (event.id, event.id))
+    batcher.register_event_type(Ordered, lambda record, event: (event.customer, event.customer))
     driver = traced.start()
     driver.send(Ordered("o1"), headers=SAMPLED, wait=False)
     driver.send(Ordered("o2"), wait=False)
@@ -262,7 +248,7 @@ def test_a_failed_job_and_its_letter_are_in_the_trace(traced: Traced) -> None:
 
     scheduler = AsyncJobScheduler(traced.source, job, None, name="charge")
     policy = Retry(attempts=1, then=ErrorResponse.DEAD_LETTER)
-    scheduler.register_event_type(Ordered, lambda record, event: (event.id, event.id), on_error=policy)
+    scheduler.register_event_type(Ordered, lambda record, event: (event.customer, event.customer), on_error=policy)
     driver = traced.start()
     driver.send(Ordered("o1"), headers=SAMPLED)
     (span,), (job_span,) = traced.spans("process in"), traced.spans("job charge")
@@ -284,7 +270,7 @@ def test_an_interjection_is_in_the_trace_of_its_caller(traced: Traced) -> None:
     assert span.parent is not None
     assert span.parent.span_id == request.get_span_context().span_id
     inside, outside = driver.outputs(OUT)
-    assert msgspec.json.decode(inside.value or b"", type=Ordered).id == span_id(span)
+    assert msgspec.json.decode(inside.value or b"", type=Ordered).customer == span_id(span)
     (header,) = [value for name, value in inside.headers or () if name == "traceparent"]
     assert span_id(span).encode() in (header or b"")
     assert carried(outside.headers) == ()
@@ -313,7 +299,7 @@ def test_retries_and_the_dead_letter_are_in_the_events_span(traced: Traced) -> N
 def test_a_timer_goes_on_with_the_trace_of_the_event_that_set_it(traced: Traced) -> None:
     @traced.source.register_event_type(Ordered)
     def ordered(ctx: Any, event: Ordered) -> None:
-        ctx.schedule_in(60, Reminded(event.id))
+        ctx.schedule_in(60, Reminded(event.customer))
 
     @traced.source.register_event_type(Reminded)
     def reminded(ctx: Any, event: Reminded) -> None:

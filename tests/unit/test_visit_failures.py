@@ -14,21 +14,8 @@ from streams.cli.topics import wanted_topics
 from streams.errors import ConfigError, EventFailure, RegistrationError
 from streams.records import TYPE_HEADER, Record
 from streams.runtime.replay import PartitionReplay
-from tests.unit.visits_kit import (
-    PARTITIONS,
-    SEEN,
-    VISITS,
-    Ctx,
-    Put,
-    Shop,
-    build,
-    config,
-    driven,
-    fill,
-    look,
-    once,
-    seen,
-)
+from tests.unit.visits_kit import PARTITIONS, SEEN, VISITS, Ctx, Shop, build, config, driven, fill, look, once, seen
+from tests.vocabulary import Put
 
 # -- declared ----------------------------------------------------------------------------------------------------------
 
@@ -40,7 +27,7 @@ def test_requests_have_a_topic_of_the_source() -> None:
     assert (source.inputs, source.input_topics()) == ([VISITS], [])
     assert ("visits", VISITS) in [(wanted.purpose, wanted.spec.name) for wanted in wanted_topics(source, [])]
     assert [topic.purpose for topic in source.topology.topics].count("visits") == 1
-    assert [handler.event for handler in source.topology.handlers] == ["visits.Put", "visit look"]
+    assert [handler.event for handler in source.topology.handlers] == ["Put", "visit look"]
     assert '-- "requests" --> source' in source.topology.mermaid()
     assert not [one for one in of_source(source.config) if one.name == VISITS]  # it is read, as any input
     assert VISITS not in [spec.name for spec in build(visits=False).specs()]

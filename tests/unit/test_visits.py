@@ -19,20 +19,8 @@ from streams.settings.config import PoolConfig, StateConfig
 from streams.testing.fault_points import Point
 from streams.testing.simulation.clients import SimTopics
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.visits_kit import (
-    PARTITIONS,
-    SEEN,
-    Ctx,
-    Put,
-    Shop,
-    build,
-    config,
-    driven,
-    fill,
-    look,
-    once,
-    seen,
-)
+from tests.unit.visits_kit import PARTITIONS, SEEN, Ctx, Shop, build, config, driven, fill, look, once, seen
+from tests.vocabulary import Put
 
 
 def test_each_key_is_visited_once_per_run() -> None:

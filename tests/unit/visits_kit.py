@@ -6,25 +6,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from streams import EventContext, EventSource, EventSourceConfig, Table, event_type
+from streams import EventContext, EventSource, EventSourceConfig, Table
 from streams.records import Record
 from streams.stores.named_table import NamedTable
 from streams.stores.several import Stores
 from streams.testing import TestDriver
-from tests.vocabulary import config_of
+from tests.vocabulary import Put, config_of
 
 VISITS = "shop.orders.visits"
 SEEN = "seen"
 PARTITIONS = 2
 Ctx = EventContext[Any]
-
-
-@event_type("visits.Put")
-class Put(msgspec.Struct, frozen=True):
-    key: str
-    value: int | None
 
 
 def config(**settings: Any) -> EventSourceConfig:

@@ -22,16 +22,9 @@ import org.apache.kafka.common.serialization.Serializer;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 import org.apache.kafka.streams.KafkaStreams;
-import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.Topology;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
-import org.apache.kafka.streams.kstream.Consumed;
-import org.apache.kafka.streams.kstream.KTable;
-import org.apache.kafka.streams.kstream.Materialized;
-import org.apache.kafka.streams.kstream.Produced;
-import org.apache.kafka.streams.processor.api.ContextualFixedKeyProcessor;
-import org.apache.kafka.streams.processor.api.FixedKeyRecord;
 import org.apache.kafka.streams.processor.api.Processor;
 import org.apache.kafka.streams.processor.api.ProcessorContext;
 import org.apache.kafka.streams.processor.api.Record;
@@ -40,10 +33,9 @@ import org.apache.kafka.streams.state.StoreBuilder;
 import org.apache.kafka.streams.state.Stores;
 
 /**
- * The account workload in Kafka Streams, exactly_once_v2: one processor, one store in memory with a changelog. With a
- * table in the job: orders, joined with the rows of their customers. The first argument is the job as JSON; its options
- * are told in benchmarks/peers/kafka_streams.py. Ends in an orderly way on SIGTERM, and at once when its standard input
- * ends.
+ * The account workload in Kafka Streams, exactly_once_v2: one processor, one store in memory with a changelog. The
+ * first argument is the job as JSON; its options are listed in benchmarks/peers/kafka_streams.py. Ends in an orderly way
+ * on SIGTERM, and at once when its standard input ends.
  */
 public final class Accounts {
     private static final String TYPE = "__grt__";
@@ -71,57 +63,6 @@ public final class Accounts {
     public static final class Account {
         public long count;
         public long cents;
-    }
-
-    /** The input of a join. */
-    public static final class Ordered {
-        public String customer;
-        public long number;
-        public long cents;
-        public String note;
-    }
-
-    /** A row. */
-    public static final class Customer {
-        public long version;
-        public String address;
-    }
-
-    /** The output of a join; version -1: there was no row. */
-    public static final class Invoiced {
-        public String customer;
-        public long number;
-        public long cents;
-        public long version = -1;
-        public String address = "";
-
-        static Invoiced of(Ordered order, Customer row) {
-            Invoiced invoice = new Invoiced();
-            invoice.customer = order.customer;
-            invoice.number = order.number;
-            invoice.cents = order.cents;
-            if (row != null) {
-                invoice.version = row.version;
-                invoice.address = row.address;
-            }
-            return invoice;
-        }
-    }
-
-    /** The type of an event is in a header: that of an order is checked, that of an invoice set. */
-    private static final class Typed extends ContextualFixedKeyProcessor<String, Invoiced, Invoiced> {
-        private static final byte[] INVOICED = "Invoiced".getBytes(StandardCharsets.UTF_8);
-
-        @Override
-        public void process(FixedKeyRecord<String, Invoiced> record) {
-            Header kind = record.headers().lastHeader(TYPE);
-            if (kind == null || !new String(kind.value(), StandardCharsets.UTF_8).equals("Ordered")) {
-                throw new IllegalStateException("an event that is no order");
-            }
-            RecordHeaders headers = new RecordHeaders();
-            headers.add(TYPE, INVOICED);
-            context().forward(record.withHeaders(headers));
-        }
     }
 
     /** JSON of one class, both ways, by a reader and a writer that are made once. */
@@ -215,19 +156,6 @@ public final class Accounts {
                 .addSink("balances", output, new StringSerializer(), new ByteArraySerializer(), "handler");
     }
 
-    private static Topology joined(String source, String table, String output) {
-        StreamsBuilder builder = new StreamsBuilder();
-        KTable<String, Customer> customers = builder.table(
-                table,
-                Consumed.with(Serdes.String(), new Json<>(Customer.class).serde()),
-                Materialized.as(Stores.inMemoryKeyValueStore("customers")));
-        builder.stream(source, Consumed.with(Serdes.String(), new Json<>(Ordered.class).serde()))
-                .leftJoin(customers, Invoiced::of)
-                .processValues(Typed::new)
-                .to(output, Produced.with(Serdes.String(), new Json<>(Invoiced.class).serde()));
-        return builder.build();
-    }
-
     private static Properties settings(JsonNode job) {
         Map<String, String> options = MAPPER.convertValue(job.get("options"), MAPPER.getTypeFactory()
                 .constructMapType(Map.class, String.class, String.class));
@@ -275,9 +203,7 @@ public final class Accounts {
         watcher.start();
         Properties settings = settings(job);
         boolean cached = !"0".equals(settings.getProperty(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG));
-        String source = job.get("source").asText(), table = job.get("table").asText();
-        String output = job.get("output").asText();
-        Topology topology = table.isEmpty() ? topology(source, output, cached) : joined(source, table, output);
+        Topology topology = topology(job.get("source").asText(), job.get("output").asText(), cached);
         KafkaStreams streams = new KafkaStreams(topology, settings);
         CountDownLatch failed = new CountDownLatch(1);
         streams.setUncaughtExceptionHandler(error -> {

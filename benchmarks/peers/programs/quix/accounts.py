@@ -1,4 +1,4 @@
-"""The account workload in quixstreams, exactly once; or, with a ``table``, orders joined with their customers' rows.
+"""The account workload in quixstreams, exactly once.
 
 The first argument is the job as JSON; its options are listed in ``benchmarks/peers/quix.py``. Runs in an environment of
 its own, so it imports nothing of this project. Ends in an orderly way on SIGTERM, and at once when its standard input
@@ -17,7 +17,6 @@ from typing import Any
 from quixstreams import Application  # pyright: ignore[reportMissingImports]
 
 HEADERS = [("__grt__", b"Balance")]
-INVOICED = [("__grt__", b"Invoiced")]
 QUICK = {"fetch.queue.backoff.ms": "5", "fetch.wait.max.ms": "20"}
 """As in the loop written by hand: a consumer that does not wait when there is something."""
 TIMEOUTS = {"session_ms": "consumer.session.timeout.ms", "transaction_ms": "producer.transaction.timeout.ms"}
@@ -41,13 +40,6 @@ def handle_after_wait(event: dict[str, Any], key: str, timestamp: int, headers: 
     """Wait as ``benchmarks.workload.wait_seconds`` has it; callbacks are plain functions, so by ``time.sleep``."""
     time.sleep(0.5 if event["cents"] % 100 == 0 else 0.005)
     return handle(event, key, timestamp, headers, state)
-
-
-def invoice(order: dict[str, Any], row: dict[str, Any] | None) -> dict[str, Any]:
-    """Put an order and its row together; without a row there is version -1, as in ``benchmarks.joins.workload``."""
-    version, address = (-1, "") if row is None else (row["version"], row["address"])
-    customer, number, cents = order["customer"], order["number"], order["cents"]
-    return {"customer": customer, "number": number, "cents": cents, "version": version, "address": address}
 
 
 def of_client(options: dict[str, str], prefix: str) -> dict[str, str]:
@@ -75,13 +67,8 @@ def main() -> None:
     source = application.topic(job["source"], key_deserializer="str", value_deserializer="json")
     output = application.topic(job["output"], key_serializer="str", value_serializer="json")
     events = application.dataframe(source)
-    if job["table"]:
-        rows = application.topic(job["table"], key_deserializer="str", value_deserializer="json")
-        joined = events.join_asof(application.dataframe(rows), how="left", on_merge=invoice)
-        joined.set_headers(lambda value, key, timestamp, headers: INVOICED).to_topic(output)
-    else:
-        handled = events.apply(work, stateful=True, metadata=True)
-        handled.set_headers(lambda value, key, timestamp, headers: HEADERS).to_topic(output)
+    handled = events.apply(work, stateful=True, metadata=True)
+    handled.set_headers(lambda value, key, timestamp, headers: HEADERS).to_topic(output)
     application.run()
 
 

@@ -1,0 +1,1 @@
+"""The price of a member that has nothing to do."""

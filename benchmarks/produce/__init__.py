@@ -1,1 +1,0 @@
-"""How fast typed events are produced, beside a loop by hand over the client."""

@@ -1,1 +1,0 @@
-"""A member that others look at: queries by HTTP, and viewers of its monitor."""

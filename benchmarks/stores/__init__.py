@@ -1,1 +1,0 @@
-"""Stores by themselves: tables in memory and on engines, folders, snapshots. No broker."""

@@ -1,1 +1,0 @@
-"""Views: how fast they catch up, and how far they are behind."""
