@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
     from streams.stores.heap import Heap
     from streams.stores.indexes import Index
-    from streams.stores.joined import Joined, JoinedTable, Update
+    from streams.stores.joined import Joined
+    from streams.stores.joined_table import JoinedTable, Update
     from streams.stores.named_table import NamedTable
     from streams.stores.several import Stores
     from streams.stores.simple import SimpleStore
@@ -193,7 +194,8 @@ _NAMES = {
     "statistics": "PartitionStatistics SourceState SourceStatistics",
     "stores.heap": "Heap",
     "stores.indexes": "Index",
-    "stores.joined": "Joined JoinedTable Update",
+    "stores.joined": "Joined",
+    "stores.joined_table": "JoinedTable Update",
     "stores.named_table": "NamedTable",
     "stores.several": "Stores",
     "stores.simple": "SimpleStore",

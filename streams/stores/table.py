@@ -11,6 +11,8 @@ from streams.protocols import Codec, DiskEngine
 from streams.records import TopicPartition
 from streams.stores import table_access
 from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine, after_prefix
+from streams.stores.layered import LayeredEngine
+from streams.stores.layered_bytes import DiskStoreFactory, LayeredBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
 from streams.stores.table_fields import TableFields
@@ -65,8 +67,6 @@ class Table(TableFields, Generic[K, V]):
             raise ConfigError(f"Table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
 
         if engine is not None:
-            from streams.stores.disk_table import DiskStoreFactory, DiskTable  # which derives from this class
-
             return DiskStoreFactory(engine, lambda partition: DiskTable(partition, engine, keys, values))
 
         def make(partition: TopicPartition) -> Table[Key, Value]:
@@ -196,6 +196,16 @@ class Table(TableFields, Generic[K, V]):
         for key_bytes, value_bytes in self._scan(found):
             key = self._decode_key(key_bytes)
             yield key, self._decoded_value(value_bytes, key)
+
+
+class DiskTable(LayeredBytes, Table[K, V]):
+    """A ``Table`` on disk (a ``DiskStore``): the same calls. ``len`` counts by reading everything; ``estimated_len`` is
+    at once."""
+
+    def __init__(self, partition: TopicPartition, disk: DiskEngine, key_codec: Codec[K], value_codec: Codec[V]) -> None:
+        self._layers = LayeredEngine()
+        super().__init__(partition, self._layers, key_codec, value_codec)
+        self.disk = disk
 
 
 class TableValues(Generic[V]):
