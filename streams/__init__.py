@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from streams.stores.joined import Joined
     from streams.stores.joined_table import JoinedTable, Update
     from streams.stores.named_table import NamedTable
+    from streams.stores.read_table import ReadTable
     from streams.stores.several import Stores
     from streams.stores.simple import SimpleStore
     from streams.stores.table import Table
@@ -125,6 +126,7 @@ __all__ = [
     "PostgresSink",
     "QueryConfig",
     "QueueConfig",
+    "ReadTable",
     "Record",
     "Relay",
     "RelayConfig",
@@ -198,6 +200,7 @@ _NAMES = {
     "stores.joined_table": "JoinedTable Update",
     "stores.named_table": "NamedTable",
     "stores.several": "Stores",
+    "stores.read_table": "ReadTable",
     "stores.simple": "SimpleStore",
     "stores.table": "Table",
     "stores.windows": "LateItem Window Windows",

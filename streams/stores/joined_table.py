@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -12,7 +12,7 @@ from streams.protocols import Codec
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.stores import table_access
 from streams.stores.engines import KeyValueEngine
-from streams.stores.table import Table
+from streams.stores.read_table import ReadTable
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -52,8 +52,8 @@ class RowTopic(Protocol[K, V]):
     def check_placed(self, record: IncomingRecord, others: Sequence[bytes]) -> None: ...
 
 
-class JoinedTable(Table[K, V], Generic[K, V]):
-    """The rows of a joined table in one partition: a read-only ``Table``. They stand still during an event.
+class JoinedTable(ReadTable[K, V], Generic[K, V]):
+    """The rows of a joined table in one partition: a ``ReadTable``. They stand still during an event.
 
     A key that is not here, and belongs to another partition, is a ``StoreError`` (``get``, ``in``): there are no rows
     of it in this one, whether it exists or not.
@@ -65,7 +65,7 @@ class JoinedTable(Table[K, V], Generic[K, V]):
         self._to_check = CHECKED_KEYS
         self._checked: list[bytes] = []
 
-    if not TYPE_CHECKING:  # with the types of ``Table``
+    if not TYPE_CHECKING:  # with the types of ``ReadTable``
 
         def get(self, key: Any, default: Any = None) -> Any:
             """The value of ``key``, decoded anew at each call, or ``default``."""
@@ -81,14 +81,6 @@ class JoinedTable(Table[K, V], Generic[K, V]):
             self._check_place(key)
         return found
 
-    def begin(self, journal: list[Change], /) -> None:
-        """Refuse to journal: handlers read rows, and never write them."""
-        self._refuse_write()
-
-    def receive_change(self, change: Change, /) -> None:
-        """Refuse a change, as ``begin``."""
-        self._refuse_write()
-
     # -- as the engine sees it -----------------------------------------------------------------------------------------
 
     def row(self, key: bytes) -> bytes | None:
@@ -101,17 +93,17 @@ class JoinedTable(Table[K, V], Generic[K, V]):
 
     def set_row(self, key: bytes, change: Change) -> None:
         """Set a row, or delete it. ``change``: as it is in the changelog, the very object that is committed."""
-        self._apply(key, change.value)
+        self._set(key, change.value)
 
     def exchange_row(self, key: bytes, change: Change) -> Any:
         """Set a row for an event that may fail. Returns what ``put_back_row`` needs."""
         before = self._get(key)
-        self._apply(key, change.value)
+        self._set(key, change.value)
         return before
 
     def put_back_row(self, key: bytes, change: Change, before: Any) -> None:
         """Undo ``exchange_row``."""
-        self._apply(key, before)
+        self._set(key, before)
 
     def read(self, record: IncomingRecord, size_limit: int) -> JoinedRow | None:
         """Read a row of the topic; the first ones are checked to be in their partition. Raises as ``Joined.read``, and
@@ -142,9 +134,8 @@ class JoinedTable(Table[K, V], Generic[K, V]):
         """Free everything: the partition is no longer here."""
         self._close(f"the rows of {self.partition} were revoked: the partition is no longer here")
 
-    def _refuse_write(self) -> NoReturn:
-        self._check_open()
-        raise StoreError(
-            f"a row of the joined table {self.joined.topic} was written: rows change with their topic only, so send a "
-            "record there"
-        )
+    def _set(self, key: bytes, row: bytes | None) -> None:
+        if row is None:
+            self._engine.delete(key)
+        else:
+            self._engine.put(key, row)

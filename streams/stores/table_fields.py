@@ -1,4 +1,4 @@
-"""The fields of ``Table``: what ``table_access`` reads at each call."""
+"""The fields of ``ReadTable`` and ``Table``: what ``table_access`` reads at each call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from streams.model.shortcuts import bare_decoder, bare_encoder, encoder_of, shor
 from streams.protocols import Codec
 from streams.records import TopicPartition
 from streams.stores.engines import KeyValueEngine
-from streams.stores.journalled import JournalledBytes
+from streams.stores.journalled import JournalledBytes, StoredBytes
 
 
-class TableFields(JournalledBytes):
-    """The base of ``Table``, beneath the leaf that has its ``get`` and ``put``."""
+class TableFields(StoredBytes):
+    """The base of ``ReadTable``, beneath the leaf that has ``get`` and ``put``."""
 
     __slots__ = (
         "_bare_decode_value",
@@ -59,6 +59,12 @@ class TableFields(JournalledBytes):
 
     def _refuse_null_key(self) -> NoReturn:
         raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")
+
+
+class JournalledFields(TableFields, JournalledBytes):
+    """The base of ``Table``, which is written to, too."""
+
+    __slots__ = ()
 
 
 def _named(codec: object) -> str:
