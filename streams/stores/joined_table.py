@@ -41,7 +41,7 @@ class JoinedRow(NamedTuple):
 
 
 class RowTopic(Protocol[K, V]):
-    """What a table needs of its declaration; ``joined.Joined`` documents the methods."""
+    """A joined table as it is declared; ``joined.Joined`` documents the methods."""
 
     @property
     def topic(self) -> str: ...
