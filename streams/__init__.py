@@ -67,8 +67,9 @@ if TYPE_CHECKING:
     from streams.views.blocking import BlockingView
     from streams.views.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
     from streams.views.global_table import GlobalTable
+    from streams.views.state import ViewState, ViewStatistics
     from streams.views.table import ViewChange, ViewSnapshot
-    from streams.views.view import View, ViewState, ViewStatistics
+    from streams.views.view import View
 
 __all__ = [
     "COMPUTE",
@@ -208,7 +209,8 @@ _NAMES = {
     "views.global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
     "views.global_table": "GlobalTable",
     "views.table": "ViewChange ViewSnapshot",
-    "views.view": "View ViewState ViewStatistics",
+    "views.state": "ViewState ViewStatistics",
+    "views.view": "View",
 }
 _HOME = {name: f"streams.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, NoReturn, Self, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
 
 import anyio.to_thread
-import msgspec
 
 from streams.errors import ConfigError, NotCaughtUp, RegistrationError, Stopped, StoreError, StreamsError
 from streams.outcomes import STOP
@@ -21,10 +19,10 @@ from streams.records import Delivery, TopicPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.reading.followed_topic import FollowedTopic
-from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Starts
+from streams.runtime.reading.view_follower import OnError, Starts
 from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
-from streams.source.event_source import EventSource
+from streams.settings.config import EventSourceConfig
 from streams.statistics import SourceState
 from streams.stores.table import Table
 from streams.views.blocking import BlockingView, LoopThread
@@ -32,10 +30,12 @@ from streams.views.global_change_log import GlobalChangeLog
 from streams.views.global_table import make_table
 from streams.views.on_disk import ViewFolders
 from streams.views.reads import ViewReads
+from streams.views.state import ViewState, ViewStatistics
 from streams.views.table import ViewChange, ViewTable, ViewWatch
 
 K = TypeVar("K")
 V = TypeVar("V")
+StoreT_co = TypeVar("StoreT_co", covariant=True)
 
 MARK_SECONDS: Final = 60.0
 """Between two proofs that a view on disk is complete: from the last one on the next block reads on."""
@@ -45,27 +45,13 @@ _LOOK_SECONDS: Final = 0.25
 """Between two looks at the state."""
 
 
-class ViewState(enum.Enum):
-    """State of a view. It may be read while it is ``LIVE`` or ``STALE``: then the cluster does not answer, and there
-    may be newer values."""
+class ViewedSource(Protocol[StoreT_co]):
+    """What ``View.of`` reads of an event source."""
 
-    CREATED = "created"
-    STARTING = "starting"
-    CATCHING_UP = "catching up"
-    LIVE = "live"
-    STALE = "stale"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-class ViewStatistics(msgspec.Struct, frozen=True):
-    """State of a view at one moment, its number of keys (of a view on disk about so many), and the progress of each
-    partition."""
-
-    state: ViewState
-    topic: str
-    keys: int
-    partitions: tuple[LogPartitionStatistics, ...]
+    @property
+    def config(self) -> EventSourceConfig: ...
+    @property
+    def store_factory(self) -> Callable[[TopicPartition], StoreT_co]: ...
 
 
 class View(ViewReads[K, V], Generic[K, V]):
@@ -130,7 +116,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         self._thread: LoopThread | None = None
 
     @classmethod
-    def of(cls, source: EventSource[Table[K, V]], **settings: Any) -> View[K, V]:
+    def of(cls, source: ViewedSource[Table[K, V]], **settings: Any) -> View[K, V]:
         """Make a view of the state of an event source: of its changelog, with the types of its ``Table``, ordered if
         that is. ``settings`` are those of this class; addresses come from the source.
 
@@ -138,7 +124,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         own follows those.
         """
         config = source.config.resolved()
-        store: Any = make_store(source.program().store_factory, TopicPartition(config.changelog, 0))
+        store: Any = make_store(source.store_factory, TopicPartition(config.changelog, 0))
         try:
             if not isinstance(store, Table):
                 raise ConfigError(

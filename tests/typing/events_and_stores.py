@@ -13,6 +13,7 @@ import msgspec
 
 from streams import (
     EventContext,
+    EventSource,
     EventSourceConfig,
     GlobalChangeLog,
     GroupConfig,
@@ -130,6 +131,11 @@ def read_tables(view: View[str, Account]) -> None:
     read: list[ReadTable[str, Account]] = [rows, rows.of_partition(0), frozen, written]
     state: StateStore = rows  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(look, read, state)
+
+
+def viewed(source: EventSource[Table[str, Account]], other: EventSource[SimpleStore[Account]]) -> None:
+    assert_type(View.of(source), View[str, Account])
+    View.of(other)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def contracts(table: Table[str, Account], simple: SimpleStore[Account]) -> None:
