@@ -11,6 +11,7 @@ from streams.errors import ConfigError, DecodeError, RegistrationError, StoreErr
 from streams.events import EventType, event_type_of, parse_version
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, TopicPartition
+from streams.runtime.reading.view_follower import Receiver
 from streams.sak.forks import MadeHere
 from streams.stores.engines import KeyValueEngine
 from streams.stores.read_table import ReadTable
@@ -55,6 +56,10 @@ class GlobalTable(ReadTable[K, V], Generic[K, V]):
         """Return the table of one partition alone; empty if there is nothing in it (or no such partition). Any
         thread may use it."""
         return self._view(number)[0]
+
+    def receiver(self) -> Receiver:
+        """Return what its reader fills it by. A failure closes it."""
+        return Receiver(f"the table of {self._topic}", self.receive, self.revoked, self.close)
 
     def receive(self, record: IncomingRecord) -> None:
         """Take a record of the topic. For the log, on its thread. Raises ``DecodeError`` for a key or a value that

@@ -9,7 +9,7 @@ import pytest
 
 from streams import View, ViewChange
 from streams.codecs import int_codec
-from streams.views import global_change_log
+from streams.views import topic_reader
 from tests.unit.global_log_kit import MemoryConnections, MemoryTopic, memory_topic
 
 number = int_codec.encode
@@ -19,7 +19,7 @@ def viewed_topic(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTopic]:
     """A topic that views are made over, for a fixture."""
     topics = memory_topic()
     topic = next(topics)
-    monkeypatch.setattr(global_change_log, "LogConnections", lambda *_: MemoryConnections(topic))
+    monkeypatch.setattr(topic_reader, "LogConnections", lambda *_: MemoryConnections(topic))
     yield topic
     yield from topics
 
