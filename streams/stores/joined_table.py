@@ -59,6 +59,8 @@ class JoinedTable(ReadTable[K, V], Generic[K, V]):
     of it in this one, whether it exists or not.
     """
 
+    _engine: KeyValueEngine
+
     def __init__(self, joined: RowTopic[K, V], partition: int, engine: KeyValueEngine) -> None:
         super().__init__(TopicPartition(joined.topic, partition), engine, *joined.codecs)
         self.joined = joined

@@ -15,7 +15,7 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError, StateUnreadable, StoreError
 from streams.records import Change, TopicPartition
 from streams.sak.harmless import harmless
-from streams.stores.engines import KeyValueEngine
+from streams.stores.engines import KeyValueEngine, ReadEngine
 from streams.stores.memory import HashEngine
 
 
@@ -25,7 +25,7 @@ class StoredBytes:
     # Those of ``JournalledBytes``, too: ``Table`` is of both lines, and only one of them may bring slots of its own.
     __slots__ = ("_data", "_engine", "_get", "_journal", "_peek", "_put", "partition")
 
-    def __init__(self, partition: TopicPartition, engine: KeyValueEngine) -> None:
+    def __init__(self, partition: TopicPartition, engine: ReadEngine) -> None:
         self.partition = partition
         self._engine = engine
         self._get = engine.get
@@ -70,6 +70,7 @@ class JournalledBytes(StoredBytes):
     """A ``JournalledStore`` over an engine, in bytes. Base of ``Table`` and ``SimpleStore``; not for use by itself."""
 
     __slots__ = ()
+    _engine: KeyValueEngine
 
     def __init__(self, partition: TopicPartition, engine: KeyValueEngine) -> None:
         super().__init__(partition, engine)

@@ -8,7 +8,7 @@ from streams.errors import DecodeError, StoreError
 from streams.model.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TopicPartition
-from streams.stores.engines import KeyValueEngine
+from streams.stores.engines import KeyValueEngine, ReadEngine
 from streams.stores.journalled import JournalledBytes, StoredBytes
 
 
@@ -29,7 +29,7 @@ class TableFields(StoredBytes):
     )
 
     def __init__(
-        self, partition: TopicPartition, engine: KeyValueEngine, key_codec: Codec[Any], value_codec: Codec[Any]
+        self, partition: TopicPartition, engine: ReadEngine, key_codec: Codec[Any], value_codec: Codec[Any]
     ) -> None:
         super().__init__(partition, engine)
         self._key_codec = key_codec
@@ -65,6 +65,7 @@ class JournalledFields(TableFields, JournalledBytes):
     """The base of ``Table``, which is written to, too."""
 
     __slots__ = ()
+    _engine: KeyValueEngine
 
 
 def _named(codec: object) -> str:

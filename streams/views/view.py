@@ -36,6 +36,8 @@ from streams.views.topic_reader import reader_of
 
 K = TypeVar("K")
 V = TypeVar("V")
+Key = TypeVar("Key")  # of `of`, which is called on the bare class: pyright wants variables of its own there
+Value = TypeVar("Value")
 StoreT_co = TypeVar("StoreT_co", covariant=True)
 
 MARK_SECONDS: Final = 60.0
@@ -117,7 +119,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         self._thread: LoopThread | None = None
 
     @classmethod
-    def of(cls, source: ViewedSource[Table[K, V]], **settings: Any) -> View[K, V]:
+    def of(cls, source: ViewedSource[Table[Key, Value]], **settings: Any) -> View[Key, Value]:
         """Make a view of the state of an event source: of its changelog, with the types of its ``Table``, ordered if
         that is. ``settings`` are those of this class; addresses come from the source.
 
@@ -140,8 +142,11 @@ class View(ViewReads[K, V], Generic[K, V]):
             }
         finally:
             store.revoked()
-        any_: Any = object
-        return cls(config.changelog, key=any_, value=any_, key_codec=keys, value_codec=values, **{**common, **settings})
+        make: Any = cls  # with codecs, the types are not looked at
+        made: View[Key, Value] = make(
+            config.changelog, key=object, value=object, key_codec=keys, value_codec=values, **{**common, **settings}
+        )
+        return made
 
     def __repr__(self) -> str:
         return f"View({self.topic!r}, {self.state.value})"
