@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from streams.stores import JoinedTable as JoinedTable
     from streams.stores import LateItem as LateItem
     from streams.stores import NamedTable as NamedTable
+    from streams.stores import ReadTable as ReadTable
     from streams.stores import SimpleStore as SimpleStore
     from streams.stores import Update as Update
     from streams.stores import Window as Window
@@ -121,7 +122,8 @@ _NAMES = {
     "source": "AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer EventProducer "
     "EventSource Lookup PostgresSink SinkItem TransactionRecords",
     "statistics": "PartitionStatistics SourceState SourceStatistics",
-    "stores": "Heap Index Joined JoinedTable LateItem NamedTable SimpleStore Stores Table Update Window Windows",
+    "stores": "Heap Index Joined JoinedTable LateItem NamedTable ReadTable SimpleStore Stores Table Update Window "
+    "Windows",
     "views": "BlockingView GlobalChangeLog GlobalChangeLogStatistics GlobalTable View ViewChange ViewSnapshot "
     "ViewState ViewStatistics",
 }

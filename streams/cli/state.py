@@ -36,7 +36,7 @@ from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, d
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
-from streams.stores.several import TIME_KEY
+from streams.stores.structured import TIME_KEY
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -21,7 +21,8 @@ from streams.settings.jobs import SchedulerConfig
 from streams.source.declarations import Declarations
 from streams.source.lookups import Lookup
 from streams.source.registering import by_annotation
-from streams.stores.joined import Joined, Partitioner, Update
+from streams.stores.joined import Joined, Partitioner
+from streams.stores.joined_table import Update
 from streams.views.global_table import GlobalTable, make_table
 
 StoreT = TypeVar("StoreT")

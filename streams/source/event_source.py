@@ -150,6 +150,11 @@ class EventSource(Declaring[StoreT]):
         client = self._run.present().takeover_client
         return client.remove_member(member_id, instance or None, time.monotonic() + timeout_seconds)
 
+    @property
+    def store_factory(self) -> Callable[[TopicPartition], StoreT]:
+        """Return the factory of the stores of its partitions."""
+        return self._declared.store_factory
+
     def program(self) -> Program:
         """Return the registrations and settings, to be run elsewhere (``streams.spark.replay``). Addresses, credentials
         and callbacks are left out: they stay in this process."""

@@ -13,8 +13,8 @@ from streams.runtime import source_topics
 from streams.runtime.reading.view_follower import OnError
 from streams.sak.numbers import is_number
 from streams.source.registry import Registry
-from streams.views.global_change_log import checked_on_error
 from streams.views.global_table import GlobalTable
+from streams.views.topic_reader import checked_on_error
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
 from streams.stores.heap import Heap
 from streams.stores.indexes import Index
-from streams.stores.joined import Joined, JoinedTable, Update
+from streams.stores.joined import Joined
+from streams.stores.joined_table import JoinedTable, Update
 from streams.stores.memory import HashEngine
 from streams.stores.named_table import NamedTable
 from streams.stores.ordered import OrderedEngine
+from streams.stores.read_table import ReadTable
 from streams.stores.several import Stores
 from streams.stores.simple import SimpleStore
 from streams.stores.table import Table
@@ -25,6 +27,7 @@ __all__ = [
     "NamedTable",
     "OrderedEngine",
     "OrderedKeyValueEngine",
+    "ReadTable",
     "SimpleStore",
     "Stores",
     "Table",

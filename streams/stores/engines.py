@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 
-@runtime_checkable
-class KeyValueEngine(Protocol):
-    """Keys and values as bytes. An empty value is a value. One thread.
+class ReadEngine(Protocol):
+    """Keys and values as bytes, to be read. An empty value is a value. One thread.
 
     Iterators may be used while the engine is written to: a key that is there all the time is seen exactly once, with
     the value that it has when it is reached; a key put or deleted meanwhile may be seen or not, never twice.
@@ -19,6 +18,19 @@ class KeyValueEngine(Protocol):
         """A method, or a function kept as attribute: the value of a key, or ``None``."""
         ...
 
+    def items(self) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def clear(self) -> None:
+        """Free everything: the end of its table."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class KeyValueEngine(ReadEngine, Protocol):
+    """An engine that is written to, too."""
+
     @property
     def put(self) -> Callable[[bytes, bytes], None]:
         """A method, or a function kept as attribute: sets the value of a key."""
@@ -27,12 +39,6 @@ class KeyValueEngine(Protocol):
     def delete(self, key: bytes, /) -> None:
         """Delete a key; without effect if it is not there."""
         ...
-
-    def items(self) -> Iterator[tuple[bytes, bytes]]: ...
-
-    def clear(self) -> None: ...
-
-    def __len__(self) -> int: ...
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from streams.errors import StoreError
 from streams.protocols import Codec
 from streams.stores.indexes import Index
 from streams.stores.named_table import NamedTable, plan_of
-from streams.stores.several import Declared
+from streams.stores.structured import Declared
 
 K = TypeVar("K")
 V = TypeVar("V")

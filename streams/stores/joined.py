@@ -1,33 +1,27 @@
-"""Joined tables: the rows of another topic, beside the state of a partition, for its handlers to read."""
+"""Joined tables: their declaration, which places and reads rows, and makes the table of each partition."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, NoReturn, TypeVar
-
-import msgspec
+from typing import Final, Generic, Literal, TypeVar
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.errors import DecodeError, StoreError, TopicError
+from streams.errors import DecodeError, TopicError
 from streams.model.reasons import reason
 from streams.model.shortcuts import encoder_of
 from streams.protocols import Codec, DiskEngine
-from streams.records import Change, IncomingRecord, Record, TopicPartition
+from streams.records import IncomingRecord, Record
 from streams.sak.murmur2 import partition_of
-from streams.stores import table_access
-from streams.stores.engines import KeyValueEngine
+from streams.stores.joined_on_disk import rows_in
+from streams.stores.joined_table import JoinedRow, JoinedTable
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
-from streams.stores.table import Table
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 Partitioner = Literal["murmur2", "crc32", "fnv1a"]
-CHECKED_KEYS: Final = 100
-"""Keys of each partition that are compared with the partitioner, after each start of a partition."""
-_MISSING: Final[Any] = object()
 
 
 def _crc32(key: bytes, partitions: int) -> int:
@@ -47,24 +41,6 @@ PARTITIONERS: Final[Mapping[str, Callable[[bytes, int], int]]] = {
     "crc32": _crc32,
     "fnv1a": _fnv1a,
 }
-
-
-class Update(msgspec.Struct, Generic[K, V], frozen=True):
-    """A row of a joined table that is another one now: ``new`` in the place of ``old`` (``None``: it was, or is, not
-    there)."""
-
-    key: K
-    old: V | None
-    new: V | None
-
-
-class JoinedRow(NamedTuple):
-    """A row as its record has it, read and decoded. ``value`` and ``new`` are ``None`` for one that is deleted."""
-
-    key: bytes
-    value: bytes | None
-    name: Any
-    new: Any
 
 
 class Joined(Generic[K, V]):
@@ -96,8 +72,6 @@ class Joined(Generic[K, V]):
         begin with ``prefix``. Raises ``ConfigError`` for a store without a database of this kind."""
         if self.engine is None:
             return JoinedTable(self, partition, OrderedEngine() if self.ordered else HashEngine())
-        from streams.stores.joined_on_disk import rows_in  # which derives from this module's classes
-
         return rows_in(store, self.engine, self, partition, prefix)
 
     def partition_of(self, key: bytes) -> int | None:
@@ -157,102 +131,4 @@ class Joined(Generic[K, V]):
             f"{record.where}: the key {key[:64]!r} belongs to partition {due} of {self.partitions} by "
             f"{self.partitioner}, so its events would be handled without this row. In "
             f"source.join({self.topic!r}, ...), {advice}"
-        )
-
-
-class JoinedTable(Table[K, V], Generic[K, V]):
-    """The rows of a joined table in one partition: a read-only ``Table``. They stand still during an event.
-
-    A key that is not here, and belongs to another partition, is a ``StoreError`` (``get``, ``in``): there are no rows
-    of it in this one, whether it exists or not.
-    """
-
-    def __init__(self, joined: Joined[K, V], partition: int, engine: KeyValueEngine) -> None:
-        super().__init__(TopicPartition(joined.topic, partition), engine, *joined.codecs)
-        self.joined = joined
-        self._to_check = CHECKED_KEYS
-        self._checked: list[bytes] = []
-
-    if not TYPE_CHECKING:  # with the types of ``Table``
-
-        def get(self, key: Any, default: Any = None) -> Any:
-            """The value of ``key``, decoded anew at each call, or ``default``."""
-            found = table_access.get(self, key, _MISSING)
-            if found is _MISSING:
-                self._check_place(key)
-                return default
-            return found
-
-    def __contains__(self, key: K) -> bool:
-        found = super().__contains__(key)
-        if not found:
-            self._check_place(key)
-        return found
-
-    def begin(self, journal: list[Change], /) -> None:
-        """Refuse to journal: handlers read rows, and never write them."""
-        self._refuse_write()
-
-    def receive_change(self, change: Change, /) -> None:
-        """Refuse a change, as ``begin``."""
-        self._refuse_write()
-
-    # -- as the engine sees it -----------------------------------------------------------------------------------------
-
-    def row(self, key: bytes) -> bytes | None:
-        """Return a row as bytes."""
-        return self._get(key)
-
-    def row_keys(self) -> set[bytes]:
-        """Return the keys of all rows."""
-        return {key for key, _ in self._engine.items()}
-
-    def set_row(self, key: bytes, change: Change) -> None:
-        """Set a row, or delete it. ``change``: as it is in the changelog, the very object that is committed."""
-        self._apply(key, change.value)
-
-    def exchange_row(self, key: bytes, change: Change) -> Any:
-        """Set a row for an event that may fail. Returns what ``put_back_row`` needs."""
-        before = self._get(key)
-        self._apply(key, change.value)
-        return before
-
-    def put_back_row(self, key: bytes, change: Change, before: Any) -> None:
-        """Undo ``exchange_row``."""
-        self._apply(key, before)
-
-    def read(self, record: IncomingRecord, size_limit: int) -> JoinedRow | None:
-        """Read a row of the topic; the first ones are checked to be in their partition. Raises as ``Joined.read``, and
-        ``TopicError``."""
-        row = self.joined.read(record, size_limit)
-        if self._to_check and row is not None:
-            self.joined.check_placed(record, self._checked)
-            self._checked.append(row.key)
-            self._to_check -= 1
-            if not self._to_check:
-                self._checked = []
-        return row
-
-    def update(self, row: JoinedRow, old: bytes | None) -> Update[K, V]:
-        """Make the argument of an update handler: ``old`` is the row before, in bytes."""
-        return Update(row.name, None if old is None else self.decode_value(old), row.new)
-
-    def _check_place(self, key: K) -> None:
-        due = self.joined.partition_of(self._encode_key(key))
-        if due is not None and due != self.partition.partition:
-            raise StoreError(
-                f"the key {str(key)[:80]!r} of the joined table {self.joined.topic} belongs to partition {due}, and "
-                f"this is partition {self.partition.partition}: its row is not here, whether there is one or not. "
-                "Forward the event under this key, so that it is handled where the row is"
-            )
-
-    def revoked(self) -> None:
-        """Free everything: the partition is no longer here."""
-        self._close(f"the rows of {self.partition} were revoked: the partition is no longer here")
-
-    def _refuse_write(self) -> NoReturn:
-        self._check_open()
-        raise StoreError(
-            f"a row of the joined table {self.joined.topic} was written: rows change with their topic only, so send a "
-            "record there"
         )

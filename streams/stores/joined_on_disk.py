@@ -13,7 +13,7 @@ from streams.errors import ConfigError
 from streams.protocols import DiskEngine
 from streams.records import Change
 from streams.stores.engines import after_prefix
-from streams.stores.joined import Joined, JoinedTable
+from streams.stores.joined_table import JoinedTable, RowTopic
 from streams.stores.layered import LayeredEngine
 from streams.stores.layered_bytes import LayeredBytes
 
@@ -68,7 +68,7 @@ class RowEngine:
 class JoinedTableOnDisk(JoinedTable[K, V], Generic[K, V]):
     """A ``JoinedTable`` in the database of a store. ``len`` counts by reading everything."""
 
-    def __init__(self, joined: Joined[K, V], partition: int, engine: RowEngine) -> None:
+    def __init__(self, joined: RowTopic[K, V], partition: int, engine: RowEngine) -> None:
         super().__init__(joined, partition, engine)
         self._layers = engine.layers
 
@@ -86,7 +86,7 @@ class JoinedTableOnDisk(JoinedTable[K, V], Generic[K, V]):
 
 
 def rows_in(
-    store: object, engine: DiskEngine, joined: Joined[K, V], partition: int, prefix: bytes
+    store: object, engine: DiskEngine, joined: RowTopic[K, V], partition: int, prefix: bytes
 ) -> JoinedTable[K, V]:
     """Make the table of a partition whose rows are in this store's database, their keys beginning with ``prefix``.
     Raises ``ConfigError`` for a store that has none of this kind."""

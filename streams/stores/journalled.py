@@ -1,4 +1,4 @@
-"""Base of all stores over an engine: the journal, the undo, the restore, the end.
+"""Base of all stores over an engine: reading, the journal, the undo, the restore, the end.
 
 An event's writes go into the engine at once, and into the journal with the bytes that they replaced. If the event
 fails, the journal is walked backwards. The store keeps bytes, so nothing that a handler still holds can change it.
@@ -15,23 +15,68 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError, StateUnreadable, StoreError
 from streams.records import Change, TopicPartition
 from streams.sak.harmless import harmless
-from streams.stores.engines import KeyValueEngine
+from streams.stores.engines import KeyValueEngine, ReadEngine
 from streams.stores.memory import HashEngine
 
 
-class JournalledBytes:
-    """A ``JournalledStore`` over an engine, in bytes. Base of ``Table`` and ``SimpleStore``; not for use by itself."""
+class StoredBytes:
+    """The entries of an engine, in bytes, to be read; not for use by itself."""
 
+    # Those of ``JournalledBytes``, too: ``Table`` is of both lines, and only one of them may bring slots of its own.
     __slots__ = ("_data", "_engine", "_get", "_journal", "_peek", "_put", "partition")
 
-    def __init__(self, partition: TopicPartition, engine: KeyValueEngine) -> None:
+    def __init__(self, partition: TopicPartition, engine: ReadEngine) -> None:
         self.partition = partition
         self._engine = engine
-        self._journal: list[Change] | None = None
         self._get = engine.get
+        self._data = engine.data if type(engine) is HashEngine else None  # in place of the engine, on the hot path
+
+    def dump(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every key and value as bytes, for checks and tools. In the order of the keys if the engine has one."""
+        return self._scan(self._engine.items())
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def _scan(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        yield from found
+        self._check_open()  # a scan that a revocation cut short must not look complete
+
+    def _close(self, why: str) -> None:
+        engine = self._engine
+        self._engine = gone = _Closed(why)  # first: a scan that goes on beside it must not end as if it were complete
+        self._data = None
+        self._get = gone.get
+        engine.clear()
+
+    def _check_open(self) -> None:
+        engine = self._engine
+        if type(engine) is _Closed:
+            engine.get()
+
+    def _unreadable(self, key: Any, error: DecodeError) -> StateUnreadable:
+        """Make the error of a value that cannot be read. ``key``: as ``decode_key`` of the whole store has it."""
+        plain = msgspec.to_builtins(key, str_keys=True, enc_hook=str)
+        name = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+        found = StateUnreadable(
+            f"state of {self.partition}, key {name[:80]!r}: {error} (`kes state get` shows what is stored, `kes state "
+            "repair` mends it)"
+        )
+        found.partition, found.key = self.partition.partition, harmless(name)
+        return found
+
+
+class JournalledBytes(StoredBytes):
+    """A ``JournalledStore`` over an engine, in bytes. Base of ``Table`` and ``SimpleStore``; not for use by itself."""
+
+    __slots__ = ()
+    _engine: KeyValueEngine
+
+    def __init__(self, partition: TopicPartition, engine: KeyValueEngine) -> None:
+        super().__init__(partition, engine)
+        self._journal: list[Change] | None = None
         self._put = engine.put
         self._peek = getattr(engine, "peek", engine.get)  # of what a write replaces
-        self._data = engine.data if type(engine) is HashEngine else None  # in place of the two, on the hot path
 
     @property
     def layout(self) -> str:
@@ -65,23 +110,9 @@ class JournalledBytes:
         self._close(f"the store of {self.partition} was revoked: the partition is no longer here")
 
     def _close(self, why: str) -> None:
-        engine, self._journal = self._engine, None
-        self._engine = gone = _Closed(why)  # first: a scan that goes on beside it must not end as if it were complete
-        self._data = None
-        self._get = self._peek = gone.get
-        self._put = gone.put
-        engine.clear()
-
-    def dump(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every key and value as bytes, for checks and tools. In the order of the keys if the engine has one."""
-        return self._scan(self._engine.items())
-
-    def __len__(self) -> int:
-        return len(self._engine)
-
-    def _scan(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        yield from found
-        self._check_open()  # a scan that a revocation cut short must not look complete
+        self._journal = None
+        super()._close(why)
+        self._put, self._peek = self._engine.put, self._engine.get
 
     def _apply(self, key: bytes, value: bytes | None) -> None:
         if value is None:
@@ -100,22 +131,6 @@ class JournalledBytes:
         journal.append(change)
         self._engine.delete(key)
         return change
-
-    def _check_open(self) -> None:
-        engine = self._engine
-        if type(engine) is _Closed:
-            engine.get()
-
-    def _unreadable(self, key: Any, error: DecodeError) -> StateUnreadable:
-        """Make the error of a value that cannot be read. ``key``: as ``decode_key`` of the whole store has it."""
-        plain = msgspec.to_builtins(key, str_keys=True, enc_hook=str)
-        name = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
-        found = StateUnreadable(
-            f"state of {self.partition}, key {name[:80]!r}: {error} (`kes state get` shows what is stored, `kes state "
-            "repair` mends it)"
-        )
-        found.partition, found.key = self.partition.partition, harmless(name)
-        return found
 
     def _refuse_write(self) -> NoReturn:
         self._check_open()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Generic, TypeVar
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.protocols import DiskDatabase, DiskEngine
-from streams.records import Change
+from streams.records import Change, TopicPartition
 from streams.stores.journalled import JournalledBytes
 from streams.stores.layered import LayeredEngine
+
+Made_co = TypeVar("Made_co", covariant=True)
 
 
 class LayeredBytes(JournalledBytes):
@@ -74,3 +77,13 @@ class LayeredBytes(JournalledBytes):
         if change.key >= RESERVED_KEY_PREFIX:
             self._refuse_reserved(change.key)
         self._layers.receive(change)
+
+
+class DiskStoreFactory(Generic[Made_co]):
+    """Makes an empty store for each partition. ``disk`` says before the first one what they need."""
+
+    def __init__(self, disk: DiskEngine, make: Callable[[TopicPartition], Made_co]) -> None:
+        self.disk, self._make = disk, make
+
+    def __call__(self, partition: TopicPartition) -> Made_co:
+        return self._make(partition)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from streams.protocols import DiskDatabase, DiskEngine
 from streams.records import UNREAD, Change, TopicPartition
@@ -20,13 +20,14 @@ from streams.stores.framed import OWN
 from streams.stores.journalled import JournalledBytes
 from streams.stores.layered import LayeredEngine
 from streams.stores.layered_bytes import LayeredBytes
-from streams.stores.several import Stores, StoresT
+from streams.stores.structured import StructuredBytes
 
 _log = logging.getLogger(__name__)
 
 _LOGGED: Final = 100_000
 """Entries from which something is derived are worth a line in the log, if they are so many."""
 
+StoresT = TypeVar("StoresT", bound=StructuredBytes)
 End = bytes | None
 Span = tuple[End, End]
 
@@ -95,7 +96,7 @@ class OwnEngine(SpanEngine):
         self.note(key, None)
 
 
-class LayeredStores(LayeredBytes, Stores):
+class LayeredStores(LayeredBytes, StructuredBytes):
     """A ``Stores`` on disk (a ``DiskStore``). ``on_disk`` makes a class of it and the user's."""
 
     def __init__(self, partition: TopicPartition) -> None:

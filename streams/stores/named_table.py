@@ -15,7 +15,7 @@ from streams.stores import table_access
 from streams.stores.derived import Derived, DerivingEngine, Ranking, start_of
 from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, put_back, unframe
 from streams.stores.indexes import Index, TableIndex, shown
-from streams.stores.several import MOST_AT_ONCE, Declared, Stores, mark_of
+from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
 from streams.stores.table import Table
 
 K = TypeVar("K")
@@ -46,7 +46,7 @@ class NamedTable(Table[K, V], Generic[K, V]):
     written meanwhile, as in other scans.
     """
 
-    def __init__(self, home: Stores, name: str, prefix: bytes, plan: Plan) -> None:
+    def __init__(self, home: StructuredBytes, name: str, prefix: bytes, plan: Plan) -> None:
         self._home = home
         self._name = name
         self._expiry = None if plan.expires_ms is None else _Expiry(self, home, mark_of(name), plan.expires_ms)
@@ -183,7 +183,7 @@ class _Expiry:
     """The expiry of a table's entries. Their order is that of the times at which they were put; those of unknown time
     (they were there before there was any expiry) are as old as the store's mark of its beginning."""
 
-    def __init__(self, table: NamedTable[Any, Any], home: Stores, mark: bytes, expires_ms: int) -> None:
+    def __init__(self, table: NamedTable[Any, Any], home: StructuredBytes, mark: bytes, expires_ms: int) -> None:
         self._table = table
         self._home = home
         self._mark = mark

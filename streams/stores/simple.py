@@ -12,6 +12,8 @@ from streams.protocols import Codec, DiskEngine
 from streams.records import Change, TopicPartition
 from streams.stores.engines import OrderedKeyValueEngine, after_prefix
 from streams.stores.journalled import JournalledBytes
+from streams.stores.layered import LayeredEngine
+from streams.stores.layered_bytes import DiskStoreFactory, LayeredBytes
 from streams.stores.ordered import OrderedEngine
 
 T = TypeVar("T")
@@ -49,8 +51,6 @@ class SimpleStore(JournalledBytes, Generic[T]):
         state on disk, as in ``Table.factory``. Raises ``ConfigError``."""
         chosen: Codec[Item] = codec_for(item) if codec is None else codec
         if engine is not None:
-            from streams.stores.disk_table import DiskSimpleStore, DiskStoreFactory  # which derives from this class
-
             return DiskStoreFactory(engine, lambda partition: DiskSimpleStore(partition, engine, chosen, key))
         return lambda partition: SimpleStore(partition, chosen, key)
 
@@ -114,3 +114,15 @@ class SimpleStore(JournalledBytes, Generic[T]):
         if key is None:
             raise StoreError(f"the store of {self.partition} was used with a null key")
         return str_codec.encode(key)
+
+
+class DiskSimpleStore(LayeredBytes, SimpleStore[T]):
+    """A ``SimpleStore`` on disk (a ``DiskStore``): the same calls. A ``put`` does not read what it replaces, so
+    ``previous`` of its ``Change`` is ``UNREAD``."""
+
+    def __init__(
+        self, partition: TopicPartition, disk: DiskEngine, codec: Codec[T], key_of: Callable[[T], str]
+    ) -> None:
+        self._layers = LayeredEngine()
+        super().__init__(partition, codec, key_of, self._layers)
+        self.disk = disk

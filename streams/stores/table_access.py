@@ -8,7 +8,7 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import StoreError
 from streams.records import Change
 from streams.sak import leaves
-from streams.stores.table_fields import TableFields
+from streams.stores.table_fields import JournalledFields, TableFields
 
 CLASSES: Final = (Change, TableFields)
 """Whose fields are read by their places in memory when this is compiled."""
@@ -38,7 +38,7 @@ def get(self: TableFields, key: Any, default: Any = None) -> Any:
         return self._decoded_value(value, key)
 
 
-def put(self: TableFields, key: Any, value: Any) -> None:
+def put(self: JournalledFields, key: Any, value: Any) -> None:
     """Set the value of ``key``: its bytes at this moment are what is kept and what goes into the changelog."""
     journal = self._journal
     if journal is None:

@@ -1,4 +1,4 @@
-"""The fields of ``Table``: what ``table_access`` reads at each call."""
+"""The fields of ``ReadTable`` and ``Table``: what ``table_access`` reads at each call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from streams.errors import DecodeError, StoreError
 from streams.model.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TopicPartition
-from streams.stores.engines import KeyValueEngine
-from streams.stores.journalled import JournalledBytes
+from streams.stores.engines import KeyValueEngine, ReadEngine
+from streams.stores.journalled import JournalledBytes, StoredBytes
 
 
-class TableFields(JournalledBytes):
-    """The base of ``Table``, beneath the leaf that has its ``get`` and ``put``."""
+class TableFields(StoredBytes):
+    """The base of ``ReadTable``, beneath the leaf that has ``get`` and ``put``."""
 
     __slots__ = (
         "_bare_decode_value",
@@ -29,7 +29,7 @@ class TableFields(JournalledBytes):
     )
 
     def __init__(
-        self, partition: TopicPartition, engine: KeyValueEngine, key_codec: Codec[Any], value_codec: Codec[Any]
+        self, partition: TopicPartition, engine: ReadEngine, key_codec: Codec[Any], value_codec: Codec[Any]
     ) -> None:
         super().__init__(partition, engine)
         self._key_codec = key_codec
@@ -59,6 +59,13 @@ class TableFields(JournalledBytes):
 
     def _refuse_null_key(self) -> NoReturn:
         raise StoreError(f"the table of {self.partition} was used with a null key (an event without key, perhaps)")
+
+
+class JournalledFields(TableFields, JournalledBytes):
+    """The base of ``Table``, which is written to, too."""
+
+    __slots__ = ()
+    _engine: KeyValueEngine
 
 
 def _named(codec: object) -> str:

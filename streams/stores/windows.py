@@ -14,7 +14,7 @@ from streams.protocols import Codec
 from streams.stores.derived import DerivingEngine, Ranking, place_of, start_of
 from streams.stores.framed import PrefixedCodec
 from streams.stores.named_table import milliseconds
-from streams.stores.several import MOST_AT_ONCE, Declared, Stores, mark_of
+from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
 from streams.stores.table import Table
 
 K = TypeVar("K")
@@ -79,7 +79,7 @@ class Windows(Generic[K, V, E]):
     as in ``Table``.
     """
 
-    def __init__(self, home: Stores, name: str, prefix: bytes, plan: _Plan) -> None:
+    def __init__(self, home: StructuredBytes, name: str, prefix: bytes, plan: _Plan) -> None:
         self._home = home
         self._name = name
         self._plan = plan

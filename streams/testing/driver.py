@@ -15,7 +15,8 @@ from streams.runtime.partition.event_context import EventContext
 from streams.source.event_source import EventSource
 from streams.source.lookups import Lookup
 from streams.statistics import SourceStatistics
-from streams.stores.joined import Joined, JoinedTable
+from streams.stores.joined import Joined
+from streams.stores.joined_table import JoinedTable
 from streams.testing.driven_tables import DrivenTable, declared_table
 from streams.testing.driven_visits import DrivenVisits
 from streams.testing.driver_base import Unsettled, decoded

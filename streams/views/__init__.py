@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from streams.views.blocking import BlockingView
     from streams.views.global_change_log import GlobalChangeLog, GlobalChangeLogStatistics
     from streams.views.global_table import GlobalTable
+    from streams.views.state import ViewState, ViewStatistics
     from streams.views.table import ViewChange, ViewSnapshot
-    from streams.views.view import View, ViewState, ViewStatistics
+    from streams.views.view import View
 
 __all__ = [
     "BlockingView",
@@ -34,6 +35,7 @@ if not TYPE_CHECKING:
             "global_change_log": "GlobalChangeLog GlobalChangeLogStatistics",
             "global_table": "GlobalTable",
             "table": "ViewChange ViewSnapshot",
-            "view": "View ViewState ViewStatistics",
+            "state": "ViewState ViewStatistics",
+            "view": "View",
         },
     )

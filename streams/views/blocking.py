@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, Protocol, TypeVar
 
 from streams.errors import ConfigError, RegistrationError, Stopped
 from streams.records import Delivery
 from streams.sak.forks import MadeHere
 from streams.views.reads import ViewReads
+from streams.views.state import ViewState, ViewStatistics
 from streams.views.table import ViewChange, ViewTable
-
-if TYPE_CHECKING:
-    from streams.views.view import View, ViewState, ViewStatistics
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,7 +33,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="kes-view", daemon=True)
         self._thread.start()
 
-    def enter(self, view: View[Any, Any]) -> None:
+    def enter(self, view: AbstractAsyncContextManager[object]) -> None:
         """Enter the view. Raises what that raises."""
 
         async def start() -> None:
@@ -87,7 +86,7 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    async def _hold(self, view: View[Any, Any]) -> None:
+    async def _hold(self, view: AbstractAsyncContextManager[object]) -> None:
         async with view:
             self._entered.set_result(None)
             await self._leave
@@ -105,11 +104,28 @@ class LoopThread:
             self._loop.close()
 
 
+class LoopView(Protocol[K, V]):
+    """A view that is used on an event loop; ``View`` documents the methods."""
+
+    @property
+    def state(self) -> ViewState: ...
+    @property
+    def positions(self) -> dict[int, int]: ...
+    def statistics(self) -> ViewStatistics: ...
+    async def ready(self, timeout_seconds: float | None = None) -> None: ...
+    async def wait_for(self, place: Delivery | Mapping[int, int], timeout_seconds: float | None = None) -> None: ...
+    async def wait_for_key(self, key: K, timeout_seconds: float | None = None) -> V: ...
+    async def fresh_within(self, seconds: float, timeout_seconds: float = 10.0) -> bool: ...
+    def changes(self, *, initial: bool = False) -> AsyncGenerator[ViewChange[K, V], None]: ...
+    def _current(self) -> ViewTable[K, V]: ...
+    def _passed(self) -> Mapping[int, int]: ...
+
+
 class BlockingView(ViewReads[K, V], Generic[K, V]):
     """A running view, made by ``with View(...)``: the methods of ``View``, on any thread; those that wait, block. After
     a failure reads raise ``StoreError``, and the end of the block raises the failure."""
 
-    def __init__(self, view: View[K, V], thread: LoopThread) -> None:
+    def __init__(self, view: LoopView[K, V], thread: LoopThread) -> None:
         self._view = view
         self._thread = thread
 

@@ -7,17 +7,16 @@ from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeGuard, TypeVar
 
-import anyio
 import msgspec
 
 from streams.errors import ConfigError, RegistrationError
-from streams.outcomes import STOP, ErrorResponse, Retry
+from streams.outcomes import STOP
 from streams.protocols import Codec
 from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Receiver, to_changes
-from streams.settings import sources
 from streams.settings.config import EventSourceConfig
 from streams.statistics import SourceState
 from streams.views.global_table import GlobalTable, make_table
+from streams.views.topic_reader import reader_of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -81,26 +80,16 @@ class GlobalChangeLog:
         topic_timeout_seconds: float = 30.0,
         only_compacted: bool = False,
     ) -> None:
-        if not topic:
-            raise ConfigError(f"topic is {topic!r}; a global change log needs the name of one")
-        if not topic_timeout_seconds >= 0:
-            raise ConfigError(f"topic_timeout_seconds is {topic_timeout_seconds}; it must be 0 or more")
-        # With the first log, not with this module: a program that declares a view or a lookup needs no client yet.
-        from streams.kafka.settings import ClientSettings
-        from streams.runtime.reading.followed_topic import LogConnections
-        from streams.runtime.reading.log_reader import LogReader
-
-        settings = ClientSettings(
-            sources.bootstrap_servers(bootstrap_servers),
-            sources.joined_client_settings(client_settings),
-            client_id=client_id,
-        )
         self.topic = topic
-        self._addresses = settings.bootstrap_servers
-        self._reader = LogReader(
-            topic, LogConnections(settings, topic), checked_on_error(on_error), topic_timeout_seconds, only_compacted
+        self._reader = reader_of(
+            topic,
+            bootstrap_servers=bootstrap_servers,
+            client_settings=client_settings,
+            on_error=on_error,
+            client_id=client_id,
+            topic_timeout_seconds=topic_timeout_seconds,
+            only_compacted=only_compacted,
         )
-        self._body: anyio.CancelScope | None = None
 
     @classmethod
     def of(cls, config: EventSourceConfig, **settings: Any) -> GlobalChangeLog:
@@ -112,7 +101,7 @@ class GlobalChangeLog:
         return cls(config.changelog, **{**common, **settings})
 
     def __repr__(self) -> str:
-        return f"GlobalChangeLog({self.topic!r}, bootstrap_servers={self._addresses!r}, {self.state.value})"
+        return f"GlobalChangeLog({self.topic!r}, bootstrap_servers={self._reader.addresses!r}, {self.state.value})"
 
     # -- receivers -----------------------------------------------------------------------------------------------------
 
@@ -131,8 +120,7 @@ class GlobalChangeLog:
         self._check_not_started()
         given: Any = receiver
         if isinstance(given, GlobalTable):
-            self._reader.tables.append(given)
-            self._reader.receivers.append(Receiver(f"the table of {self.topic}", given.receive, given.revoked))
+            self._reader.receivers.append(given.receiver())
             return receiver
         name = getattr(given, "__qualname__", None) or type(given).__name__
         change = getattr(given, "receive_change", None)
@@ -192,22 +180,14 @@ class GlobalChangeLog:
 
     async def __aenter__(self) -> Self:
         """Start, and cancel the body if the log fails. Enter and leave it in the same task."""
-        await self._reader.start()
-        self._body = anyio.CancelScope().__enter__()
-        self._reader.on_failure(self._body.cancel)
+        await self._reader.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop. Raises the error that the log failed with, unless the body ended with an error of its own."""
-        body, self._body = self._body, None
-        assert body is not None
-        cancelled = body.__exit__(kind, error, trace)
-        await self._reader.stop()
-        failure = self._reader.failure
-        if failure is not None and (error is None or cancelled):
-            raise failure
+        await self._reader.__aexit__(kind, error, trace)
 
     # -- how far it is -------------------------------------------------------------------------------------------------
 
@@ -287,15 +267,3 @@ def _is_plain(function: object) -> TypeGuard[Callable[..., object]]:
     """Check that the function does its work when it is called, not when its result is awaited."""
     call = getattr(function, "__call__", None)  # noqa: B004  # of an object, it is what may be a coroutine
     return call is not None and not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call)
-
-
-def checked_on_error(on_error: OnError) -> OnError:
-    """Return the error policy of a whole topic's reader. Raises ``ConfigError`` for one that it cannot carry out."""
-    if isinstance(on_error, Retry):
-        if on_error.then not in (ErrorResponse.FAIL_CONSUMER, ErrorResponse.CONTINUE):
-            raise ConfigError(
-                f"on_error is {on_error.then.value}; a global change log can stop (fail_consumer) or skip (continue)"
-            )
-    elif not callable(on_error):
-        raise ConfigError(f"on_error is {on_error!r}; it must be a Retry or a function of record and error")
-    return on_error

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from streams.codecs import codec_for
 from streams.errors import ConfigError, DecodeError, RegistrationError, StoreError
 from streams.events import EventType, event_type_of, parse_version
 from streams.protocols import Codec
-from streams.records import TYPE_HEADER, VERSION_HEADER, Change, IncomingRecord, TopicPartition
+from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, TopicPartition
+from streams.runtime.reading.view_follower import Receiver
 from streams.sak.forks import MadeHere
 from streams.stores.engines import KeyValueEngine
-from streams.stores.table import Table
+from streams.stores.read_table import ReadTable
 from streams.views.shared import AllPartitions, AllPartitionsInOrder, SharedHashEngine, SharedOrderedEngine
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class GlobalTable(Table[K, V], Generic[K, V]):
-    """A read-only ``Table`` of all partitions of a topic. Made by ``GlobalChangeLog.table``, filled by that log.
+class GlobalTable(ReadTable[K, V], Generic[K, V]):
+    """A ``ReadTable`` of all partitions of a topic. Made by ``GlobalChangeLog.table``, filled by that log.
 
-    The reading methods are those of ``Table``: ``get``, ``in``, ``len``, ``items``, ``keys``, ``values``; with
+    The methods are those of ``ReadTable``: ``get``, ``in``, ``len``, ``items``, ``keys``, ``values``; with
     ``ordered=True`` also ``range``, ``prefix``, ``first``, ``last``. They may be called from any thread at any time,
-    also while changes come in; ``get`` takes no lock. A scan sees what ``Table`` promises for one that is written to
-    meanwhile: it is no snapshot.
+    also while changes come in; ``get`` takes no lock. A scan is no snapshot: see ``ReadTable``.
 
     A key of two partitions has no single value: ``get`` and ``in`` raise a ``StoreError`` that names the partitions,
     and scans give the key once for each. The state of an event source may have such keys, and so may a topic whose
     number of partitions was changed. ``of_partition(n)`` reads one partition alone.
 
     Before ``wait_caught_up`` has returned the table is not complete. After the log was stopped, or has failed, every
-    reading raises ``StoreError``: old data does not pass for the truth. Writing methods raise ``StoreError`` always.
+    reading raises ``StoreError``: old data does not pass for the truth.
     """
 
     def __init__(
@@ -47,15 +47,19 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         self._make_engine: Callable[[int], KeyValueEngine] = lambda _: (
             SharedOrderedEngine() if ordered else SharedHashEngine()
         )
-        self._views: dict[int, tuple[Table[K, V], KeyValueEngine]] = {}
+        self._views: dict[int, tuple[ReadTable[K, V], KeyValueEngine]] = {}
         self._views_lock = threading.Lock()
         self._closed = ""
         self._made_here = MadeHere(f"the table of {topic}", StoreError, self._leave_to_parent)
 
-    def of_partition(self, number: int) -> Table[K, V]:
-        """Return the table of one partition alone; empty if there is nothing in it (or no such partition). Read-only;
-        any thread may use it."""
+    def of_partition(self, number: int) -> ReadTable[K, V]:
+        """Return the table of one partition alone; empty if there is nothing in it (or no such partition). Any
+        thread may use it."""
         return self._view(number)[0]
+
+    def receiver(self) -> Receiver:
+        """Return what its reader fills it by. A failure closes it."""
+        return Receiver(f"the table of {self._topic}", self.receive, self.revoked, self.close)
 
     def receive(self, record: IncomingRecord) -> None:
         """Take a record of the topic. For the log, on its thread. Raises ``DecodeError`` for a key or a value that
@@ -64,18 +68,6 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         self._decode_key(key)
         value = record.value
         self._keep(record, key, None if value is None else self._checked(record, value))
-
-    def begin(self, journal: list[Change], /) -> None:
-        """Refuse to journal: no handler writes here."""
-        self._refuse_write()
-
-    def receive_change(self, change: Change, /) -> None:
-        """Refuse a change: the log fills the table."""
-        self._refuse_write()
-
-    def undo(self, journal: list[Change], /) -> None:
-        """Refuse to undo: nothing was journalled."""
-        self._refuse_write()
 
     def revoked(self) -> None:
         """Refuse every reading from now on: the log was stopped."""
@@ -105,7 +97,7 @@ class GlobalTable(Table[K, V], Generic[K, V]):
         else:
             engine.put(key, value)
 
-    def _view(self, number: int) -> tuple[Table[K, V], KeyValueEngine]:
+    def _view(self, number: int) -> tuple[ReadTable[K, V], KeyValueEngine]:
         found = self._views.get(number)
         if found is not None:
             return found
@@ -115,7 +107,7 @@ class GlobalTable(Table[K, V], Generic[K, V]):
             found = self._views.get(number)
             if found is None:
                 engine = self._make_engine(number)
-                found = Table(TopicPartition(self._topic, number), engine, *self._codecs), engine
+                found = ReadTable(TopicPartition(self._topic, number), engine, *self._codecs), engine
                 self._all.add(number, engine)
                 self._views[number] = found
             return found
@@ -135,9 +127,6 @@ class GlobalTable(Table[K, V], Generic[K, V]):
             version = parse_version(record.header(VERSION_HEADER))
         decoded = event.decode(value, version)
         return value if version == event.version else event.encode(decoded)
-
-    def _refuse_write(self) -> NoReturn:
-        raise StoreError(f"the global table of {self._topic} is read-only: produce to the topic")
 
 
 def make_table(

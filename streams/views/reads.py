@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar, overload
 
+from streams.stores.read_table import ReadTable
 from streams.views.table import ViewSnapshot, ViewTable
 
 K = TypeVar("K")
@@ -14,8 +15,8 @@ D = TypeVar("D")
 
 
 class ViewReads(ABC, Generic[K, V]):
-    """Reads of what is here now, on any thread: those of ``Table``. Values are decoded at each call, so they are the
-    caller's own.
+    """Reads of what is here now, on any thread: those of ``ReadTable``. Values are decoded at each call, so they are
+    the caller's own.
 
     Raises ``NotCaughtUp`` while the view is not complete, and ``StoreError`` while it is not running, after a failure,
     for a null key, and for a key of two partitions (``of_partition`` reads one of them). A scan sees changes that come
@@ -77,10 +78,10 @@ class ViewReads(ABC, Generic[K, V]):
         """Return the highest key with its value, of an ordered view, or ``None``."""
         return self._current().last()
 
-    def of_partition(self, number: int) -> Any:
-        """Return the ``Table`` of one partition alone, for keys that several of them have."""
+    def of_partition(self, number: int) -> ReadTable[K, V]:
+        """Return the table of one partition alone, for keys that several of them have."""
         return self._current().of_partition(number)
 
     def snapshot(self) -> ViewSnapshot[K, V]:
-        """Return everything as it is now, at once, as a ``Table`` that stays so; see ``ViewSnapshot``."""
+        """Return everything as it is now, at once, as a ``ReadTable`` that stays so; see ``ViewSnapshot``."""
         return self._current().freeze(self._passed)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, Final, NoReturn, Protocol
 
 from streams.errors import StoreError
-from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
+from streams.stores.engines import OrderedKeyValueEngine, ReadEngine
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
 
@@ -90,14 +90,6 @@ class Frozen:
         replaced = self._replaced.get(key)
         return value if replaced is None else None if replaced is ABSENT else replaced
 
-    def put(self, key: bytes, value: bytes, /) -> NoReturn:
-        """Refuse: a moment does not change."""
-        raise NotImplementedError
-
-    def delete(self, key: bytes, /) -> NoReturn:
-        """Refuse, as ``put``."""
-        raise NotImplementedError
-
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Return everything of then. Takes the list of keys at the start."""
         assert isinstance(self._live, SharedHashEngine)
@@ -160,13 +152,13 @@ class FrozenInOrder(Frozen):
 
 
 class AllPartitions:
-    """``KeyValueEngine`` over one engine for each partition; nothing is written through it."""
+    """``ReadEngine`` over one engine for each partition."""
 
     def __init__(self, topic: str, engines: Iterable[tuple[int, Any]] = ()) -> None:
         self._topic = topic
         self._take(engines)
 
-    def add(self, number: int, engine: KeyValueEngine) -> None:
+    def add(self, number: int, engine: ReadEngine) -> None:
         """Add a partition. One thread at a time; readers see all of it or nothing."""
         self._take((*self._engines, (number, engine)))
 
@@ -185,14 +177,6 @@ class AllPartitions:
                     self._refuse(key)
                 found = value
         return found
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Refuse; tables refuse writes before they come here."""
-        raise NotImplementedError
-
-    def delete(self, key: bytes, /) -> None:
-        """Refuse, as ``put``."""
-        raise NotImplementedError
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Return everything, by partition."""
@@ -218,7 +202,7 @@ class AllPartitions:
 
 
 class AllPartitionsInOrder(AllPartitions):
-    """``OrderedEngine`` over one ordered engine for each partition; nothing is written through it."""
+    """An ordered ``AllPartitions``, over one ordered engine for each partition."""
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Return everything, in order."""

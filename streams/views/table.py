@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
 from streams.errors import StoreError, StreamsError
 from streams.protocols import Codec
-from streams.records import Change, IncomingRecord, TopicPartition
-from streams.stores.table import Table
+from streams.records import IncomingRecord, TopicPartition
+from streams.stores.read_table import ReadTable
 from streams.views.global_table import GlobalTable, WholeTopic
 from streams.views.on_disk import SharedDiskEngine, ViewFolders
 from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine, SharedOrderedEngine
@@ -75,10 +75,10 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         for number in engines:
             self._view(number)
 
-    def of_partition(self, number: int) -> Table[K, V]:
+    def of_partition(self, number: int) -> ReadTable[K, V]:
         """See ``GlobalTable``. On disk a partition that does not exist yet has no folder: its table stays empty."""
         if self._on_disk and number not in self._on_disk:
-            return Table(TopicPartition(self._topic, number), SharedOrderedEngine(), *self._codecs)
+            return ReadTable(TopicPartition(self._topic, number), SharedOrderedEngine(), *self._codecs)
         return super().of_partition(number)
 
     def checkpoint(self, positions: Mapping[int, int]) -> None:
@@ -165,8 +165,8 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         self._observers = tuple(alive)
 
 
-class ViewSnapshot(Table[K, V], Generic[K, V]):
-    """A view as it was at one moment: a read-only ``Table`` that does not change, for any thread. Opening one costs
+class ViewSnapshot(ReadTable[K, V], Generic[K, V]):
+    """A view as it was at one moment: a ``ReadTable`` that does not change, for any thread. Opening one costs
     nothing. While it is open, values that are replaced in the view are kept: close it (``with``), or let it go.
 
     ``positions``: everything below these offsets is in it, and nothing else. ``StoreError`` after it was closed, and
@@ -194,14 +194,6 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
     def __len__(self) -> int:
         self._check_open()
         return sum(map(len, self._frozen.values())) if self._count is None else self._count
-
-    def begin(self, journal: list[Change], /) -> None:
-        """Refuse to journal: a snapshot is read-only."""
-        self._refuse_write()
-
-    def receive_change(self, change: Change, /) -> None:
-        """Refuse a change, as ``begin``."""
-        self._refuse_write()
 
     def rows(self) -> Iterator[tuple[int, bytes, bytes]]:
         """Return partition, key and value of everything, as bytes. Raises ``StoreError`` if it ends meanwhile."""
@@ -231,10 +223,6 @@ class ViewSnapshot(Table[K, V], Generic[K, V]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _refuse_write(self) -> NoReturn:
-        self._check_open()
-        raise StoreError(f"a snapshot of {self.partition} is read-only")
 
 
 class ViewWatch(Generic[K, V]):

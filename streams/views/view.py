@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
 
 import anyio.to_thread
-import msgspec
 
 from streams.errors import ConfigError, NotCaughtUp, RegistrationError, Stopped, StoreError, StreamsError
 from streams.outcomes import STOP
 from streams.protocols import Codec, DiskEngine
 from streams.records import Delivery, TopicPartition
 from streams.runtime.bridge import Inlet
-from streams.runtime.reading.view_follower import LogPartitionStatistics, OnError, Starts
+from streams.runtime.reading.view_follower import OnError, Starts
 from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
+from streams.settings.config import EventSourceConfig
 from streams.statistics import SourceState
 from streams.stores.table import Table
 from streams.views.blocking import BlockingView, LoopThread
-from streams.views.global_change_log import GlobalChangeLog
 from streams.views.global_table import make_table
 from streams.views.on_disk import ViewFolders
 from streams.views.reads import ViewReads
+from streams.views.state import ViewState, ViewStatistics
 from streams.views.table import ViewChange, ViewTable, ViewWatch
+from streams.views.topic_reader import reader_of
 
 if TYPE_CHECKING:  # a view reads without an event source and its engine
     from streams.runtime.reading.followed_topic import FollowedTopic
-    from streams.source.event_source import EventSource
+    from streams.runtime.reading.log_reader import LogReader
 
 K = TypeVar("K")
 V = TypeVar("V")
+Key = TypeVar("Key")  # of `of`, which is called on the bare class: pyright wants variables of its own there
+Value = TypeVar("Value")
+StoreT_co = TypeVar("StoreT_co", covariant=True)
 
 MARK_SECONDS: Final = 60.0
 """Between two proofs that a view on disk is complete: from the last one on the next block reads on."""
@@ -46,27 +49,13 @@ _LOOK_SECONDS: Final = 0.25
 """Between two looks at the state."""
 
 
-class ViewState(enum.Enum):
-    """State of a view. It may be read while it is ``LIVE`` or ``STALE``: then the cluster does not answer, and there
-    may be newer values."""
+class ViewedSource(Protocol[StoreT_co]):
+    """An event source, as ``View.of`` reads it."""
 
-    CREATED = "created"
-    STARTING = "starting"
-    CATCHING_UP = "catching up"
-    LIVE = "live"
-    STALE = "stale"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
-class ViewStatistics(msgspec.Struct, frozen=True):
-    """State of a view at one moment, its number of keys (of a view on disk about so many), and the progress of each
-    partition."""
-
-    state: ViewState
-    topic: str
-    keys: int
-    partitions: tuple[LogPartitionStatistics, ...]
+    @property
+    def config(self) -> EventSourceConfig: ...
+    @property
+    def store_factory(self) -> Callable[[TopicPartition], StoreT_co]: ...
 
 
 class View(ViewReads[K, V], Generic[K, V]):
@@ -84,9 +73,9 @@ class View(ViewReads[K, V], Generic[K, V]):
     ``NotCaughtUp``; after the block, and after a failure, ``StoreError``. Reads may be made on any thread; the waiting
     methods belong to the loop of the block.
 
-    A view fails as a ``GlobalChangeLog`` does, which reads for it: the body of the block is cancelled, and the error is
-    raised. A topic that is not compacted is refused (``TopicError``). ``key`` to ``value_codec`` are as those of
-    ``Table.factory``, the other settings as those of ``GlobalChangeLog``. Raises ``ConfigError``.
+    A view fails as a ``GlobalChangeLog`` does, whose reader is the same: the body of the block is cancelled, and
+    the error is raised. A topic that is not compacted is refused (``TopicError``). ``key`` to ``value_codec`` are as
+    those of ``Table.factory``, the other settings as those of ``GlobalChangeLog``. Raises ``ConfigError``.
 
     ``engine`` (``SQLite()``, ``RocksDB()``) with ``folder`` keeps the table on disk: for more of it than memory takes,
     and the next block goes on from there. ``len`` reads everything then. A disk that refuses fails the view.
@@ -113,7 +102,7 @@ class View(ViewReads[K, V], Generic[K, V]):
             raise ConfigError(f"the view of {topic}: engine and folder go together: state on disk needs both")
         self.topic = topic
         self._disk = None if engine is None else (engine, folder)
-        self._log_settings: dict[str, Any] = {
+        self._reader_settings: dict[str, Any] = {
             "bootstrap_servers": bootstrap_servers,
             "client_settings": client_settings,
             "on_error": on_error,
@@ -122,7 +111,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         }
         self._table_settings = key, value, ordered, key_codec, value_codec
         self._new_table()  # to refuse its settings here
-        self._log: GlobalChangeLog | None = None
+        self._reader: LogReader | None = None
         self._table: ViewTable[K, V] | None = None
         self._is_complete = False
         self._completing: asyncio.Task[None] | None = None
@@ -131,7 +120,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         self._thread: LoopThread | None = None
 
     @classmethod
-    def of(cls, source: EventSource[Table[K, V]], **settings: Any) -> View[K, V]:
+    def of(cls, source: ViewedSource[Table[Key, Value]], **settings: Any) -> View[Key, Value]:
         """Make a view of the state of an event source: of its changelog, with the types of its ``Table``, ordered if
         that is. ``settings`` are those of this class; addresses come from the source.
 
@@ -141,7 +130,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         from streams.runtime.ownership.replicas import make_store
 
         config = source.config.resolved()
-        store: Any = make_store(source.program().store_factory, TopicPartition(config.changelog, 0))
+        store: Any = make_store(source.store_factory, TopicPartition(config.changelog, 0))
         try:
             if not isinstance(store, Table):
                 raise ConfigError(
@@ -151,10 +140,13 @@ class View(ViewReads[K, V], Generic[K, V]):
             (keys, values), is_ordered = store.codecs, store.is_ordered
         finally:
             store.revoked()
-        any_: Any = object
+        make: Any = cls  # with codecs, the types are not looked at
         cluster = {"bootstrap_servers": config.bootstrap_servers, "client_settings": config.client_settings}
         given = {**cluster, "ordered": is_ordered, **settings}
-        return cls(config.changelog, key=any_, value=any_, key_codec=keys, value_codec=values, **given)
+        made: View[Key, Value] = make(
+            config.changelog, key=object, value=object, key_codec=keys, value_codec=values, **given
+        )
+        return made
 
     def __repr__(self) -> str:
         return f"View({self.topic!r}, {self.state.value})"
@@ -166,30 +158,31 @@ class View(ViewReads[K, V], Generic[K, V]):
         and ``RegistrationError`` while another block has it."""
         if self.state in (ViewState.STARTING, ViewState.CATCHING_UP, ViewState.LIVE, ViewState.STALE):
             raise RegistrationError(f"the view of {self.topic} is in use by another block: each needs one of its own")
-        log = GlobalChangeLog(self.topic, **self._log_settings, only_compacted=True)
+        reader = reader_of(self.topic, **self._reader_settings, only_compacted=True)
         self._proving, self._proof, self._is_complete = asyncio.Lock(), None, False
-        self._log, self._table = log, (table := log.add_receiver(self._new_table()))
+        self._reader, self._table = reader, (table := self._new_table())
+        reader.receivers.append(table.receiver())
         if self._disk is not None:
-            log._reader.begin_at = partial(self._open_folders, table, *self._disk)
+            reader.begin_at = partial(self._open_folders, table, *self._disk)
             loop = asyncio.get_running_loop()
-            table.on_failure = lambda error: loop.call_soon_threadsafe(log._reader.fail, error)
+            table.on_failure = lambda error: loop.call_soon_threadsafe(reader.fail, error)
         try:
-            await log.__aenter__()
+            await reader.__aenter__()
         except BaseException:
             table.close(f"the view of {self.topic} was not entered")
-            self._log = self._table = None
+            self._reader = self._table = None
             raise
-        self._completing = asyncio.create_task(self._complete(log, table))
+        self._completing = asyncio.create_task(self._complete(reader, table))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop. Raises the error that the view failed with, unless the block ended with an error of its own."""
-        assert self._log is not None
+        assert self._reader is not None
         assert self._completing is not None
         self._completing.cancel()
-        await self._log.__aexit__(kind, error, trace)
+        await self._reader.__aexit__(kind, error, trace)
 
     def __enter__(self) -> BlockingView[K, V]:
         """Do the same without an event loop of the caller's: one runs on a thread."""
@@ -212,12 +205,12 @@ class View(ViewReads[K, V], Generic[K, V]):
         finally:
             thread.end()
 
-    async def _complete(self, log: GlobalChangeLog, table: ViewTable[K, V]) -> None:
+    async def _complete(self, reader: LogReader, table: ViewTable[K, V]) -> None:
         while True:
             as_of_ms = _now_ms()
             try:
-                await log.wait_caught_up()
-            except StreamsError:  # the log raises it
+                await reader.wait_caught_up(None, SETTLE_SECONDS)
+            except StreamsError:  # the reader raises it
                 return
             self._completed(as_of_ms)
             if self._disk is None:
@@ -225,7 +218,7 @@ class View(ViewReads[K, V], Generic[K, V]):
             try:
                 await asyncio.to_thread(table.checkpoint, self.positions)
             except (OSError, StoreError) as error:
-                log._reader.fail(StreamsError(f"the view of {self.topic} cannot be kept on disk: {error}"))
+                reader.fail(StreamsError(f"the view of {self.topic} cannot be kept on disk: {error}"))
                 return
             await asyncio.sleep(MARK_SECONDS)
 
@@ -239,7 +232,7 @@ class View(ViewReads[K, V], Generic[K, V]):
     ) -> Starts:
         """Open what is on disk; return where to go on."""
         settings = await followed.settings()
-        ends = await followed.ends(time.monotonic() + self._log_settings["topic_timeout_seconds"])
+        ends = await followed.ends(time.monotonic() + self._reader_settings["topic_timeout_seconds"])
 
         def open_all() -> Starts:
             began, began_ms = elapsed_seconds(), _now_ms()
@@ -259,15 +252,15 @@ class View(ViewReads[K, V], Generic[K, V]):
     @property
     def state(self) -> ViewState:
         """Return the state of the view. Any thread."""
-        log = self._log
-        if log is None or log.state is SourceState.CREATED:
-            return ViewState.CREATED if log is None else ViewState.STARTING
-        if log.state is SourceState.RUNNING:
+        reader = self._reader
+        if reader is None or reader.state is SourceState.CREATED:
+            return ViewState.CREATED if reader is None else ViewState.STARTING
+        if reader.state is SourceState.RUNNING:
             if not self._is_complete:
                 return ViewState.CATCHING_UP
-            return ViewState.STALE if log.is_cut_off else ViewState.LIVE
+            return ViewState.STALE if reader.is_cut_off else ViewState.LIVE
         return {SourceState.STARTING: ViewState.STARTING, SourceState.FAILED: ViewState.FAILED}.get(
-            log.state, ViewState.STOPPED
+            reader.state, ViewState.STOPPED
         )
 
     async def states(self) -> AsyncIterator[ViewState]:
@@ -277,8 +270,8 @@ class View(ViewReads[K, V], Generic[K, V]):
             if self.state is not last:
                 last = self.state
                 yield last
-            elif self._log is not None:
-                await self._log.wait_changed(_LOOK_SECONDS)
+            elif self._reader is not None:
+                await self._reader.wait_changed(_LOOK_SECONDS)
             else:
                 await asyncio.sleep(_LOOK_SECONDS)
 
@@ -290,12 +283,12 @@ class View(ViewReads[K, V], Generic[K, V]):
     @property
     def positions(self) -> dict[int, int]:
         """Return the offsets below which everything is here, by partition. Any thread."""
-        partitions = () if self._log is None else self._log.statistics().partitions
+        partitions = () if self._reader is None else self._reader.statistics()[1]
         return {partition.partition: max(partition.position, 0) for partition in partitions}
 
     def statistics(self) -> ViewStatistics:
         """Return the present state in figures. Any thread."""
-        partitions = () if self._log is None else self._log.statistics().partitions
+        partitions = () if self._reader is None else self._reader.statistics()[1]
         try:
             keys = 0 if self._table is None else self._table.estimated_len()
         except StoreError:  # it was closed
@@ -308,9 +301,9 @@ class View(ViewReads[K, V], Generic[K, V]):
         Raises ``NotCaughtUp`` after ``timeout_seconds`` (``None``: waits on), ``BrokerUnavailable`` if no broker
         answered until then, and the error that the view failed with.
         """
-        log, as_of_ms = self._running(), _now_ms()
-        if not self._is_complete or log.state is not SourceState.RUNNING:
-            await log.wait_caught_up(timeout_seconds)
+        reader, as_of_ms = self._running(), _now_ms()
+        if not self._is_complete or reader.state is not SourceState.RUNNING:
+            await reader.wait_caught_up(timeout_seconds, SETTLE_SECONDS)
             self._completed(as_of_ms)
 
     async def wait_for(self, place: Delivery | Mapping[int, int], timeout_seconds: float | None = None) -> None:
@@ -351,7 +344,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         """
         if not seconds > 0:
             raise ConfigError(f"fresh_within({seconds!r}): it must be more than 0 seconds; a question takes time")
-        log, deadline = self._running(), elapsed_seconds() + timeout_seconds
+        reader, deadline = self._running(), elapsed_seconds() + timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._proving.acquire()
@@ -361,13 +354,13 @@ class View(ViewReads[K, V], Generic[K, V]):
             while (
                 self._proof is None
                 or elapsed_seconds() - self._proof[0] > seconds
-                or log.state is not SourceState.RUNNING  # below that is raised
+                or reader.state is not SourceState.RUNNING  # below that is raised
             ):
                 requested = elapsed_seconds()
                 if requested >= deadline:
                     raise self._not_proven(seconds, timeout_seconds)
                 settle_seconds = min(SETTLE_SECONDS, seconds / 2)
-                whole = await log.wait_caught_up(deadline - requested, settle_seconds=settle_seconds)
+                whole = await reader.wait_caught_up(deadline - requested, settle_seconds)
                 self._is_complete, self._proof = True, (requested, whole)
             return self._proof[1]
         finally:
@@ -381,9 +374,9 @@ class View(ViewReads[K, V], Generic[K, V]):
         in between, never the last one. Changes of one key come in their order, others may change places. It ends with
         the block, and raises the error that the view failed with. ``NotCaughtUp``, ``StoreError``: as reads.
         """
-        table, log, signal = self._current(), self._running(), Signal()
+        table, reader, signal = self._current(), self._running(), Signal()
         inlet: Inlet[None] = Inlet(lambda _: signal.notify())
-        return _arriving(table.watch(lambda: inlet.put(None), initial), signal, log)
+        return _arriving(table.watch(lambda: inlet.put(None), initial), signal, reader)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -416,10 +409,10 @@ class View(ViewReads[K, V], Generic[K, V]):
     def _not_proven(self, seconds: float, timeout_seconds: float) -> NotCaughtUp:
         return NotCaughtUp(f"{self.topic}: not proven to be fresh within {seconds:g} s, for {timeout_seconds:g} s")
 
-    def _running(self) -> GlobalChangeLog:
-        if self._log is None:
+    def _running(self) -> LogReader:
+        if self._reader is None:
             raise Stopped(f"the view of {self.topic} is not running: enter it, by async with or with")
-        return self._log
+        return self._reader
 
     def _positions_of(self, place: Delivery | Mapping[int, int]) -> Mapping[int, int]:
         if not isinstance(place, Delivery):
@@ -436,13 +429,13 @@ def _now_ms() -> int:
 
 
 async def _arriving(
-    watch: ViewWatch[K, V], signal: Signal, log: GlobalChangeLog
+    watch: ViewWatch[K, V], signal: Signal, reader: LogReader
 ) -> AsyncGenerator[ViewChange[K, V], None]:
     while True:
         over = watch.ended  # first: what came before the end is taken below
         for change in watch.take():
             yield change
         if over:
-            await log.wait_stopped()
+            await reader.wait_stopped()
             return
         await signal.wait()

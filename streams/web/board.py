@@ -14,7 +14,8 @@ import msgspec
 
 from streams.errors import StreamsError
 from streams.looks.group_picture import Picture
-from streams.views.view import View, ViewStatistics
+from streams.views.state import ViewStatistics
+from streams.views.view import View
 from streams.web.facts import MemberFacts, Members
 from streams.web.group_look import GroupLook
 

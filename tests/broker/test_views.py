@@ -124,9 +124,9 @@ async def test_every_read_is_that_of_a_register(
     async def lag() -> None:
         """Have the view fall behind again and again: on an idle machine it is too quick to be caught."""
         while view.state is not ViewState.STOPPED:
-            view._running().pause()
+            view._running().running().pause(None)
             await asyncio.sleep(0.3)
-            view._running().resume()
+            view._running().running().resume(None, None)
             await asyncio.sleep(0.1)
 
     proven = 0
@@ -150,7 +150,7 @@ async def test_every_read_is_that_of_a_register(
                 read("own", {partition: offset + 1})
             await asyncio.to_thread(writes.stop)
             lagging.cancel()
-            view._running().resume()
+            view._running().running().resume(None, None)
             assert await view.fresh_within(0.25, PATIENCE) or await view.fresh_within(0.25, PATIENCE)
             await until(lambda: built == dict(view.items()))
         await watching

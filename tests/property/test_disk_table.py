@@ -14,8 +14,8 @@ from streams.codecs import codec_for
 from streams.protocols import PAGE_BYTES, DiskDatabase, DiskStore, JournalledStore, StateStore
 from streams.records import Change, TopicPartition
 from streams.stores import layered
-from streams.stores.disk_table import DiskTable
 from streams.stores.layered import LayeredEngine
+from streams.stores.table import DiskTable
 
 ALL = [b"a", b"b", b"c", b"d", b"e"]
 KEYS = st.sampled_from(ALL)

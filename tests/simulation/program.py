@@ -23,7 +23,7 @@ from streams.settings.jobs import SchedulerConfig
 from streams.source.event_source import EventSource
 from streams.source.jobs import AsyncJobScheduler
 from streams.stores import Heap, Index, NamedTable, Stores, Table, Window, Windows
-from streams.stores.disk_table import DiskTable
+from streams.stores.table import DiskTable
 from streams.testing.simulation.virtual_time import elapse
 
 from .plans import Plan

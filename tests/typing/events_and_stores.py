@@ -11,7 +11,18 @@ from typing import Any, assert_type
 
 import msgspec
 
-from streams import EventSourceConfig, GroupConfig, TimeoutConfig
+from streams import (
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    GlobalChangeLog,
+    GroupConfig,
+    Joined,
+    Lookup,
+    ReadTable,
+    TimeoutConfig,
+    View,
+)
 from streams.codecs import JsonCodec, MsgpackCodec, TupleCodec, bytes_codec, codec_for, int_codec, str_codec
 from streams.events import EventType, event_type, event_type_of, upcaster
 from streams.protocols import Codec, JournalledStore, StateStore, StateStoreFactory
@@ -100,6 +111,31 @@ def tables() -> None:
     table.put("a", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     table.get(None)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     print(to_the_source)
+
+
+def read_tables(view: View[str, Account]) -> None:
+    """Tables that their readers do not write: a ``put`` is refused before it runs."""
+    rows = GlobalChangeLog("accounts").table(key=str, value=Account)
+    rows.put("a", Account())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    rows.delete("a")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    rows.of_partition(0).put("a", Account())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    with view.snapshot() as frozen:
+        frozen.put("a", Account())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    view.of_partition(0).put("a", Account())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def look(ctx: EventContext[Any], joined: Joined[str, Account], looked_up: Lookup[str, Account]) -> None:
+        ctx.joined(joined).put("a", Account())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        ctx.lookup(looked_up).put("a", Account())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+    written = Table.factory(key=str, value=Account)(HERE)
+    read: list[ReadTable[str, Account]] = [rows, rows.of_partition(0), frozen, written]
+    state: StateStore = rows  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(look, read, state)
+
+
+def viewed(source: EventSource[Table[str, Account]], other: EventSource[SimpleStore[Account]]) -> None:
+    assert_type(View.of(source), View[str, Account])
+    View.of(other)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def contracts(table: Table[str, Account], simple: SimpleStore[Account]) -> None:

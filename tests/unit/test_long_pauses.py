@@ -252,12 +252,12 @@ async def test_a_view_fails_and_is_read_anew(
     with pytest.raises(OffsetError, match=MISSED):  # noqa: PT012
         async with view:
             await view.ready(PATIENCE)
-            assert view._log is not None
-            await caught_up(view._log)
+            assert view._reader is not None
+            await view._reader.wait_caught_up(PATIENCE, 1.0)
             later(25 * HOUR)
             compact(topic, b"old")
             topic.put(b"new", number(2))
-            await asyncio.wait_for(view._log.wait_stopped(), PATIENCE)
+            await asyncio.wait_for(view._reader.wait_stopped(), PATIENCE)
     topic.followed.clear()
     async with view:
         await view.ready(PATIENCE)
@@ -277,8 +277,8 @@ async def test_the_time_of_a_view_begins_with_the_mark_of_its_folder(
         await view.ready(PATIENCE)
     later(22 * HOUR)
     async with view:
-        assert view._log is not None
-        ages = [view_follower.elapsed_seconds() - each.as_of for each in following(view._log)._followed.values()]
+        assert view._reader is not None
+        ages = [view_follower.elapsed_seconds() - each.as_of for each in view._reader.running()._followed.values()]
         assert ages == [pytest.approx(22 * HOUR, abs=PATIENCE)] * 2
 
 

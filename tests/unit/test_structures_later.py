@@ -11,7 +11,7 @@ from streams.errors import DecodeError, StateUnreadable, StoreError
 from streams.records import Change
 from streams.stores import Index, LateItem, NamedTable, Stores, Table, Window, Windows
 from streams.stores.framed import FRAME
-from streams.stores.several import MOST_AT_ONCE, TIME_KEY, mark_of
+from streams.stores.structured import MOST_AT_ONCE, TIME_KEY, mark_of
 from tests.unit.structures_kit import HERE, Order, at, entries, loaded
 from tests.unit.windows_kit import count
 

@@ -228,7 +228,7 @@ async def test_what_was_written_is_waited_for(topic: MemoryTopic) -> None:
         with pytest.raises(ConfigError, match="not in the view of rates"):
             await view.wait_for(Delivery(Record("other", b"", b""), 0, 1))
         waiting = asyncio.create_task(view.wait_for({0: 100}))
-        await until(lambda: view._running()._reader._waiters)
+        await until(lambda: view._running()._waiters)
     with pytest.raises(Stopped):
         await waiting
 
@@ -257,12 +257,12 @@ async def test_freshness_is_proven_by_a_question_and_one_proof_serves_many(topic
         questions = topic.questions
         assert await asyncio.gather(*(view.fresh_within(PATIENCE) for _ in range(50))) == [True] * 50
         assert topic.questions == questions
-        view._running().pause()
+        view._running().running().pause(None)
         topic.put(b"a", number(2))
         await until(lambda: view._proof is not None and elapsed_seconds() > view._proof[0] + 0.01)
         with pytest.raises(NotCaughtUp, match=r"\[0\] at 1 of 2 \(paused\)"):
             await view.fresh_within(0.01, 0.1)
-        view._running().resume()
+        view._running().running().resume(None, None)
         await until(lambda: view._proof is not None and elapsed_seconds() > view._proof[0] + 0.1)
         assert await view.fresh_within(0.1, PATIENCE)
         assert view.get("a") == 2

@@ -129,7 +129,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
                 self._journal.append(change)
 
     def joined(self, table: JoinedTopic[TableT]) -> TableT:
-        """Return the rows of a joined table (``source.join``) in this partition: a read-only ``Table``, as of this
+        """Return the rows of a joined table (``source.join``) in this partition: a ``ReadTable``, as of this
         event's place in the order. Raises ``StoreError`` ahead of the event's turn, after the handler ended, and for
         what this source does not join."""
         if self._closed:

@@ -35,7 +35,7 @@ class JoinedTopic(Protocol[TableT_co]):
 
 
 class RowTable(Protocol):
-    """The rows of one joined table in one partition (``stores.joined.JoinedTable``)."""
+    """The rows of one joined table in one partition (``stores.joined_table.JoinedTable``)."""
 
     @property
     def joined(self) -> Any: ...

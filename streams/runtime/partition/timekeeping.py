@@ -1,5 +1,5 @@
-"""The time of one partition's store, as its host sees it (``stores.several.HostTime``): how far an event may move it,
-what did not fit it, and the windows that could not be reported.
+"""The time of one partition's store, as its host sees it (``stores.structured.HostTime``): how far an event may move
+it, what did not fit it, and the windows that could not be reported.
 
 A window that closes is work of its own, although its effects are in the transaction of the event in front of which it
 closes: that gives it its place in the order. If it fails, the attempt at the event is undone, and the window meets its

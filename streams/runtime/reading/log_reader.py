@@ -1,4 +1,5 @@
-"""The life of a global change log on its event loop: start, watch, catch up, fail, stop.
+"""The reading of a whole topic on an event loop: start, watch, catch up, fail, stop. ``GlobalChangeLog``, ``View`` and
+lookups stand on it.
 
 The tail's thread reads (``view_follower.py``), another one carries requests about the topic (``followed_topic.py``).
 Their news and errors come back to the loop, and are decided here.
@@ -10,7 +11,8 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any
 
 import anyio
 
@@ -50,12 +52,6 @@ _POLL_SECONDS = 0.005
 Missing = list[tuple[int, int, int, bool]]
 
 
-class Closable(Protocol):
-    """A table: refuses to be read once it is not kept up to date."""
-
-    def close(self, why: str) -> None: ...
-
-
 class LogReader:
     """One reading of all partitions of a topic, from ``start`` to ``stop`` or to a failure. All methods are for one
     loop. ``GlobalChangeLog`` documents them."""
@@ -70,7 +66,6 @@ class LogReader:
     ) -> None:
         self.topic = topic
         self.receivers: list[Receiver] = []
-        self.tables: list[Closable] = []
         self.state = SourceState.CREATED
         self.failure: Exception | None = None
         self.is_cut_off = False
@@ -83,6 +78,7 @@ class LogReader:
         self._on_error = on_error
         self._topic_timeout = topic_timeout_seconds
         self._changed: Broadcast  # made on the loop
+        self._body: anyio.CancelScope | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._followed_topic: FollowedTopic | None = None
         self._tail: LogTail | None = None
@@ -94,7 +90,29 @@ class LogReader:
         self._failing: dict[int, tuple[float, float]] = {}
         """Partitions that could not be read: when that began, and when it was seen last."""
 
+    @property
+    def addresses(self) -> str:
+        """Return the bootstrap servers of the cluster."""
+        return self._connections.addresses
+
     # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> None:
+        """Start, and cancel the body if the reading fails. Enter and leave it in the same task."""
+        await self.start()
+        self._body = anyio.CancelScope().__enter__()
+        self.on_failure(self._body.cancel)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop. Raises the error of the reading, unless the body ended with an error of its own."""
+        body, self._body = self._body, None
+        assert body is not None
+        cancelled = body.__exit__(kind, error, trace)
+        await self.stop()
+        if self.failure is not None and (error is None or cancelled):
+            raise self.failure
 
     async def start(self) -> None:
         if self.state is not SourceState.CREATED:
@@ -386,8 +404,9 @@ class LogReader:
             error = failure
         self.failure, self.state = error, SourceState.FAILED
         _log.error("the global change log of %s failed: %s", self.topic, error)
-        for table in self.tables:
-            table.close(f"the table of {self.topic} is not kept up to date any more: {error}")
+        for receiver in self.receivers:
+            if receiver.fail is not None:
+                receiver.fail(f"{receiver.name} is not kept up to date any more: {error}")
         self._end_reading()
         self._cancel()
 

@@ -77,8 +77,8 @@ class _Reading:
         self.declared = declared
         self.rows = declared.table()
         self.reader = LogReader(declared.topic, clients, declared.on_error, 30.0, only_compacted=True)
-        # The table is no ``reader.tables``: after a failure it may be read until the source has stopped. Otherwise
-        # handlers would fail meanwhile, and their events meet error policies.
+        # Without ``fail``: after a failure the table may be read until the source has stopped. Otherwise handlers would
+        # fail meanwhile, and their events meet error policies.
         self.reader.receivers.append(Receiver(f"the lookup {declared.topic}", self.rows.receive, self.rows.revoked))
         self.waits = 0
 

@@ -36,11 +36,13 @@ OnError = Retry | Callable[[IncomingRecord, RecordError], ErrorResponse]
 
 
 class Receiver(NamedTuple):
-    """A receiver of the records; ``name`` is for messages, ``end`` is called once after the last record."""
+    """A receiver of the records; ``name`` is for messages, ``end`` is called once after the last record. ``fail`` is
+    called with the reason as soon as the reading has failed: a table is not kept up to date any more."""
 
     name: str
     receive: Callable[[IncomingRecord], object]
     end: Callable[[], object] | None
+    fail: Callable[[str], object] | None = None
 
 
 def to_changes(receive_change: Callable[[Change], object]) -> Callable[[IncomingRecord], object]:
