@@ -162,7 +162,7 @@ def test_the_command_refuses(sent: list[VisitRequest], capsys: pytest.CaptureFix
         assert "no visit 'nothing'; it has look" in capsys.readouterr().err
     assert kes("--run", "ü") == 1
     assert kes("--status") == 1
-    assert "no member of the group g tells its status: none is running" in " ".join(capsys.readouterr().err.split())
+    assert "no member of the group g publishes its status: none is running" in " ".join(capsys.readouterr().err.split())
     assert sent == []
 
 
