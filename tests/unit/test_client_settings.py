@@ -12,6 +12,7 @@ from streams.kafka.connection import ConnectionLog
 from streams.kafka.settings import RESERVED, ClientSettings, build
 from streams.kafka.wire.settings import ProducerSettings
 from streams.settings.config import EventSourceConfig
+from streams.settings.groups import TimeoutConfig
 
 NOBODY = "127.0.0.1:1"
 
