@@ -223,7 +223,7 @@ _ANSWERS: dict[int, tuple[float, Callable[[list[bytes]], bytes]]] = {
 
 
 async def connected(*_: object) -> ScriptedConnection:
-    """In the place of ``broker_connection.connect``."""
+    """In the place of ``kafka.wire.connection.connect``."""
     return ScriptedConnection()
 
 

@@ -1,4 +1,6 @@
-"""Databases for state that is larger than memory (``Table.factory(engine=...)``): one per partition, in its folder."""
+"""Databases for state that is larger than memory (``Table.factory(engine=...)``): one per partition, in its folder. And
+``blobs``, the places for snapshots.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Declarations of an application: the event source with its handlers, inputs and jobs, and producers of events."""
+"""Declarations of an application: the event source with its handlers, inputs and jobs, and producers of events.
+
+``declarations`` has what is declared, ``running`` what runs, ``requests`` what is requested of it; ``event_source`` has
+the methods that users call, over these three.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Requests about a cluster: topics, offsets, groups, transactions and permissions."""
+"""Requests about a cluster, and the few that change it: topics (``admin``, ``trimming``), offsets, lags, members of
+groups, open and hanging transactions, and the requests of a take-over. They block.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers of partitions, and of their records as they arrive."""
+"""Consumers of partitions that are assigned by hand, and received messages as records."""
 
 from __future__ import annotations
 
