@@ -18,7 +18,7 @@ from streams.model.group import Assignment, Assignor, MemberReport
 
 
 def assignor(name: str, settings: PlanSettings) -> Assignor:
-    """Return the strategy of this name, one of ``config_groups.STRATEGIES``. Raises ``KeyError`` for any other."""
+    """Return the strategy of this name, one of ``settings.groups.STRATEGIES``. Raises ``KeyError`` for any other."""
     known: dict[str, Callable[[PlanSettings], Assignor]] = {
         "incremental": incremental,
         "cooperative-sticky": lambda _: sticky_plan,

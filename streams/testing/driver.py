@@ -360,7 +360,7 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
         skip: int = 0,
         times: int = 1,
     ) -> Trap:
-        """Call ``action(member)`` when a member passes this point (``points.POINTS``) the next time.
+        """Call ``action(member)`` when a member passes this point (``fault_points.POINTS``) the next time.
 
         ``driver.at("commit.before", driver.crash)``; any function of a member's number will do. ``member`` and
         ``partition`` let it wait for these only, ``skip`` lets so many pass before, ``times`` makes it spring more

@@ -118,7 +118,7 @@ def connect_group(
 
 class KafkaPythonMembership:
     """One member of a group that shares the partitions of a topic with the others; ``model.group.Membership`` and
-    ``group_coordinator.Hooks`` document the methods. ``start`` is for once; ``close`` ends the shared client too, and
+    ``coordinator.Hooks`` document the methods. ``start`` is for once; ``close`` ends the shared client too, and
     may be repeated.
 
     Of several ``settings.assignors`` the broker chooses one that all members have, so a running group changes its

@@ -1,4 +1,4 @@
-"""Send records of any program: those on their way until they are acknowledged. Transactions: ``producing/blocking``."""
+"""Send records of any program: those on their way until they are acknowledged. Transactions: ``writing/blocking``."""
 
 from __future__ import annotations
 
