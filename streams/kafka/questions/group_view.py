@@ -1,6 +1,6 @@
 """A consumer group as its coordinator describes it: its members, their last reports and assignments.
 
-Reports and assignments of our members travel as user data (``wire/group_bytes``), which a broker shows as long as the group
+Reports and assignments of our members travel as user data (``group_bytes``), which a broker shows as long as the group
 is stable. Of other members, and of groups of the broker's own protocol (KIP-848), Kafka's own part is read: topics and
 partitions.
 
