@@ -88,6 +88,7 @@ class Timetable:
         """Take the interjection that is due longest, if any; its next run is set."""
         if self._next is None or now < self._next:
             return None
+        # The one that is due longest, or a short schedule would keep a long one from its turn.
         number = self._due.index(self._next)
         schedule, route = self._schedules[number]
         self._beats[number] = schedule.following(self._beats[number], now)
