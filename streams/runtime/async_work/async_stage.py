@@ -23,7 +23,7 @@ class Stage(Protocol):
     """One running stage. On the loop; nothing here may block or wait."""
 
     def begin(self, entry: Entry) -> bool:
-        """Take the entry in, and settle it some time. ``False``: there is no room for it, and ``entry.buffer.wake`` is
+        """Take the entry in, and settle it later. ``False``: there is no room for it, and ``entry.buffer.wake`` is
         called when there may be. Never raises for an error of the user's code: the entry fails."""
         ...
 

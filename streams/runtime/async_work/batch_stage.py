@@ -178,7 +178,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         return False
 
     def cancel(self, work: _BatchWork) -> None:
-        """Withdraw items that are not awaited any more; a call is cancelled if all of its items are such."""
+        """Withdraw items that are not awaited any more; a call is cancelled when none of its items is awaited."""
         parts, work.parts = work.parts, []
         held, work.held = work.held, []
         for part in held:
@@ -268,7 +268,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
     def _ended(self, batch: _BatchCall, task: asyncio.Task[None]) -> None:
         del self._running[batch]
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None and not self._is_closed:  # cancelled from outside: its events would wait for ever
+        if error is not None and not self._is_closed:  # cancelled from outside: its events would wait without an end
             self._failed(batch, error, 1)
         # Behind the ``hold`` of failed items: otherwise this would free their keys, and the next items of these could
         # begin before the failures have met their policies.
@@ -280,7 +280,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         """Fail the items of a call that failed as a whole."""
         for part in batch.parts:
             if not isinstance(error, Exception | asyncio.CancelledError):
-                part.work.fatal = error
+                part.work.fatal = error  # it ends the process at the event's turn, whatever the items before it did
             self._done(part, error, attempts)
 
     def _done(self, part: _BatchedItem, outcome: Any, attempts: int) -> None:

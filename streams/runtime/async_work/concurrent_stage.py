@@ -160,6 +160,7 @@ class _Run(Job):
         entry.begun = True
         while True:
             error = await self._try()
+            # Settled: it has come to its turn, or was dropped. A failure is for the turn then, as that of any handler.
             if entry.is_settled or error is None:
                 self._end(error)
                 return

@@ -118,6 +118,7 @@ class Calls:
         except GeneratorExit:
             raise  # the loop is gone
         except BaseException as error:
+            # Also SystemExit: raised here it would end a task of the loop, and no log line could name the event.
             return None, error, made
 
 

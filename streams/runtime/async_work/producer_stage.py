@@ -119,7 +119,7 @@ class Outlet:
             self._unreported[id(delivery)] = delivery
 
     def _drop(self) -> None:
-        """Drop a producer that is of no use any more, with the deliveries that it will never report."""
+        """Drop a broken producer, with the deliveries that it will never report."""
         producer, self._producer = self._producer, None
         if producer is not None:
             self._worker.post(producer.close)

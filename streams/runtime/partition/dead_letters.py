@@ -132,7 +132,7 @@ def dead_letter(
     facts |= {"handler": handler} if handler else {}
     facts |= {"instance": instance} if instance else {}
     facts |= {"trace": trace} if (trace := short_trace(cause)) else {}
-    # Ours come last: they are told from the record's own by their number, since those may have any name.
+    # Ours come last: their number tells them apart from the record's own, which may have any names.
     headers: Headers = list(record.headers or ())
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
     origin, at = (record.offset if timer is None else timer.origin), record.partition

@@ -126,7 +126,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
                     f"the key {change.key!r} begins with a prefix that is reserved for the changelog itself"
                 )
         for change in changes:
-            # By identity: an equal change may be a new one, behind a later change of the same key.
+            # By identity: of the changes A, B, A of one key the last one counts, although A is in the journal already.
             if not any(change is known for known in self._journal[self._first :]):
                 self._journal.append(change)
 

@@ -202,6 +202,7 @@ class Execution:
             if letter is not None:
                 ctx._outputs.append(msgspec.structs.replace(letter, origin=ctx._origin))
 
+        # For the next attempt at the event: at the window's place in the order this comes instead of its report.
         partition.timekeeper.decide(failed, instead)
         return True
 

@@ -18,7 +18,7 @@ from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
 
 SLICE: Final = 128
-"""Events that are handled between two looks at the loop, at most. So many make the price of the switch negligible."""
+"""Events that are handled before the loop runs other tasks, at most. So many make the price of a switch negligible."""
 
 LEAST_MERGED: Final = 8
 """Records of several inputs that are merged for one slice, at least."""

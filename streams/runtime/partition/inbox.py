@@ -62,7 +62,7 @@ class Inbox:
         """Pause until half of what is queued now is handled."""
         if not self.paused:
             self.paused = True
-            # Half: a partition at its bound would pause and resume with each batch.
+            # Half of it: resumed at once, a partition at its bound would pause again with each batch.
             self._resume_at = (self.records // 2, self.size // 2)
             self._input.pause(self._partition)
         self._uncount(self.counted, self.counted_size)
@@ -130,7 +130,7 @@ class Inbox:
         self._wake.notify()
 
     def handled(self, records: int) -> None:
-        """Give back the room of the first records, so many."""
+        """Give back the room of the first ``records`` records."""
         size = self._size_of_first(records)
         self.records -= records
         self.size -= size

@@ -48,8 +48,8 @@ class Interjection:
 
 
 class StoreLook(Interjection):
-    """A turn in which code of ours reads the store and writes nothing, so it needs neither a unit nor a context. It
-    sees to its proof by itself. ``waiter``: called with the reason if there is no turn."""
+    """A turn in which the toolkit itself reads the store. It writes nothing, so it needs neither a unit nor a context.
+    The code that makes it obtains the proof. ``waiter``: called with the reason if there is no turn."""
 
     __slots__ = ("look",)
 

@@ -18,7 +18,7 @@ from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.state import Partition
 
 MOST_AT_ONCE: Final = 64
-"""Events that enter the reorder buffer between two looks at the loop, at most. Their jobs are tasks, and begin then."""
+"""Events that enter the reorder buffer before the loop runs other tasks, at most. Their jobs are such tasks."""
 
 
 class Issuer:
@@ -95,7 +95,7 @@ class Issuer:
             return entry
         known = self._partition.failures.of_event(record.offset)
         if known is not None and apply_error_policy(known, route.policy) is not Decision.RETRY:
-            entry.fail(known.error, known.attempts)  # a restart: its work would be done again for nothing
+            entry.fail(known.error, known.attempts)  # known from before a restart: its work would be done for nothing
             return entry
         if self._router.tracer is not None:
             self._trace(entry, self._router.tracer)

@@ -170,13 +170,12 @@ class MergedInputs:
         self._turn_to(self.all[last])
 
     def tables_read(self, now: float) -> list[Change]:
-        """Return the changes that keep which tables are read by now, when everything that was taken is handled; such a
-        table is one of the inputs from then on."""
+        """Return the changes that note in the changelog which tables are read up to their goals. Called when everything
+        that was taken is handled. Such a table is an input like the others from then on."""
         changes: list[Change] = []
         if not self._partition.joined.goals:  # nearly always
             return changes
         for one in self.all:
-            # From here on it is an input like the others: its records wait for their turns by time.
             if one.is_read:
                 one.goal = None
                 one.note(now)

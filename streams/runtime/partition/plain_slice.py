@@ -8,10 +8,7 @@ Why the loop looks as it does:
 * Everything is a local name, and every call of Python per event is one that the user could notice if it were missing.
   Functions that are kept in attributes (``route.handler``) are local names too: called as attributes they cost 130
   instructions more on Python 3.11, which takes them for methods.
-* A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``). An event that
-  fails behind it does not take the row back: it is complete.
-* Records mostly have the same headers as the one before (the same tuple: ``kafka.reading.received``), so the handler is
-  looked up when these change.
+* A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``).
 """
 
 from __future__ import annotations
@@ -81,7 +78,8 @@ def run(
                 headers, route, decode, handler, keep = known[place]
                 where, number, first_sent, first_written = wheres[place], number + 1, sent, written
             record = records[position]
-            if record.headers is not headers:  # else it is like the one before
+            # Mostly the same tuple as that of the record before (``kafka.reading.received``): its handler is known.
+            if record.headers is not headers:
                 headers = record.headers
                 if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                     name, version = headers[0][1], None
@@ -103,6 +101,7 @@ def run(
                     break  # as below
                 if kept is not None:
                     journal.append(kept)
+                # Complete: an event that fails behind it does not take the row back.
                 position, written = position + 1, len(journal)
                 continue
             value = record.value

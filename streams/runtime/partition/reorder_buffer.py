@@ -170,7 +170,7 @@ class ReorderBuffer:
         return self.entries[0]
 
     def leave(self, count: int = 1) -> None:
-        """Remove the first entries, so many: they had their turn."""
+        """Remove the first ``count`` entries: they had their turn."""
         for _ in range(count):
             self.entries.popleft()
 

@@ -24,7 +24,7 @@ from streams.runtime.partition.unit import Unit
 RunSlice = Callable[[list[IncomingRecord], int], Awaitable[int]]
 
 MOST_AT_ONCE: Final = 64
-"""Turns that are taken between two looks at the loop, at most."""
+"""Turns that are taken before the loop runs other tasks, at most."""
 
 
 class Retirement:

@@ -78,8 +78,8 @@ class WindowFailed(Exception):
 
 
 class Timekeeper:
-    """See above. On the partition's task, or on the thread of its handler, never both at a time; ``settle`` on its
-    task."""
+    """The time of one partition's store. On the partition's task, or on the thread of its handler, never both at a
+    time; ``settle`` on its task."""
 
     def __init__(self, partition: Partition, host: Host) -> None:
         self._partition, self._host = partition, host
@@ -96,7 +96,7 @@ class Timekeeper:
 
     @property
     def max_jump_ms(self) -> int:
-        """Return the longest way ahead of the clock to which an event may move the partition's time; 0: no bound."""
+        """Return how far ahead of the clock an event may move the partition's time, in milliseconds; 0: no bound."""
         return int(self._host.config.max_time_jump_seconds * 1000)
 
     def now_ms(self) -> int:

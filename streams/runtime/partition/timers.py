@@ -112,7 +112,7 @@ class PartitionTimers:
             self.visits |= visits
             others = {name: timer for name, timer in changes.items() if name not in visits}
         self._timers.apply(others)
-        # Removals, too, in the event's own transaction: a restored state would fire the timer again.
+        # Removals as well, in the event's own transaction: without them a restored state would fire a timer again.
         return [
             Change(timer_key(name), None if timer is None else encode_timer(timer), origin=origin)
             for name, timer in changes.items()

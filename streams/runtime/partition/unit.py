@@ -65,7 +65,7 @@ class Unit:
                 change.origin = origin
                 if change.value is not None and len(change.value) > limit:
                     return self.fail(ctx, change_too_large(change, limit))
-        # From here on nothing can fail. So what a failure could not undo comes last: timers, and the row of an update.
+        # Nothing fails from here on: ``fail`` could not take the timers back, and the row is no change of the store.
         ctx._closed = True
         if ctx._trace is not None:
             carrier, outputs = ctx._trace.carrier, self.outputs

@@ -51,7 +51,7 @@ from streams.statistics import PartitionStatistics, VisitStatistics
 _log = logging.getLogger(__name__)
 
 YIELD_EVERY: Final = 32
-"""Steps in the reorder buffer between two looks at the loop, at most. One takes 20 to 100 us, besides the handlers."""
+"""Steps in the reorder buffer before the loop runs other tasks, at most. One takes 20 to 100 us, besides handlers."""
 
 
 class PartitionWorker(Partition):
