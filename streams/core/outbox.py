@@ -88,7 +88,6 @@ class Ring:
         """Take in a committed batch; the one that it replaces is forgotten, and so is an older one that comes late."""
         slot = batch.serial % RING
         before = self._batches.get(slot)
-        # Before compaction the topic has older batches of the same key: the one with the highest serial counts.
         if before is None or before.serial <= batch.serial:
             self._batches[slot] = batch
         self.serial = max(self.serial, batch.serial)

@@ -201,5 +201,5 @@ def _decoded(route: Route, router: Router, records: list[IncomingRecord], start:
         try:
             events.append(decode(value))
         except Exception:
-            break  # met again by Execution.one, which reports it
+            break  # decoded again by Execution.one, which reports the error
     return events

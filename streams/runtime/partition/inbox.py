@@ -153,7 +153,7 @@ class Inbox:
         self._unhandled.clear()
         self._uncount(self.counted, self.counted_size)
         self.records = self.size = 0
-        self._wake.notify()  # the task may wait for records that do not come any more
+        self._wake.notify()  # the task may wait for records: it has to see that the intake is closed
 
     def _size_of_first(self, records: int) -> int:
         """Return the bytes of the first records, and forget them. Within a batch all records count alike: they are not

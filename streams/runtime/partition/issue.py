@@ -18,7 +18,7 @@ from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.state import Partition
 
 MOST_AT_ONCE: Final = 64
-"""Events that enter the reorder buffer before the loop runs other tasks, at most. Their jobs are such tasks."""
+"""Events that enter the reorder buffer before the loop runs other tasks, their jobs among them, at most."""
 
 
 class Issuer:

@@ -98,7 +98,7 @@ class JoinKind:
         row = self._table_of(partition, record).read(record, host.message_limit)
         known = partition.failures.of_event(record.offset)
         error = None if known is None else known.error
-        # Only if the row itself was refused: what its handler stores goes to the changelog, too, and the row can stand.
+        # Only if the row itself was refused. What its handler stores goes to the changelog, too: then the row stands.
         if row is not None and isinstance(error, RecordRefused) and error.key == row_key(self.topic, row.key):
             raise DecodeError(f"the changelog does not take the row: {describe(error)}")
 
