@@ -28,7 +28,7 @@ def size_of_changes(changes: list[Change], latest: dict[bytes, Change]) -> int:
     size = 0
     for change in changes:
         key, value = change.key, change.value
-        latest[key] = change
+        latest[key] = change  # the last one wins: one record per key and transaction goes to the changelog
         size += len(key) if value is None else len(key) + len(value)
     return size
 

@@ -27,7 +27,8 @@ from streams.core.claims import Claims, Draft, read_claims
 from streams.model.group import Assignment, MemberReport
 
 NEAR: Final = 100_000
-"""Records in which copies of a partition may differ and still be as good as each other: they are read in a moment."""
+"""Records in which copies of a partition may differ and still be as good as each other: into memory they are restored
+in 0.1 s, into SQLite in 0.8 s (docs/internals/performance.md)."""
 
 
 def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[str, Assignment]:
@@ -38,11 +39,13 @@ def sticky_plan(partitions: int, reports: Mapping[str, MemberReport]) -> dict[st
     room = Room(claims.active, counts, shares(partitions, claims.active, counts))
     draft = Draft(claims)
     for member in claims.active:
+        # Promised partitions and moves under way are decided already: they only take up room.
         fixed = counts[member] - len(claims.settled[member])
         keep = max(0, room.share[member] - fixed)
         draft.own[member].update(sorted(claims.settled[member])[:keep])
         room.set(member, fixed + min(keep, len(claims.settled[member])))
     ready, kept = ready_at(claims), kept_at(claims)
+    # Those on a disk first, while the members that have them still have room.
     for partition in sorted(claims.free, key=lambda number: number not in kept) if claims.active else ():
         roomy = [member for member in ready.get(partition, ()) if room.left(member) > 0]
         folders = [folder for folder in kept.get(partition, ()) if room.left(folder[1]) > 0]
@@ -61,6 +64,7 @@ def shares(
         return {}
     after = after or {}
     least, larger = divmod(partitions, len(active))
+    # Counts above the larger share rank alike: all of these members have to give some away.
     ranked = sorted(active, key=lambda member: (-min(counts[member], least + 1), after.get(member, 0)))
     return {member: least + (rank < larger) for rank, member in enumerate(ranked)}
 
@@ -120,6 +124,7 @@ class Room:
 
     def set(self, member: str, count: int) -> None:
         self.count[member] = count
+        # The entry before this stays in its heap. It is recognised as outdated when it comes to the top.
         heappush(self._by_room, (-self.left(member), self._rank[member], member))
         heappush(self._by_count, self._entry(member))
 

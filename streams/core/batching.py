@@ -20,13 +20,14 @@ import msgspec
 from streams.settings.groups import PoolConfig
 
 LEAST_BYTES: Final = 16 * 1024
-"""The bound in bytes is not halved further: one event may be larger, and goes alone."""
+"""Bytes below which the bound is not halved any further. One event may be larger, and goes alone."""
 GROWTH: Final = 32
-"""The bound grows by one part in so many, per transaction: 22 of them double it."""
+"""The bound in bytes grows by one part in so many with each full transaction that is committed: 22 double it."""
 LONGEST_DELAY_SECONDS: Final = 0.01
-"""The ancestor's ``BatchDelay``."""
+"""Seconds that a transaction waits for further events, at most, if the settings leave that open: the ``BatchDelay`` of
+the Go library that this toolkit learned from."""
 SMOOTHING: Final = 4
-"""The delay moves by one part in so many towards the time of a commit."""
+"""The delay moves by one part in so many towards the time of each commit."""
 
 
 class Seal(enum.Enum):
@@ -50,6 +51,7 @@ def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float
         return Seal.LATER
     if wanted and in_flight < config.pending_transactions:
         return Seal.NOW
+    # Not for the delay alone while one is in flight: that is how batches grow with the time of a commit.
     return Seal.WHEN_FREE
 
 
@@ -77,6 +79,7 @@ def is_full(config: PoolConfig, *, size: int, size_bytes: int) -> bool:
 
 def smaller(config: PoolConfig, size_bytes: int) -> PoolConfig:
     """Return the rule after a transaction of so many bytes did not fit its time."""
+    # Half of what was sent, which may be less than the bound. A setting below the least stays as it is.
     most = min(config.max_batch_bytes, max(LEAST_BYTES, min(config.max_batch_bytes, size_bytes) // 2))
     return msgspec.structs.replace(config, max_batch_bytes=most)
 

@@ -13,13 +13,14 @@ from typing import Final
 import msgspec
 
 FORMAT: Final = 1
-"""The layout of the files. Another one is not read."""
+"""The layout of the files. Files of another one are not read."""
 
 TOMBSTONES_MS: Final = 86_400_000
-"""``delete.retention.ms`` of a topic whose settings must not be read: Kafka's default."""
+"""Milliseconds of ``delete.retention.ms`` for a topic whose settings this principal may not read: Kafka's default, a
+day."""
 
 MARGIN_MS: Final = 3_600_000
-"""The age of a mark at which tombstones behind it may be gone is counted shorter by so much: clocks differ."""
+"""Milliseconds that are taken off the age at which tombstones behind a mark may be gone: clocks differ."""
 
 
 class LogIdentity(msgspec.Struct, frozen=True):
@@ -54,14 +55,14 @@ class FolderMark(msgspec.Struct, frozen=True):
 def reason_to_distrust(mark: FolderMark, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> str:
     """Return why a folder with this mark cannot be continued from this log, empty if it can.
 
-    ``tombstones_ms``: how long the log keeps them (``delete.retention.ms``). A key whose tombstone is gone would come
-    back from the folder.
+    ``tombstones_ms``: how long the log keeps them (``delete.retention.ms``).
     """
     for name in LogIdentity.__struct_fields__:
         is_, wanted = getattr(mark.identity, name), getattr(identity, name)
         if is_ != wanted:
             return f"its {name.replace('_', ' ')} is {is_!r}, not {wanted!r}"
     age_ms = now_ms - mark.as_of_ms
+    # A tombstone behind the mark may be compacted away: its key would come back from the folder.
     if age_ms > tombstones_ms - MARGIN_MS:
         hours, kept = age_ms / 3_600_000, tombstones_ms / 3_600_000
         return f"it is {hours:.1f} h old; the changelog keeps tombstones for {kept:g} h (delete.retention.ms)"
@@ -81,9 +82,9 @@ def reason_to_refuse(
     """Return why the log is not the one that a folder was filled from, empty if it is, or if that is not known yet.
 
     ``first``: offset, value, and whether it is an offset record, of the first record at or behind the mark; ``None``:
-    there is none below ``position``, up to which the log was read. ``end``: of the log, -1 if it is not known. The last
-    offset record of a log is never compacted away, so the marked one is there, or a younger one is.
+    there is none below ``position``, up to which the log was read. ``end``: of the log, -1 if it is not known.
     """
+    # The last offset record of a log is never compacted away. So the marked one is there, or a younger one is.
     if first is None:
         if position > mark_offset:
             return f"the log has nothing between offset {mark_offset} and {position}"

@@ -89,7 +89,7 @@ def _place(claims: Claims, partition: int, owner: str | None, expecting: str | N
     if owner is None:
         if expecting is None:
             claims.free.append(partition)
-        else:
+        else:  # it starts by the marker at any moment: with another owner the partition would have two
             claims.promised[expecting].add(partition)
         return
     ordered = claims.reports[owner].releasing.get(partition)
@@ -97,9 +97,12 @@ def _place(claims: Claims, partition: int, owner: str | None, expecting: str | N
         claims.settled[owner].add(partition)
         return
     target = claims.reports.get(ordered.to)
+    # The marker may be committed: it is taken over anew then, and no order goes out before the next plan.
     if target is None or ordered.to == owner:
         claims.promised[owner].add(partition)
     elif target.generation < ordered.generation or partition in target.incoming:
+        # Under way, or the target has missed the plan. Withdrawn, the order would leave the partition with a donor that
+        # may have handed it over, beside a receiver that works on it.
         claims.moves[partition] = Move(owner, ordered.to, ordered.generation)
     else:
         # The target knows the order, and neither expects nor has the partition: it took it, and passed it on. The
@@ -113,6 +116,7 @@ def _rivals(order: list[str], reports: Mapping[str, MemberReport]) -> frozenset[
     holder: dict[str, str] = {}
     for member in order:
         name = reports[member].instance
+        # Two members of one name would use the same transactional ids, and fence each other.
         if name not in holder or reports[member].generation > reports[holder[name]].generation:
             holder[name] = member
     return frozenset(order) - frozenset(holder.values())
@@ -131,6 +135,7 @@ def _owners(partitions: int, order: list[str], reports: Mapping[str, MemberRepor
                 owner[partition] = member
     for partition in twice:
         claiming = [member for member in by_age if partition in reports[member].owned]
+        # A member whose receiver claims the partition as its own has handed it over.
         gave = {member for member in claiming if _ordered_to(reports[member], partition) in claiming}
         left = [member for member in claiming if member not in gave or len(gave) == len(claiming)]
         # Of one generation: the member without an order to hand it over. The other one did, and does not know it yet.
@@ -182,7 +187,7 @@ class Draft:
     def assignments(self) -> dict[str, Assignment]:
         claims = self._claims
         names = tuple(claims.reports[member].instance for member in claims.order)
-        if claims.all_leave:
+        if claims.all_leave:  # nothing is handed over: no member is left to go on
             return {
                 member: Assignment(members=names, sequence=claims.reports[member].sequence, quit=True)
                 for member in claims.order

@@ -58,10 +58,10 @@ class Holdings:
     @property
     def here(self) -> frozenset[int]:
         """Return the partitions that this member works on, or may begin to work on at any moment."""
-        return self.owned.union(self.incoming)  # likewise not "|"
+        return self.owned.union(self.incoming)  # a frozenset: ``|`` with the keys of a mapping makes a plain set
 
     def report(self) -> MemberReport:
-        """Make the report for the next JoinGroup. Its counter makes it differ from the one before."""
+        """Make the report for the next JoinGroup."""
         self.reported = MemberReport(
             instance=self.reported.instance,
             owned=self.owned,
@@ -70,20 +70,20 @@ class Holdings:
             incoming=frozenset(self.incoming),
             copies=self.copies,
             leaving=self.leaving,
-            sequence=self.reported.sequence + 1,
+            sequence=self.reported.sequence + 1,  # a follower's JoinGroup with the same bytes begins no rebalance
         )
         return self.reported
 
     def revoked_by(self, assignment: Assignment) -> frozenset[int]:
         """Return the partitions that have to be given up before this assignment can be applied.
 
-        A partition that was claimed as incoming may have been taken since, and the plan repeats the claim. Any other
-        incoming one is a new move to this member: a partition of it that is still in ``owned`` here is not ours. An
-        incoming partition that the plan gives to another member is to be given up, too: its marker may arrive before
+        An incoming partition that the plan gives to another member is to be given up, too: its marker may arrive before
         the member knows the plan.
         """
+        # What was claimed as incoming may have been taken since: given up, its marker would start it a second time,
+        # and records would count twice. Any other incoming one is a new move: in ``owned`` it is not ours any more.
         repeated = assignment.incoming.keys() & self.reported.incoming
-        return self.here.difference(assignment.own, assignment.release, repeated)  # not "-": with keys that is a set
+        return self.here.difference(assignment.own, assignment.release, repeated)  # a frozenset: see above
 
     def has_to_join_again(self, assignment: Assignment) -> bool:
         """Check whether the plan takes a claimed partition away. The plan counts on the next round to give it to
@@ -93,9 +93,10 @@ class Holdings:
     def apply(self, generation: int, assignment: Assignment) -> frozenset[int]:
         """Apply an assignment once everything that it revokes was released; returns the partitions that are new.
 
-        An order to another receiver than the one that was claimed withdraws the order before it: the partition is ours,
-        also if it was handed over to the former receiver meanwhile.
+        An order to another receiver than the one that was claimed withdraws the order before it.
         """
+        # A new order for what was handed over since the claim: owned again, it is taken over and handed over once more.
+        # Otherwise the new receiver would wait for a marker that no member writes.
         reported = self.reported.releasing
         anew = {
             number for number, to in assignment.release.items() if number not in reported or reported[number].to != to
@@ -116,6 +117,7 @@ class Holdings:
         return added
 
     def _order(self, partition: int, to: str, generation: int) -> Order:
+        # With the generation of the first order: by a newer one the receiver would wait for a marker that never comes.
         known = self.releasing.get(partition)
         return known if known is not None and known.to == to else Order(to, generation)
 
@@ -127,6 +129,7 @@ class Holdings:
 
     def handed_over(self, partition: int, order: Order) -> None:
         """Remove a partition: this order's marker is committed. Without effect if the order does not stand any more."""
+        # Under another order, or none, the partition was given back meanwhile: this member works on it.
         if self.releasing.get(partition) == order:
             self.owned -= {partition}
             self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
@@ -183,12 +186,14 @@ class GroupMember:
         self.undecodable = GracePeriod(session_seconds + rebalance_seconds)
         """For assignments of the leader that cannot be decoded."""
         self.no_common_strategy = GracePeriod(session_seconds + 1.0)
+        """For a group without a strategy of ours: its only member may be the session of a killed predecessor."""
 
     # -- calls of the engine -------------------------------------------------------------------------------------------
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         """Note that the last transaction on these revoked partitions is settled. Others than the revoked ones are
         ignored."""
+        # A late answer to an earlier barrier is about partitions that may be ours again.
         if self._is_answer(incarnation, generation):
             given_up = self._unreleased & frozenset(partitions)
             self.holdings.released(given_up)
@@ -204,6 +209,7 @@ class GroupMember:
     def took(self, partition: int, incarnation: int) -> bool:
         """Note that the engine has taken over an incoming partition. Returns whether the incarnation is the present
         one; if not, the call has no effect."""
+        # It was taken under a membership that is lost since: the present one does not own it.
         if incarnation != self.snapshot.incarnation:
             return False
         self.holdings.took(partition)
@@ -281,7 +287,8 @@ class GroupMember:
 
     def void(self) -> bool:
         """Lose the membership: everything owned is void. Returns whether there was one."""
-        # The snapshot comes first: see the incarnation rule.
+        # The snapshot comes first. The engine reads it on another thread, right before it sends offsets, and the broker
+        # takes new metadata also for partitions that were lost.
         was_member = self.snapshot.generation >= 0
         if was_member:
             self.snapshot = Snapshot(self.snapshot.incarnation + 1, generation=-1, member_id="", metadata=None)

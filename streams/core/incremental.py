@@ -15,9 +15,6 @@ In this order (``claims`` reads the owners first, and every plan repeats moves t
    outside of these bounds: their members go on restoring and prepare no others in their place.
 4. **Standbys** are placed for the time after all of these moves, new ones where their folders are. A ready copy is
    given up only when its replacement is ready.
-
-An order to release is only given for partitions in the member's report: for a partition that this very plan assigns,
-the order could not be kept if the next rebalance came in between.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from streams.core.claims import Claims, Draft, Move, read_claims
 from streams.model.group import Assignment, Assignor, MemberReport
 
 UNKNOWN: Final = 1 << 62
-"""Records left to restore, of a copy whose member did not report them."""
+"""Records left to restore of a copy whose member did not report them: more than any other copy lacks."""
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +102,7 @@ class _Budget:
     def spend(self, partition: int) -> bool:
         """Take this partition from the budget, if it may be prepared, too; return whether it may."""
         size = self._sizes.get(partition, 0)
+        # The first one in any case: a partition larger than the bound would never move.
         if self._any and (self._moves < 1 or self._bytes < size):
             return False
         self._any = True
@@ -148,6 +146,7 @@ class _Planner:
             folders = nearest(copies.kept.get(partition, ()))
             return len(ready.get(partition, ())) or UNKNOWN, len(folders) or UNKNOWN
 
+        # Those with the fewest places to go first, while there is room at these.
         for partition in sorted(claims.free, key=choices):
             begun = nearest(copies.begun(partition))
             if partition in ready:
@@ -190,7 +189,7 @@ class _Planner:
     def _balance(self) -> None:
         claims = self._claims
         leaving = [member for member in claims.order if claims.reports[member].leaving and member not in claims.rivals]
-        self._drain(leaving)
+        self._drain(leaving)  # before the shares: members that get these now may be the ones with larger shares
         room = Room(claims.active, self._counts, self._shares())
         give = {member: self._counts[member] for member in leaving}
         give.update((member, -room.left(member)) for member in claims.active if room.left(member) < 0)
@@ -203,8 +202,10 @@ class _Planner:
             if self._owner.get(partition) == member
         }
         budget = _Budget(self._settings, sizes)
+        # Copies that have begun use up the bounds first: changed over to new ones, none would ever be ready.
         for donor in give:
             give[donor] = self._go_on_preparing(donor, give[donor], room, budget)
+        # First for all donors where a folder is: it spares most of the restore, and room and bounds may be used up.
         for where in (self._copies.on_disk, None):
             for donor in give:
                 give[donor] = self._prepare(donor, give[donor], room, budget, where)
@@ -228,6 +229,8 @@ class _Planner:
     def _release(self, donor: str, number: int, room: Room) -> int:
         """Give away the partitions that others have ready. Returns how many are still to be given away."""
         ready = self._copies.ready
+        # Only what the report names (``settled``): an order for a partition that this very plan assigns could not be
+        # kept if the next rebalance came in between.
         mine = sorted(
             (partition for partition in self._claims.settled[donor] & self._draft.own[donor] if partition in ready),
             key=lambda partition: (len(ready[partition]), partition),
@@ -318,7 +321,7 @@ class _Planner:
         }
         holders = {}
         for partition, owner in self._future.items():
-            have = [donors[partition]] if partition in donors else []
+            have = [donors[partition]] if partition in donors else []  # its store stays as a copy when it has gone
             holders[partition] = [member for member in have + self._copies.holders(partition) if member != owner]
         kept = {partition: self._copies.on_disk(partition, owner) for partition, owner in self._future.items()}
         placed = place_standbys(self._settings.num_standbys, claims.active, self._future, holders, kept)
@@ -331,6 +334,7 @@ class _Planner:
             ready = self._copies.ready.get(partition, [])
             lacking = len(members) - sum(member == donor or member in ready for member in rest)
             taken = {*members, self._future[partition], donor}
+            # A ready copy stays until its replacement is ready: a crash meanwhile would cost a restore.
             spare = [member for member in ready if member not in taken]
             for member in [*rest, *spare[:lacking]]:
                 if partition not in draft.preparing[member] and not draft.expects(member, partition):

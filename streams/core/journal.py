@@ -19,12 +19,13 @@ from streams.errors import DecodeError, JournalError
 from streams.records import TYPE_HEADER, Headers, IncomingRecord, Output, ReceivedHeaders, shown_key
 
 MARK: Final = b"grj:"
-"""How the key of each record of a journal begins. ``TERM:NUMBER`` follows, or ``term:PREVIOUS`` (-1: none) where a term
-begins."""
+"""The key of each record of a journal begins with it. ``TERM:NUMBER`` follows, or ``term:PREVIOUS`` (-1: none) where a
+term begins."""
 TERM_TYPE: Final = "__term__"
 CHECKPOINT_TYPE: Final = "__checkpoint__"
 BARRIER_TYPE: Final = "__barrier__"
 CONTROL_TYPES: Final = frozenset({TERM_TYPE, CHECKPOINT_TYPE, BARRIER_TYPE})
+"""The event types of the journal's own entries."""
 
 
 class MemberState(enum.Enum):
@@ -216,6 +217,7 @@ class LogOrder:
                     f"it, up to offset {self.offset}: a term is missing"
                 )
         elif mark.term >= record.offset or (self.term >= 0 and mark.term != self.term):
+            # A term is the offset of the record that begins it, and its entries are behind that record.
             raise JournalError(f"{record.where} is of term {mark.term}, and term {self.term} has begun before it")
         elif self.term >= 0 and mark.number != self.number + 1:
             raise JournalError(
@@ -244,11 +246,13 @@ def settled(records: Iterable[IncomingRecord], term: int, first: int, count: int
     for record in records:
         mark = mark_of(record)
         if not mark.number:
+            # A term is the offset of the record that begins it, so younger terms have larger numbers.
             newer = record.offset if newer < 0 and record.offset > term else newer
         elif mark.term == term and first <= mark.number < first + count:
             if newer >= 0:
                 raise JournalError(f"{record.where} is of term {term}, and term {newer} has begun before it")
             found[mark.number] = record.offset
+    # An append is one transaction: the log has all of it, or nothing.
     if found and len(found) != count:
         raise JournalError(f"of {count} entries of term {term} from number {first} on, the log has {sorted(found)}")
     return SettledAppend(tuple(found[number] for number in sorted(found)), newer)
@@ -259,7 +263,7 @@ def kept_from(covers: Sequence[int], keep: int) -> int:
     ``covers``: of all checkpoints, in the order of the log."""
     if keep < 1 or len(covers) < keep:
         return -1
-    return min(covers[-keep:])
+    return min(covers[-keep:])  # not that of the oldest: a later one may cover less
 
 
 def plain_value(record: IncomingRecord) -> bytes:

@@ -6,10 +6,9 @@ them has waited for ``max_delay``; a job is a batch of one. Partitions take turn
 oldest ready item goes first: nothing of the partition completes before its first event does. Several items of a key may
 be in one batch, in their order.
 
-A key stays *held* behind a failed item (``hold``) until that item's event has had its turn. This turn waits for all
-earlier events of the partition, so the items of earlier events must not wait for the key: they wait for ``Overtaken``
-keys instead. (Events come out of their order to a stage that events enter by two ways, directly and behind another
-stage.)
+A key stays *held* behind a failed item (``hold``) until that item's event has had its turn. Items of earlier events
+wait for ``Overtaken`` keys instead. (Events come out of their order to a stage that events enter by two ways, directly
+and behind another stage.)
 
 No deadlock, whatever the limits: a permit is taken by a running batch only, and a running batch waits for nothing here.
 
@@ -144,12 +143,13 @@ class KeyedQueue(Generic[ItemT]):
         known = self._partitions.get(partition)
         if known is None:
             return True
+        # An event with more items than the limit is let in when there are no others, or it would never have room.
         if known.is_full or (known.items + count > self._most_items and known.items):
             return False
         found = known.keys.get(key)
         if found is None:
             return len(known.keys) < self._most_keys
-        return len(found.waiting) + count <= self._most_per_key + (not found.held)
+        return len(found.waiting) + count <= self._most_per_key + (not found.held)  # a free key: one is next
 
     def add(self, partition: Hashable, key: Hashable, item: ItemT, now: float = 0.0) -> None:
         """Queue an item behind those of its key."""
@@ -158,6 +158,8 @@ class KeyedQueue(Generic[ItemT]):
             known = self._partitions[partition] = _PartitionQueue(partition)
         found = known.keys.get(key)
         if found is not None and found.holders:
+            # The turn of a later event that holds the key waits for this item's event, so the item must not wait for
+            # the key: a deadlock. The other key may be held by a later event in turn.
             while found is not None and any(item.position < holder.position for holder in found.holders):
                 key = Overtaken(key)
                 found = known.keys.get(key)
@@ -196,6 +198,7 @@ class KeyedQueue(Generic[ItemT]):
         batch: list[ItemT] = []
         rotation = self._rotation
         while count:
+            # One item each: a partition with many items does not keep the others from their permits.
             partition = rotation.popleft()
             by_age = partition.by_age
             while by_age:
@@ -238,7 +241,7 @@ class KeyedQueue(Generic[ItemT]):
         self._numbers += 1
         item._number = self._numbers
         key.waiting.appendleft(item)
-        partition.items += 1  # ``end`` counts it as done
+        partition.items += 1  # ``end`` of its batch counts it as done, although it waits again
         partition.waiting += 1
 
     def hold(self, item: ItemT, now: float = 0.0) -> None:
@@ -247,6 +250,7 @@ class KeyedQueue(Generic[ItemT]):
         key = item._key
         key.held += 1
         key.holders.append(item)
+        # The turn of the failed item waits for these, so they must not wait for its key.
         for waiting in [one for one in key.waiting if one.position < item.position]:
             self.withdraw(waiting)
             self.add(key.partition.name, key.name, waiting, now)
@@ -298,7 +302,7 @@ class KeyedQueue(Generic[ItemT]):
 
     def _forget(self, key: _KeyQueue[ItemT]) -> None:
         partition = key.partition
-        del partition.keys[key.name]
+        del partition.keys[key.name]  # new keys may come without an end: only those in use are kept
         if not partition.keys:
             del self._partitions[partition.name]
             if partition.in_rotation:

@@ -25,7 +25,7 @@ from streams.core.policy import Failure
 from streams.core.position import Position, offsets_of
 
 ALWAYS: Final = 1 << 62
-"""A ``single_until`` above all offsets: no batch is made."""
+"""A ``single_until`` above all offsets: all events are handled one by one."""
 
 
 class KnownFailures:
@@ -57,8 +57,7 @@ class KnownFailures:
         self._single_until[self.place] = offset
 
     def expect(self, position: Position, timers: Iterable[Origin]) -> None:
-        """Begin at this position: forget the events before it, and the timers that are not set any more. Visited keys
-        are kept: no two events have the same origin, ever."""
+        """Begin at this position: forget the events before it, and the timers that are not set any more."""
         offsets = offsets_of(position)
 
         def is_to_come(origin: Origin) -> bool:
@@ -66,7 +65,8 @@ class KnownFailures:
             return place < len(offsets) and offset >= offsets[place]
 
         self.events = {origin: failure for origin, failure in self.events.items() if is_to_come(origin)}
-        if self._timers:  # else spare the origins of all timers
+        # The failures of visited keys stay: their events are not there yet, and no other event has their origins.
+        if self._timers:  # otherwise no origin of a timer need be computed
             there = set(timers)
             self._timers = {
                 origin: failure for origin, failure in self._timers.items() if origin in there or is_visit(origin)
@@ -81,7 +81,7 @@ class KnownFailures:
         origin = in_input(self.place, origin)
         failure = self.events.pop(origin, None) or self._timers.pop(origin, None)
         if failure is not None:
-            self._kept[origin] = failure
+            self._kept[origin] = failure  # until it is committed: a restart before that meets the event again
         return failure
 
     def add(self, origin: Origin, failure: Failure) -> None:

@@ -19,16 +19,17 @@ import msgspec
 from streams.core.checkpoints import FolderMark
 
 MANIFEST_FORMAT: Final = 1
-"""Of a manifest. Another one is not read."""
+"""The layout of a manifest. One of another layout is not read."""
 BLOCK_BYTES: Final = 4 << 20
-"""The size of a block, but for the last one."""
+"""Bytes of each block of a snapshot but for the last one, which may have fewer."""
 MOST_BLOCK: Final = 64 << 20
-"""A larger one is not read."""
+"""Bytes of the largest block that is read."""
 MOST_MANIFEST: Final = 32 << 20
+"""Bytes of the largest manifest that is read."""
 GARBAGE_SECONDS: Final = 3600.0
-"""The age at which a block that nothing names is removed. A folder on a network may show names a minute late."""
+"""Seconds of age at which a block that nothing names is removed. A folder on a network may show names a minute late."""
 HOLD_SECONDS: Final = 86_400.0
-"""The age at which a hold is removed: its maker was killed. One that is still at work then begins anew."""
+"""Seconds of age at which a hold is removed: its maker was killed. A maker that is still at work begins anew."""
 
 _HEAD: Final = re.compile(rb"kes-snapshot (\d{1,9}) (sha256|hmac) ([0-9a-f]{64})\n")
 _BLOCK: Final = re.compile(r"[0-9a-f]{64}(?:-([0-9a-f]{1,32}))?")
@@ -114,9 +115,11 @@ def decode_manifest(data: bytes, secret: bytes) -> Manifest:
     if int(head[1]) != MANIFEST_FORMAT:
         raise SnapshotRefused(f"it has the format {int(head[1])}, and this version reads {MANIFEST_FORMAT}")
     is_signed, text = head[2] == b"hmac", data[head.end() :]
+    # Also an unsigned one with a secret: a forger could leave the signature out.
     if is_signed != bool(secret):
         wanted = "it is signed, and StateConfig.snapshot_secret_file is not set" if is_signed else "it is not signed"
         raise SnapshotRefused(wanted)
+    # Before anything is decoded, and in constant time: how long it takes says nothing about the right signature.
     if not hmac.compare_digest(head[3], _digest(text, secret)):
         raise SnapshotRefused("its signature is wrong" if is_signed else "its checksum is wrong")
     try:
@@ -124,7 +127,7 @@ def decode_manifest(data: bytes, secret: bytes) -> Manifest:
     except (msgspec.DecodeError, RecursionError) as error:
         raise SnapshotRefused(f"it cannot be read ({error})") from error
     for block in manifest.blocks:
-        if not is_block(block.name):
+        if not is_block(block.name):  # the name is fetched: it must not lead anywhere else
             raise SnapshotRefused(f"it names the block {block.name[:120]!r}")
         if not 0 < block.size <= MOST_BLOCK:
             raise SnapshotRefused(f"it has a block of {block.size} bytes")
@@ -148,6 +151,8 @@ def garbage(blocks: Iterable[tuple[str, float]], named: Iterable[Manifest], held
     """Return the names of the blocks that can be removed. ``blocks``: names and ages in seconds, listed before
     manifests and holds were; ``named``: all manifests, also those that are removed just now; ``held``: tokens."""
     names: Collection[str] = {block.name for manifest in named for block in manifest.blocks}
+    # Ages are older than the lists that they are compared with. The other way round, a block of a snapshot that was
+    # made in between would be old, and not listed.
     old = ((name, _BLOCK.fullmatch(name)) for name, age in blocks if age > GARBAGE_SECONDS)
     return [name for name, match in old if match and name not in names and match[1] not in held]
 

@@ -80,14 +80,17 @@ def next_input(inputs: Sequence[InputHead], now: float, patience_seconds: float)
             unread.append(place)
     if not heads:
         return Wait(None, tuple(unread))
-    if unread:
+    if unread:  # before all else: no event may meet half a table
         return Wait(None, tuple(unread)) if table is None else Take(table, None)
-    if loop is not None:
+    if loop is not None:  # without a wait for others: what was begun is finished before more is taken in
         return Take(loop, None)
     if awaited:
+        # The loop alone if it is late: its records come before those of the others, whatever their time.
         late = {place: until for place, until in awaited.items() if inputs[place].kind is _LOOP}
         return _wait(late or awaited)
     _, oldest = min(heads)
+    # Of records of one time those of the input that was declared first come first. So in front of such an input the run
+    # ends a millisecond earlier.
     return Take(oldest, min((next_ms - (place < oldest) for next_ms, place in heads if place != oldest), default=None))
 
 

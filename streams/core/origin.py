@@ -20,14 +20,17 @@ Origin: TypeAlias = int
 
 INTERJECTION: Final[Origin] = -1
 OF_EACH_INPUT: Final = 1 << 52
+"""The distance between the origins of two inputs' events at one offset. Offsets are smaller."""
 _FIRST_BATCH: Final = 1 << 62
 _HASH_BYTES: Final = 7
+"""Bytes of the hash that names the event of a timer, or of a visited key."""
 _FIRST_VISIT: Final = -2 - (1 << 8 * _HASH_BYTES)
 
 
 def timer_origin(due_ms: int, name: str) -> Origin:
     """Return the origin of a timer's event: the same after a restart, another one once the timer is set for another
     time."""
+    # With the time: a timer that is set again under its name is another event, with attempts of its own.
     digest = hashlib.blake2b(f"{due_ms} {name}".encode(), digest_size=_HASH_BYTES).digest()
     return -2 - int.from_bytes(digest)
 

@@ -15,7 +15,7 @@ import msgspec
 from streams.errors import DecodeError, OffsetError
 
 RING: Final = 64
-"""Batches that a ring names. A failover of the database may lose the deletes of so many."""
+"""Batches that a ring names. After a failover the database may have the rows of so many again: none is sent twice."""
 WAY_OUT: Final = (
     "Nothing is sent, since rows could be lost or sent twice: see `kes outbox purge --after-restore`, and the guide, "
     '"After a restored backup"'
@@ -54,7 +54,7 @@ def record_key(serial: int) -> bytes:
 
 def encode_batch(outbox: str, batch: SentBatch) -> bytes:
     """Encode a batch; ``outbox`` is the identity of the table."""
-    rows = sorted(batch.rows)
+    rows = sorted(batch.rows)  # so that distances are small numbers, which take a byte or two
     distances = [after - before for before, after in pairwise([0, *(row.id for row in rows)])]
     return msgspec.msgpack.encode(_BatchRecord(_FORMAT, outbox, batch.serial, distances, [row.tag for row in rows]))
 
@@ -80,7 +80,7 @@ class Ring:
     def __init__(self, batches: Iterable[SentBatch] = ()) -> None:
         self._batches: dict[int, SentBatch] = {}
         self.serial = 0
-        """Of the last batch; 0: there is none."""
+        """The serial of the last batch; 0: there is none."""
         for batch in batches:
             self.add(batch)
 

@@ -27,6 +27,8 @@ class PartitionState(enum.Enum):
     @property
     def admits(self) -> bool:
         """Check that a completed event of the partition may enter a transaction."""
+        # Also while it is given up in good order: what has begun ends, and is committed. What restarts or is lost is
+        # dropped: its store has effects that will not be committed.
         return self in (PartitionState.ACTIVE, PartitionState.RELEASING, PartitionState.DRAINING)
 
     def to(self, new: PartitionState) -> PartitionState:
@@ -42,8 +44,10 @@ LEGAL_MOVES: Final[dict[PartitionState, frozenset[PartitionState]]] = {
     _S.RESTORING: frozenset({_S.ACTIVE, _S.DRAINING, _S.VOID}),
     _S.ACTIVE: frozenset({_S.RESTARTING, _S.RELEASING, _S.DRAINING, _S.VOID}),
     _S.RESTARTING: frozenset({_S.DRAINING, _S.VOID}),
+    # A record may be refused before the marker is committed: the partition works again, and is handed over then.
     _S.RELEASING: frozenset({_S.RELEASED, _S.RESTARTING, _S.DRAINING, _S.VOID}),
     _S.DRAINING: frozenset({_S.RELEASED, _S.VOID}),
+    # For good: when the partition comes back it is another one, with the state that is committed.
     _S.RELEASED: frozenset(),
     _S.VOID: frozenset(),
 }

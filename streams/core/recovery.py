@@ -1,9 +1,6 @@
 """Decide the next step for a failed transaction: the failure table of the protocol as one pure function.
 
-The order of the questions is the point. First whether the work is still ours: if not, nothing else matters. Then the
-time: the tries of a transaction are bounded, and stopping is always safe, because the next start looks into the
-changelog. Then whether the commit may have happened: only a requested commit can have happened, and then the changelog
-decides, never a guess. Any other transaction is known to be aborted and is sent again.
+The order of the questions is the point.
 """
 
 from __future__ import annotations
@@ -51,12 +48,17 @@ def remedy(
     ``ours``: the membership it was opened under is still the current one. ``attempts``: how often it was sent, this
     time included. ``seconds``: since its first failure.
     """
+    # First: what is not ours any more is not sent, whatever else is known (R5).
     if not ours or kind == "lost":
         return Remedy.DROP
+    # Before the look-up: stopping is always safe, because the next start looks into the changelog.
     if seconds > patience.seconds:
         return Remedy.STOP
+    # Only a requested commit can have happened. Then the changelog decides, never a guess (R3).
     if commit_requested and kind in ("unknown", "fenced"):
         return Remedy.LOOK_UP
+    # Refused again and again. An id that is fenced so often, while the group knows the member, has a second process.
     if kind in ("abortable", "fenced") and attempts >= patience.attempts:
         return Remedy.STOP
+    # Known to be aborted: the same records are sent again (R4). Under the refused generation that would fail again.
     return Remedy.RESEND_AFTER_NEWS if kind == "stale" else Remedy.RESEND

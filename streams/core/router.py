@@ -140,6 +140,7 @@ class Router:
     def add(self, route: Route) -> None:
         """Register a type. Raises ``RegistrationError`` for a second handler of the same name, or after the start."""
         self._refuse_if_frozen(f"the handler of {route.name}")
+        # Keys are bytes, as in headers: no name is decoded for a record.
         if route.name.encode() in self.routes:
             first = place_of(self.routes[route.name.encode()].handler)
             raise RegistrationError(

@@ -37,11 +37,12 @@ def merge(
     while taken < most:
         oldest = 0
         for number in range(1, count):
-            if heads[number] < heads[oldest]:
+            if heads[number] < heads[oldest]:  # at one time the input that was declared first comes first
                 oldest = number
         until_ms = 1 << 62
         for number in range(count):
             if number != oldest:
+                # In front of an input that was declared before this one, the run ends a millisecond earlier.
                 limit = heads[number] - (number < oldest)
                 if limit < until_ms:
                     until_ms = limit
@@ -59,7 +60,7 @@ def merge(
         record = batch[first]
         last = batch[position - 1]
         runs.append((places[oldest], taken, record.offset, last.offset + 1))
-        if position == size:
+        if position == size:  # the next record of this input is not known: it may be the oldest of all
             break
         at[oldest] = position
         record = batch[position]

@@ -52,12 +52,12 @@ class Schedule(msgspec.Struct, frozen=True):
 
     def following(self, beat: float, now: float) -> float:
         """Return the beat after ``beat``, whose run begins ``now``."""
-        if self.missed is MissedRuns.DELAY:
+        if self.missed is MissedRuns.DELAY:  # from the run on, so that the next one is a whole interval away
             return max(beat, now) + self.every
         following = beat + self.every
         if self.missed is MissedRuns.CATCH_UP:
             return following
-        if following < now:
+        if following < now:  # the rhythm goes on with its next beat: those in between are passed over
             following += self.every * ((now - following) // self.every + 1)
         return following
 

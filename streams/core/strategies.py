@@ -38,6 +38,7 @@ def _by_place(place: Callable[[int, int, int], int]) -> Assignor:
         free = set(claims.free)
         for partition in range(partitions) if claims.active else ():
             member = claims.active[place(partition, partitions, len(claims.active))]
+            # From another owner it is only taken away in this round: assigned at once, it would have two.
             if partition in free or partition in claims.settled[member]:
                 draft.own[member].add(partition)
         return draft.assignments()

@@ -17,7 +17,7 @@ from streams.core.origin import Origin, timer_origin
 from streams.model.tracing import Carrier
 
 _SLACK: Final = 64
-"""So many outdated entries of the heap are not worth building it anew."""
+"""Outdated entries of the heap that are not worth building it anew, however few timers there are."""
 
 
 class Timer(msgspec.Struct, frozen=True):
@@ -93,6 +93,7 @@ class Timers:
         while heap:
             due_ms, name = heap[0]
             timer = self._by_name.get(name)
+            # Otherwise the timer was removed, or is set for another time: its entry is outdated.
             if timer is not None and timer.due_ms == due_ms:
                 return timer
             heapq.heappop(heap)

@@ -74,6 +74,7 @@ class Admitted(msgspec.Struct, gc=False):
         """Split this into one entry for each event that has effects; events without effects are counted with the last.
         Work without offsets of its own (a batch, a timer's event, an interjection) stays whole."""
         origins = sorted({effect.origin for effects in (self.outputs, self.changes) for effect in effects})
+        # An effect whose origin is no offset says nothing about the position behind it: then no cut is possible.
         if not 1 < len(origins) <= self.events or not (is_event(origins[0]) and is_event(origins[-1])):
             return [self]
         positions = self._positions(origins)
@@ -214,8 +215,8 @@ class Transaction:
         if self.state not in UNSENT:
             self.to(TransactionState.SENDABLE)
         self.flushed_at = None
-        self.commit_requested = False
-        if self.first_failure_at is None:
+        self.commit_requested = False  # that request is settled: the next attempt makes its own
+        if self.first_failure_at is None:  # over all attempts: the limit of time is for the work, not for one of them
             self.first_failure_at = now
 
     def wait(self, partition: int, waiter: Waiter) -> None:
@@ -227,6 +228,7 @@ class Transaction:
         waiters."""
         self.cuts.pop(partition, None)
         self.admitted = [entry for entry in self.admitted if entry.partition != partition]
+        # Made anew: outputs of all partitions are in one list, in the order in which they were admitted.
         self.outputs = [output for entry in self.admitted for output in entry.outputs]
         self.events = sum(entry.events for entry in self.admitted)
         self.records = len(self.outputs) + sum(len(entry.changes) for entry in self.admitted)
@@ -242,6 +244,7 @@ class Transaction:
         parts = [self._part()]
         for entry in self.admitted:
             for one in entry.by_event() if entry.size > most_bytes else (entry,):
+                # A part has one entry at least: a single event may be larger than the bound, and goes alone.
                 if parts[-1].admitted and parts[-1].bytes + one.size > most_bytes:
                     parts.append(self._part())
                 parts[-1].admit(one.partition, one.offset, one.outputs, one.changes, one.events, one.runs)
@@ -249,7 +252,8 @@ class Transaction:
             return [self]
         for partition, cut in self.cuts.items():
             with_it = [part for part in parts if partition in part.cuts]
-            with_it[-1].cuts[partition].release = cut.release  # with the last part only
+            with_it[-1].cuts[partition].release = cut.release  # the marker is the last record of the partition here
+            # Each waiter goes to the part that has its last event: the outcome of that is its own.
             waiting = deque(entry for entry in self.waiters if entry[0] == partition)
             events = 0
             for part in with_it:
@@ -266,6 +270,7 @@ class Transaction:
 
     def replace(self, output: Output, other: Output) -> None:
         """Send another record in this one's place (only while nothing of it can be committed any more)."""
+        # By identity: another event may have sent an equal record.
         for entry in self.admitted:
             entry.outputs[:] = [other if known is output else known for known in entry.outputs]
         self.outputs = [known for entry in self.admitted for known in entry.outputs]

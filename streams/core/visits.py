@@ -25,9 +25,9 @@ NEVER_MS: Final = 253_402_300_799_999
 FORMAT: Final = 1
 """The newest layout of ``VisitState`` that is known here."""
 LONGEST_NAME: Final = 100
-"""Letters of the name of a visit, or of a run, at most: they are written with each key."""
+"""Letters of the longest name of a visit, or of a run. Both are written with each key."""
 MOST_FINISHED: Final = 32
-"""Runs of one visit that are remembered when they are over: none of them begins again."""
+"""Runs of one visit that are remembered when they are over, so that a request that comes again begins none of them."""
 MOST_WAITING: Final = 16
 """Runs of one visit that wait for the one under way; further ones are over at once, as cancelled."""
 
@@ -67,7 +67,7 @@ class VisitState(msgspec.Struct, frozen=True, omit_defaults=True):
         if request.action == "cancel":
             return self._cancelled(run)
         if run == self.run or run in self.waiting or any(run == one.run for one in self.finished):
-            return self
+            return self  # a request may come twice, also behind the end of its run
         if not self.run:
             return msgspec.structs.replace(self, run=run)
         if len(self.waiting) >= MOST_WAITING:

@@ -23,7 +23,7 @@ class Stage(Protocol):
     """One running stage. On the loop; nothing here may block or wait."""
 
     def begin(self, entry: Entry) -> bool:
-        """Take the entry in, and settle it some time. ``False``: there is no room for it, and ``entry.buffer.wake`` is
+        """Take the entry in, and settle it later. ``False``: there is no room for it, and ``entry.buffer.wake`` is
         called when there may be. Never raises for an error of the user's code: the entry fails."""
         ...
 
@@ -88,13 +88,13 @@ class TurnEntry(Entry):
     def __init__(self, ctx: EventContext[Any]) -> None:
         topic, partition = ctx.topic_partition
         record = IncomingRecord(topic, partition, -1, None, None, [], 0)
-        # A queue of its own: behind the partition's events it might wait for a key that waits for this turn.
+        # A lane of its own: in that of the partition's events it might wait for a key that waits for this turn.
         super().__init__(("turn", partition), record, None, None, ReorderBuffer(lambda: None))
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.trace = ctx._trace
 
     def drop(self) -> None:
-        self.trace = None  # the handler's, which goes on
+        self.trace = None  # it is the span of the handler, which goes on
         super().drop()
 
     async def wait_settled(self) -> Finish:
@@ -145,6 +145,7 @@ class AsyncStage(ABC, Generic[PlanT, WorkT]):
 
     def end(self, work: StageWork, error: BaseException | None, attempts: int) -> None:
         """Settle the entry of work that has ended; a failure that is not for ``on_failure`` fails it."""
+        # A demand to stop, and what ends the process, are not for ``on_failure``: no code of the user overrides them.
         for_user = isinstance(error, Exception) and not isinstance(error, Answered)
         if error is None or (self._takes_failures and for_user):
             work.entry.settle(work.finish)
@@ -158,6 +159,7 @@ class AsyncStage(ABC, Generic[PlanT, WorkT]):
         try:
             return self.start(entry, plan), await entry.wait_settled()
         finally:
+            # Also if the handler is cancelled while it waits: the work and the keys that it holds are given up with it.
             entry.drop()
 
     async def in_turn(self, ctx: EventContext[Any], plan: PlanT | None) -> Any:
@@ -198,7 +200,8 @@ class ItemsWork(StageWork, Generic[ItemT]):
         self.items = items
         self.left = len(items)
         self.attempts = 1
-        self.fatal: BaseException | None = None  # an error that ends the process, and not the event
+        # An error that ends the process, and not the event. Kept until the turn: only there it is raised.
+        self.fatal: BaseException | None = None
 
     @property
     def error(self) -> BaseException | None:
@@ -263,6 +266,7 @@ class Stages:
         self._open: dict[int, tuple[StageDefinition, Stage]] = {}
 
     def get(self, definition: StageDefinition) -> Stage:
+        # The definition is kept beside its stage: a new one cannot get its id while it is alive.
         known = self._open.get(id(definition))
         if known is None:
             known = self._open[id(definition)] = (definition, definition.open(self._host))

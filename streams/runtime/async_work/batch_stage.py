@@ -70,7 +70,7 @@ class BatchDefinition:
 
 
 AGAIN: Final = object()
-"""The outcome of an item behind one of its key that has failed in the same call: it is in a later call."""
+"""The outcome of an item that was not tried, since one before it has failed in the same call. It is in a later call."""
 
 
 class _BatchWork(ItemsWork[BatchItem[Any]]):
@@ -178,7 +178,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         return False
 
     def cancel(self, work: _BatchWork) -> None:
-        """Withdraw items that are not awaited any more; a call is cancelled if all of its items are such."""
+        """Withdraw items that are not awaited any more; a call is cancelled when none of its items is awaited."""
         parts, work.parts = work.parts, []
         held, work.held = work.held, []
         for part in held:
@@ -229,6 +229,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         for part in batch.parts:
             part.batch = batch
             entry = part.work.entry
+            # The call may have effects outside: a revoked partition ends its event (``ReorderBuffer.cut``).
             entry.begun = True
             if entry.trace is not None:
                 traces[entry.trace] = None
@@ -239,6 +240,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         parents = list(traces)
         span = parents[0].child(f"batch {self._name}", parents[1:]) if parents else None
         batch.task = self._loop.create_task(self._run(batch, span), name=name, context=context)
+        # Not at the end of ``_run``: a task that is cancelled before it begins never runs.
         batch.task.add_done_callback(lambda task: self._ended(batch, task))
 
     async def _run(self, batch: _BatchCall, span: EventSpan | None) -> None:
@@ -254,6 +256,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
                 again.append(part)
             else:
                 self._done(part, outcome, attempts)
+        # The last one first, since each goes in front of those of its key: the order of the key stays.
         for part in reversed(again):
             if part.is_wanted:
                 self._batches.put_back(part)
@@ -265,8 +268,10 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
     def _ended(self, batch: _BatchCall, task: asyncio.Task[None]) -> None:
         del self._running[batch]
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None and not self._is_closed:  # cancelled from outside: no event waits in vain
+        if error is not None and not self._is_closed:  # cancelled from outside: its events would wait without an end
             self._failed(batch, error, 1)
+        # Behind the ``hold`` of failed items: otherwise this would free their keys, and the next items of these could
+        # begin before the failures have met their policies.
         self._batches.end(batch.parts)
         self._pump()
         self._blocked.wake()
@@ -275,7 +280,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         """Fail the items of a call that failed as a whole."""
         for part in batch.parts:
             if not isinstance(error, Exception | asyncio.CancelledError):
-                part.work.fatal = error
+                part.work.fatal = error  # it ends the process at the event's turn, whatever the items before it did
             self._done(part, error, attempts)
 
     def _done(self, part: _BatchedItem, outcome: Any, attempts: int) -> None:

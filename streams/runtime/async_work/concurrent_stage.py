@@ -49,7 +49,7 @@ class ConcurrentContext(WaitingContext):
         if self._closed:
             self._needs_turn("turn was awaited")
         self._reached()
-        while not self._has_turn:  # else it was roused too early
+        while not self._has_turn:  # it may be roused ahead of its turn: then it waits again
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)  # each call has one of its own: a cancelled one does not cancel the others
             await waiting
@@ -103,6 +103,7 @@ class ConcurrentStageDefinition:
 
 def key_of(record: IncomingRecord, event: Any) -> Hashable:
     """Return the key of an event's work."""
+    # Without a key: an object that equals no other, so nothing waits behind it.
     return record.key if record.key is not None else object()
 
 
@@ -159,12 +160,14 @@ class _Run(Job):
         entry.begun = True
         while True:
             error = await self._try()
+            # Settled: it has come to its turn, or was dropped. A failure is for the turn then, as that of any handler.
             if entry.is_settled or error is None:
                 self._end(error)
                 return
             failure = Failure(self._attempt, error, elapsed_seconds=host.now() - began)
             if apply_error_policy(failure, policy) is not Decision.RETRY:
-                self.runner.over(self, holds_key=True)  # until its failure was dealt with
+                # The key stays held: no later event of the key may run before this failure has met its policy.
+                self.runner.over(self, holds_key=True)
                 entry.fail(error, self._attempt)
                 return
             await asyncio.sleep(policy.pause_seconds(self._attempt, host.rng))
@@ -175,7 +178,7 @@ class _Run(Job):
 
     def withdraw(self) -> None:
         if self._ctx is not None:
-            self._ctx._closed = True
+            self._ctx._closed = True  # before the cancellation arrives: what the handler does until then has no effect
         if self.holds_key or not self._has_ended:
             self.runner.cancel(self)
 
@@ -184,7 +187,8 @@ class _Run(Job):
         entry = self._entry
         if not entry.is_settled:
             entry.settle(self._again, None if self._ctx is None else self, self._attempt - 1)
-            self.runner.over(self)  # a waiting handler keeps no permit, or none might be left
+            # A waiting handler keeps no permit. One before it, whose turn it waits for, may need it: a deadlock.
+            self.runner.over(self)
 
     async def _try(self) -> BaseException | None:
         """Run the handler once. Returns its error."""
@@ -205,6 +209,7 @@ class _Run(Job):
         try:
             answer = await self._stage.definition.handler(ctx, entry.event)
         except asyncio.CancelledError as cancelled:
+            # This task is cancelled, or else something that the handler awaited: that is an error like any other.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise

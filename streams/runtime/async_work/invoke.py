@@ -19,8 +19,8 @@ from streams.runtime.partition.host import Host
 
 _log = logging.getLogger(__name__)
 _has_logged: ContextVar[bool] = ContextVar("_has_logged", default=False)
-# A retry is logged here, with its place: stamina's line has its content in fields that a text format drops. What a
-# program retries by stamina, in a job or elsewhere, goes on being logged by it.
+# A retry is logged here, with its place: stamina's line has its content in fields that a text format drops. Retries of
+# the user's own by stamina, in a job or elsewhere, are logged by stamina as before.
 logging.getLogger("stamina").addFilter(lambda _: not _has_logged.get())
 
 KINDS = ("async", "thread", "process")
@@ -110,6 +110,7 @@ class Calls:
 
             return await self._retries(pause, attempt), None, made
         except asyncio.CancelledError as cancelled:
+            # This task is cancelled, or else something that the function awaited: that is an error like any other.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -117,6 +118,7 @@ class Calls:
         except GeneratorExit:
             raise  # the loop is gone
         except BaseException as error:
+            # Also SystemExit: raised here it would end a task of the loop, and no log line could name the event.
             return None, error, made
 
 

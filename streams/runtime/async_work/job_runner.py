@@ -15,10 +15,10 @@ from streams.settings.jobs import SchedulerConfig
 from streams.statistics import StageStatistics
 
 WAITING_PER_PERMIT: Final = 16
+"""Jobs of a partition that may wait for a permit or their key, for each permit. Enough to find free keys for all
+permits; more would only be objects that live long, which the garbage collector goes through again and again."""
 LEAST_WAITING: Final = 1_000
-"""Jobs of a partition that wait for a permit or their key, at most: so many per permit, and this at least. Enough to
-find free keys for all permits among them; more would be nothing but objects that live long, which the garbage collector
-looks at again and again."""
+"""Jobs of a partition that may wait, however few permits there are."""
 
 
 class Job(KeyedItem, ABC):
@@ -53,7 +53,7 @@ class Job(KeyedItem, ABC):
             self.lost(cancelled_inside(asyncio.CancelledError()))
         elif (error := task.exception()) is not None:
             self.lost(error)
-        if not self.is_over:
+        if not self.is_over:  # handed on to the next stage, or dropped meanwhile
             self.runner.over(self)
 
 
@@ -78,6 +78,7 @@ class JobRunner:
         """Check whether a job of this key may be added; if not, the entry's buffer is woken when there is room."""
         if self._jobs.has_room(entry.lane, key):
             return True
+        # One per lane: it is the next event of its partition, and nothing behind it is tried before it has room.
         self._refused[entry.lane] = entry, key
         return False
 
@@ -92,7 +93,7 @@ class JobRunner:
         if job.is_over:
             return
         job.is_over, job.holds_key = True, holds_key
-        if holds_key:
+        if holds_key:  # before ``end``, which would let the next job of the key begin
             self._jobs.hold(job)
         self._jobs.end((job,))
         if self._refused:

@@ -65,6 +65,7 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
 
     def admits(self, entry: Entry, plan: Plan) -> bool:
         then = self.definition.then
+        # Room in the next stage as well: what ends here is added there without a check.
         has_room = self.runner.has_room(entry, plan[0])
         return has_room and (then is None or self.following(then).has_room(entry, plan[0]))
 
@@ -136,6 +137,7 @@ class _EventJob(Job, StageWork):
             entry.settle(self.finish)
             self.runner.over(self)
         else:
+            # Before this job gives its key back, which is when its task ends: so items of a key keep their order.
             stage.following(then).add(entry, self.key, self._result)
 
     def _place(self) -> str:

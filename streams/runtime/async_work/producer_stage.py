@@ -23,7 +23,7 @@ from streams.runtime.signal import Signal
 from streams.statistics import StageStatistics
 
 POLL_SECONDS = 0.1
-"""The thread's wait for reports between two checks that it is still needed."""
+"""Seconds that the thread waits for reports between two checks whether it is still needed."""
 
 
 class Outlet:
@@ -114,12 +114,12 @@ class Outlet:
                 self._report(Acknowledgement(delivery, -1, -1, error))
                 continue
             if not taken:
-                self._queue.appendleft(delivery)
+                self._queue.appendleft(delivery)  # it is the next one again: deliveries are sent in their order
                 return
             self._unreported[id(delivery)] = delivery
 
     def _drop(self) -> None:
-        """Drop a producer that is of no use any more, with the deliveries that it will never report."""
+        """Drop a broken producer, with the deliveries that it will never report."""
         producer, self._producer = self._producer, None
         if producer is not None:
             self._worker.post(producer.close)
@@ -185,11 +185,12 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
         work = ItemsWork(self, entry, [Delivery(record) for record in plan])
         entry.work = work
         entry.begun = True  # a record that the producer has cannot be taken back
-        if not plan or self._host.connections is None:  # the latter: a replay
+        if not plan or self._host.connections is None:  # a replay is connected to nothing, and sends nothing twice
             self.all_done(work)
             return work
         partition = entry.record.partition
         self._queued[partition] = self._queued.get(partition, 0) + work.left
+        # Before the first is sent: one that is refused at once is reported inside of ``send``.
         for delivery in work.items:
             self._works[id(delivery)] = work
         outlet = self._outlet = self._outlet or self._open_outlet(self._host.connections)
@@ -205,6 +206,7 @@ class ProducerStage(ItemsStage[list[Record], ItemsWork[Delivery]]):
     def close(self) -> list[asyncio.Task[None]]:
         works, self._works = self._works, {}
         for work in works.values():
+            # A handler waits for these. The other entries are dropped with their buffers.
             if isinstance(work.entry, TurnEntry):
                 work.entry.fail(Stopped("the event source stops"), 1)
         return [] if self._outlet is None else [self._outlet.close()]

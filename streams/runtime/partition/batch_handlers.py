@@ -52,6 +52,8 @@ class BatchContext(EventContext[StoreT]):
             self._batch = timer.origin
             self._begin_timer(timer)
         else:
+            # One event alone has its own origin: if the broker refuses a record of it, its policy decides. A list has
+            # the origin of a batch: no event is blamed before all were handled one by one.
             self._batch = last if len(records) == 1 else batch_origin(last)
 
     @property
@@ -122,6 +124,7 @@ class BatchKind:
     ) -> tuple[int, BaseException | None]:
         """Handle and admit the records from ``start`` on that belong into one batch; if it fails, the first of them.
         Returns as ``HandlerKind.run``."""
+        # The batch that ended there has failed: one at a time shows which of its events is to blame.
         if records[start].offset < partition.failures.single_until:
             stop = start + 1
         events = _decoded(route, host.router, records, start, stop)
@@ -141,13 +144,13 @@ class BatchKind:
         except BaseException as raised:
             error = unit.fail(ctx, raised)
         else:
-            if inspect.iscoroutine(answer):  # a plain function around an async one
+            if inspect.iscoroutine(answer):  # a plain function around an async one: nothing of it has run
                 answer.close()
                 ctx._error = RegistrationError(f"the handler of {route.name} has batch=True, and is asynchronous")
             error = unit.complete(ctx, answer, batch[-1].offset + 1, len(batch))
         if span is not None:
             if error is not None:
-                span.failed(error, 1)  # for good or not: its events are handled one by one
+                span.failed(error, 1)  # also if its events complete later, one by one
             span.end()
         if error is None:
             unit.end()
@@ -156,6 +159,7 @@ class BatchKind:
         if len(batch) == 1 or isinstance(error, WindowFailed):  # no event's failure, so none is to be found
             return start, error
         split_batch(partition, host, batch[-1].offset, error)
+        # Undone: the first event goes on alone. A store that cannot undo has to be restored before that.
         if partition.is_journalled:
             return self.run(partition, host, route, records, start, start + 1)
         return start, RestartNeeded(batch[0].offset, 0, error)
@@ -197,5 +201,5 @@ def _decoded(route: Route, router: Router, records: list[IncomingRecord], start:
         try:
             events.append(decode(value))
         except Exception:
-            break  # met again by Execution.one, which reports it
+            break  # decoded again by Execution.one, which reports the error
     return events

@@ -69,7 +69,8 @@ class ContextFields(msgspec.Struct, eq=False):
 
     def _collect(self, record: Record) -> None:
         value, key = record.value, record.key
-        if type(value) is not bytes:  # a buffer may change before the event has ended, and its length counts items
+        # A copy: a buffer may change before the event has ended, and its length counts items instead of bytes.
+        if type(value) is not bytes:
             value = as_bytes(value)
         if type(key) is not bytes:
             key = as_bytes(key)
@@ -77,6 +78,7 @@ class ContextFields(msgspec.Struct, eq=False):
             size = len(value or b"") + len(key or b"")
         except TypeError:
             raise not_bytes(record) from None
+        # Here the handler gets the error. The broker would refuse the record later, and the transaction with it.
         if size > self._limit:
             raise too_large(record.topic, size, self._limit)
         self._outputs.append(
@@ -84,7 +86,7 @@ class ContextFields(msgspec.Struct, eq=False):
                 record.topic,
                 value,
                 key,
-                None if record.headers is None else [*record.headers],  # the client takes nothing but lists
+                None if record.headers is None else [*record.headers],  # the client takes lists only
                 -1 if record.partition is None else record.partition,
                 record.timestamp_ms or 0,
                 self.topic_partition.partition,

@@ -1,8 +1,7 @@
 """Dead letters: the record as it came, with its origin and its error in further headers.
 
-A letter always fits. Parts that make it too large are left out: first the stack trace, which is ours, then the record's
-own headers, then its value, then its key, each named by a header. All parts of the record are still in the source, at
-the place that the letter names.
+A letter always fits. Parts that make it too large are left out: first the stack trace, then the record's own headers,
+then its value, then its key, each named by a header.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from streams.runtime.partition.failures import reason_of
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 
 PREFIX = "__kes_dlq_"
-"""Headers of this kind are added to the record's own, which stay as they are."""
+"""The names of the headers that are added to the record's own begin with it."""
 
 LONGEST_TEXT = 2_000
-"""Characters of the error's text that travel with a dead letter."""
+"""Characters of the error's text that a dead letter carries, at most."""
 
 LONGEST_TRACE = 2_000
-"""Characters of the stack trace: its last lines, which are nearest to the error."""
+"""Characters of the stack trace that a dead letter carries, at most: the last ones, which are nearest to the error."""
 
 LONGEST_KEY = 1_000
-"""Bytes of a key that is kept by a letter that goes by reference."""
+"""Bytes of the longest key that is kept in a letter that refers to its record."""
 
 Part = Literal["headers", "value", "key"]
 PARTS: tuple[Part, ...] = "headers", "value", "key"
 """The parts that can be left out, in this order."""
 
 ROW: Final = "row of a joined table"
-"""The ``kind`` of such a letter, which is not sent again: others have none."""
+"""The ``kind`` of the letter of a row of a joined table, which is not sent again. Letters of events have no kind."""
 
 WINDOW: Final = "window"
 """The ``kind`` of the letter of a window that could not be reported, which is not sent again either."""
@@ -44,7 +43,7 @@ _TRACE: Final = PREFIX + "trace"
 
 class DeadLetter(Output, gc=False):
     """The output that carries a failed record. ``facts``: how many of its headers, the last ones, are ours.
-    ``is_copy``: the record is in the source, too. (A timer's event is nowhere else, and is never left out.)"""
+    ``is_copy``: the record is in the source, too, so parts of it may be left out."""
 
     facts: int
     is_copy: bool
@@ -56,6 +55,7 @@ class DeadLetter(Output, gc=False):
 
     def within(self, limit: int) -> DeadLetter:
         """Return the letter with as much of the record as fits into so many bytes."""
+        # The trace goes first: it is ours, and the parts of the record are worth more.
         letter = self if self.size <= limit else self._without_trace()
         for part in PARTS:
             if letter.size > limit:
@@ -65,6 +65,7 @@ class DeadLetter(Output, gc=False):
     @property
     def by_reference(self) -> DeadLetter | None:
         """Return the letter without the parts that are in the source; ``None``: this is it."""
+        # They are in the source, at the place that the letter names.
         letter = self._without_trace()._without("headers")._without("value")
         if len(letter.key or b"") > LONGEST_KEY:
             letter = letter._without("key")
@@ -80,7 +81,7 @@ class DeadLetter(Output, gc=False):
         own, facts = headers[: -self.facts], headers[-self.facts :]
         sizes = {"headers": record_size(None, None, own) - RECORD_OVERHEAD}
         sizes |= {"value": len(self.value or b""), "key": len(self.key or b"")}
-        if not sizes[part] or not self.is_copy:
+        if not sizes[part] or not self.is_copy:  # a timer's event is nowhere else
             return self
         fact = PREFIX + "left_out_" + part, str(sizes[part]).encode()
         value, key = None if part == "value" else self.value, None if part == "key" else self.key
@@ -131,6 +132,7 @@ def dead_letter(
     facts |= {"handler": handler} if handler else {}
     facts |= {"instance": instance} if instance else {}
     facts |= {"trace": trace} if (trace := short_trace(cause)) else {}
+    # Ours come last: their number tells them apart from the record's own, which may have any names.
     headers: Headers = list(record.headers or ())
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
     origin, at = (record.offset if timer is None else timer.origin), record.partition

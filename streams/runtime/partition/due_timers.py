@@ -12,11 +12,11 @@ from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
 
 AT_ONCE: Final = 32
-"""Timers that fire between two turns, at most: events have their turns, too."""
+"""Timers that fire between two turns, at most: many that are due at once must not hold events up."""
 LONGEST_SECONDS: Final = 0.005
-"""No further one fires between two turns after so long."""
+"""Seconds after which no further timer fires between two turns."""
 LONGEST_WAIT_SECONDS: Final = 1.0
-"""Between two looks at the time of day while timers are set: the clock may be set."""
+"""Seconds between two checks of the time of day while timers are set, at most: the clock may be set meanwhile."""
 
 
 class DueTimers:
@@ -46,6 +46,7 @@ class DueTimers:
             await self._fire(first)
             if self._partition.is_closing or now() - began > LONGEST_SECONDS:
                 break
+            # Anew each time: the handler may have set, replaced or removed timers.
             first = self._timers.first()
             if first is None or first.due_ms > self._timers.now_ms():
                 break

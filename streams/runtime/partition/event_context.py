@@ -26,11 +26,11 @@ StoreT = TypeVar("StoreT")
 TableT = TypeVar("TableT")
 
 OWN_NAME: Final = "@"
-"""Names of timers that the toolkit chose begin with it."""
+"""Names of timers that the toolkit chooses begin with it; a handler cannot give such a name."""
 LONGEST_NAME: Final = 500
-"""Bytes of a timer's name, at most."""
+"""Bytes of the longest name of a timer, in UTF-8."""
 LATEST_SECONDS: Final = 253_402_300_800
-"""The end of the year 9999, which is as far as a datetime goes."""
+"""Seconds from the epoch to the end of the year 9999, which is as far as a datetime goes."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -119,12 +119,14 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         """
         if self._closed:
             raise outlived("record_change", self)
+        # All are checked before the first is kept: a call that raises has recorded nothing.
         for change in changes:
             if change.key.startswith(RESERVED_KEY_PREFIX):
                 raise StoreError(
                     f"the key {change.key!r} begins with a prefix that is reserved for the changelog itself"
                 )
         for change in changes:
+            # By identity: of the changes A, B, A of one key the last one counts, although A is in the journal already.
             if not any(change is known for known in self._journal[self._first :]):
                 self._journal.append(change)
 
@@ -190,7 +192,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         if name is None:
             number = len(changes)
             name = self._own_name(number)
-            # one that this timer set when it fired before, for the same time, may still be there
+            # The timer that fires now may have fired before, for the same time: what it set then may still be there.
             while name in changes or (self._timers is not None and name in self._timers):
                 number += 1
                 name = self._own_name(number)
@@ -206,6 +208,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         timer = Timer(name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key)
         if self._trace is not None:
             timer = msgspec.structs.replace(timer, trace=self._trace.carrier)
+        # Here the handler gets the error. The broker would refuse the record later, and the transaction with it.
         size = len(encode_timer(timer))
         if size > self._limit:
             raise too_large(f"the changelog (the timer {name!r})", size, self._limit)
@@ -295,7 +298,7 @@ def _due_ms(when: object) -> int:
     if isinstance(when, datetime):
         if when.tzinfo is None:
             raise StoreError(f"a timer was set for {when.isoformat()} without a time zone; give an aware datetime")
-        due_ms = -((EPOCH - when) // MILLISECOND)
+        due_ms = -((EPOCH - when) // MILLISECOND)  # the floor of the negative difference rounds up
     elif is_number(when):
         due_ms = math.ceil(when * 1000) if -LATEST_SECONDS < when < LATEST_SECONDS else LATEST_SECONDS * 1000
     else:

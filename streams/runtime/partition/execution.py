@@ -152,16 +152,17 @@ class Execution:
         began = 0.0 if route.policy.timeout_seconds is None else self._host.now()
         known = self._partition.failures.meet(origin)
         if known is not None and isinstance(known.error, HandlerBlocked) and route.is_blocking:
-            known = None  # it blocks no loop any more
-        if known is not None and error is None:
+            known = None  # the handler runs on a thread by now, and blocks no loop any more
+        if known is not None and error is None:  # attempts of an earlier worker count: a restart gives no further ones
             attempts, error = known.attempts, known.error
         while True:
             if isinstance(error, WindowFailed):
                 if not await self.window_failed(error):
                     return  # given up meanwhile
-                attempts, error = attempts - 1, None  # that attempt never came to the event itself
+                attempts, error = attempts - 1, None  # that attempt ended in front of the event's own handler
                 began = began if attempts else self._host.now()
             if error is not None:
+                # The store has traces of the attempt that cannot be undone: only the changelog has the state before it.
                 if store_dirty and not self._partition.is_journalled:
                     raise RestartNeeded(origin, attempts, error)
                 failure = Failure(attempts, error, elapsed_seconds=self._host.now() - began)
@@ -201,6 +202,7 @@ class Execution:
             if letter is not None:
                 ctx._outputs.append(msgspec.structs.replace(letter, origin=ctx._origin))
 
+        # For the next attempt at the event: at the window's place in the order this comes instead of its report.
         partition.timekeeper.decide(failed, instead)
         return True
 
@@ -287,6 +289,8 @@ class Execution:
         if partition.timekeeper.instead:
             partition.timekeeper.completed(ctx)
         waiter = None if interjection is None else interjection.waiter
+        # An interjection that has changed nothing commits nothing, so no commit fences its answer: an evicted member
+        # could answer from an old state. It needs another proof that the state was current.
         if interjection is None or not unit.is_empty:
             await self._admit(unit, waiter)
         elif waiter is not None:
@@ -304,9 +308,10 @@ class Execution:
         return Unit(self._partition, ctx._outputs, ctx._journal)
 
     async def _admit(self, unit: Unit, waiter: Waiter | None = None) -> None:
-        """Admit a completed event when there is room. A cancelled task still runs on once when its awaited condition
-        was true already: the partition's state decides whether the event is admitted, not the cancellation."""
+        """Admit a completed event when there is room."""
         pool, partition = self._host.pool, self._partition
+        # A cancelled task still runs on once when its awaited condition was true already. So the partition's state
+        # decides whether the event is admitted, and not the cancellation.
         while pool.is_full and partition.state.admits:
             await pool.wait_room()
         if not unit.admit(pool, waiter) and waiter is not None:
@@ -329,8 +334,9 @@ class Execution:
             ctx = self.context(None if timer is not None else record, timer=timer)
         else:  # an update changes its row whatever its handler has done
             ctx = self._context(record, route, failure.attempts, timer)
-        ctx._trace = None  # a letter has it by now, and may not grow any more
+        ctx._trace = None  # the letter has its headers by now, and was made to fit: it may not grow any more
         if decision is Decision.DEAD_LETTER:
+            # In the event's own transaction: the letter is there if, and only if, the offset has passed the event.
             ctx._outputs.append(self._letter(failure, record, route, timer))
         unit = self._unit(ctx)
         failed = unit.complete(ctx, None, self._watermark(record, timer))

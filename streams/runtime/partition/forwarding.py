@@ -54,7 +54,7 @@ def forward(
                     continue
             elif kind is not float or part - part == 0.0:  # finite
                 continue
-            value = event_type.encode(event)  # which reads it back
+            value = event_type.encode(event)  # it reads the value back, and raises if no reader takes it
             break
     except Exception:
         if encode is event_type.encode:
@@ -74,7 +74,7 @@ def forward(
         raise too_large(topic, len(value), self._limit)
     shared: Any = event_type.headers
     if headers:
-        shared = shared + list(headers)
+        shared = shared + list(headers)  # another list: the type's own is in all of its records
     record: IncomingRecord | None = self.input
     tp = self.topic_partition
     origin = self._origin if record is None else record.offset

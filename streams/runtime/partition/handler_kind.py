@@ -14,7 +14,7 @@ from streams.runtime.partition.state import Partition
 
 Keep: TypeAlias = Callable[[Partition, IncomingRecord, int], Change | None]
 """Takes a record, and the bytes that a record of the changelog may have. Returns the change of it for the changelog,
-with its origin. If it raises, nothing was done: the record goes another way, where it is met again."""
+with its origin. If it raises, nothing was done: ``Execution.one`` handles the record, and reports the error."""
 
 
 class HandlerKind(Protocol):

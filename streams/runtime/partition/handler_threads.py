@@ -29,7 +29,8 @@ class HandlerThreads:
             return await thread.call(function, *args)
         except Exception:
             raise
-        except BaseException:  # the call goes on
+        except BaseException:  # cancelled: the call goes on in its thread, so the next call gets another one
+            # Two callers may be cancelled on it: the second one finds a newer thread here.
             if self._threads.get(partition) is thread:
                 del self._threads[partition]
                 thread.abandon()
@@ -48,7 +49,7 @@ class HandlerThreads:
         except Exception:
             self._idle.append(thread)
             raise
-        except BaseException:  # the call goes on
+        except BaseException:  # cancelled: the call goes on, so the thread is not idle
             thread.abandon()
             raise
         self._idle.append(thread)

@@ -18,14 +18,14 @@ from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
 
 SLICE: Final = 128
-"""Events handled between two looks at the loop, at most: the switch costs nothing then."""
+"""Events that are handled before the loop runs other tasks, at most. So many make the price of a switch negligible."""
 
 LEAST_MERGED: Final = 8
-"""Records that are merged for a slice, at least: those behind one that is not plain are merged in vain."""
+"""Records of several inputs that are merged for one slice, at least."""
 
 LONGEST_SLICE_SECONDS: Final = 0.005
-"""Slices of slow handlers get shorter until they take about so long: all other tasks, commits included, wait
-meanwhile."""
+"""Seconds that a slice may take, about: slices of slow handlers get shorter until they do. All other tasks, commits
+included, wait meanwhile."""
 
 
 class HotPath:
@@ -35,6 +35,7 @@ class HotPath:
     def __init__(self, partition: Partition, host: Host) -> None:
         self._partition = partition
         self._host = host
+        # Small at first: how long the handlers take is not known yet.
         self.size = SLICE // 8
         self.merged_size = self.size
 
@@ -60,6 +61,7 @@ class HotPath:
         elif self.size < SLICE:
             self.size *= 2
         if inputs is not None:
+            # Near what was plain this time: records behind one that is not plain are merged in vain.
             self.merged_size = min(self.size, max(LEAST_MERGED, 2 * position))
         return position, error
 
@@ -67,6 +69,7 @@ class HotPath:
         """Handle some records by a handler of another kind that needs no await. Returns ``start`` if there is none."""
         partition, host = self._partition, self._host
         route = host.router.current(records[start].headers)
+        # While failures of events are known, each event has to meet its own: ``Execution`` does that, one by one.
         if route is None or route.kind is None or partition.failures.events:
             return start, None
         kind: HandlerKind = route.kind

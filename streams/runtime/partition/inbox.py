@@ -54,6 +54,7 @@ class Inbox:
         if self.records >= self._most_records or self.size >= self._most_bytes:
             self.hold()
         elif self.paused:
+            # Polled before the pause took effect. They must not keep the poll thread from reading other partitions.
             self._uncount(self.counted, self.counted_size)
         self._wake.notify()
 
@@ -61,6 +62,7 @@ class Inbox:
         """Pause until half of what is queued now is handled."""
         if not self.paused:
             self.paused = True
+            # Half of it: resumed at once, a partition at its bound would pause again with each batch.
             self._resume_at = (self.records // 2, self.size // 2)
             self._input.pause(self._partition)
         self._uncount(self.counted, self.counted_size)
@@ -94,7 +96,7 @@ class Inbox:
 
     def skip(self, records: int) -> None:
         """Take so many records of the next batch, which were read there."""
-        self._taken += records  # what is left of it is not copied for each run
+        self._taken += records  # a mark: a copy of what is left would cost its length for each run
         if self._taken == len(self._batches[0]):
             self._batches.popleft()
             self._taken = 0
@@ -122,15 +124,17 @@ class Inbox:
 
     def inherit(self, other: Inbox) -> None:
         """Take over the interjections of ``other``, which is of the same partition before its restart."""
+        # In front of those that were requested since the restart, and in their order.
         self._interjections.extendleft(reversed(other._interjections))
         other._interjections.clear()
         self._wake.notify()
 
     def handled(self, records: int) -> None:
-        """Give back the room of the first records, so many."""
+        """Give back the room of the first ``records`` records."""
         size = self._size_of_first(records)
         self.records -= records
         self.size -= size
+        # Some may be counted no more: those that were queued when the partition was paused.
         self._uncount(min(records, self.counted), min(size, self.counted_size))
         if self.paused and self.records <= self._resume_at[0] and self.size <= self._resume_at[1]:
             self.paused = False
@@ -149,7 +153,7 @@ class Inbox:
         self._unhandled.clear()
         self._uncount(self.counted, self.counted_size)
         self.records = self.size = 0
-        self._wake.notify()
+        self._wake.notify()  # the task may wait for records: it has to see that the intake is closed
 
     def _size_of_first(self, records: int) -> int:
         """Return the bytes of the first records, and forget them. Within a batch all records count alike: they are not

@@ -48,8 +48,8 @@ class Interjection:
 
 
 class StoreLook(Interjection):
-    """A turn in which code of ours reads the store and writes nothing, so it needs neither a unit nor a context. It
-    sees to its proof by itself. ``waiter``: called with the reason if there is no turn."""
+    """A turn in which the toolkit itself reads the store. It writes nothing, so it needs neither a unit nor a context.
+    The code that makes it obtains the proof. ``waiter``: called with the reason if there is no turn."""
 
     __slots__ = ("look",)
 
@@ -88,6 +88,7 @@ class Timetable:
         """Take the interjection that is due longest, if any; its next run is set."""
         if self._next is None or now < self._next:
             return None
+        # The one that is due longest, or a short schedule would keep a long one from its turn.
         number = self._due.index(self._next)
         schedule, route = self._schedules[number]
         self._beats[number] = schedule.following(self._beats[number], now)

@@ -18,7 +18,7 @@ from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.state import Partition
 
 MOST_AT_ONCE: Final = 64
-"""Events that enter between two looks at the loop: their jobs begin then."""
+"""Events that enter the reorder buffer before the loop runs other tasks, their jobs among them, at most."""
 
 
 class Issuer:
@@ -49,6 +49,7 @@ class Issuer:
         stop, until = min(start + MOST_AT_ONCE, len(records)), now() + LONGEST_SLICE_SECONDS
         position = start
         while position < stop:
+            # The one that found no room is this record's: it is planned already, and no planner is called twice.
             entry = self._next or self._entry(records[position])
             self._next = None
             if not entry.is_settled:
@@ -78,9 +79,10 @@ class Issuer:
         route, version = self._route(record)
         entry = Entry(self._partition.epoch, record, route, None, self._buffer)
         if route is None or route.ahead is None:
+            # No work of its own, but it stands behind some: admitted at once it would leave a gap in front of it.
             entry.settle(None)
             return entry
-        if version != route.wire_version:
+        if version != route.wire_version:  # another version than the class has: this way leads to the upcasters
             _, entry.event, unreadable = self._execution.read(record)
         else:
             unreadable = None
@@ -89,11 +91,11 @@ class Issuer:
             except DecodeError as error:
                 unreadable = error
         if unreadable is not None:
-            entry.settle(None)  # met again at its turn, by Execution.one
+            entry.settle(None)  # read again at its turn by Execution.one, which reports the error
             return entry
         known = self._partition.failures.of_event(record.offset)
         if known is not None and apply_error_policy(known, route.policy) is not Decision.RETRY:
-            entry.fail(known.error, known.attempts)  # no use in doing its work again
+            entry.fail(known.error, known.attempts)  # known from before a restart: its work would be done for nothing
             return entry
         if self._router.tracer is not None:
             self._trace(entry, self._router.tracer)

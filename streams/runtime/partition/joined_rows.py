@@ -75,6 +75,7 @@ class JoinedRows:
     def receive(self, change: Change) -> None:
         """Take a change of the changelog."""
         key, value = change.key, change.value
+        # With a zero byte it is the key of a row, without one that of the table's goal.
         name, is_row, row = key[len(JOIN_PREFIX) :].partition(b"\0")
         table = self._by_name.get(name)
         if table is None:
@@ -92,6 +93,7 @@ class JoinedRows:
         if topic not in self.tables:
             return False
         if low < high:
+            # Also in the changelog: after a crash within the first load an event would meet half of the table.
             self.goals[topic] = high
             self._begun.append(Change(JOIN_PREFIX + topic.encode(), b"%d" % high))
         return True

@@ -2,7 +2,7 @@
 
 A row changes in the transaction that moves the position in the table's topic, whatever its update handler does: if that
 fails for good, its effects go the way of its policy, and the row is changed all the same, or the table would differ
-from its topic for good. An attempt that fails takes the row back, so each one sees the same row before.
+from its topic for good.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RowChange:
     def __init__(self, topic: str, table: RowTable, row: Any) -> None:
         self._change = Change(row_key(topic, row.key), row.value)
         self._table, self._row = table, row
-        self._old = table.row(row.key)
+        self._old = table.row(row.key)  # before the exchange: the update handler gets the row as it was
         self._before = table.exchange_row(row.key, self._change)
 
     def undo(self) -> None:
-        """Take it back: the event has failed, and may be attempted again."""
+        """Take it back: the event has failed, and each further attempt is to see the same row before."""
         self._table.put_back_row(self._row.key, self._change, self._before)
 
     def admitted(self, origin: Origin) -> Change:
@@ -98,7 +98,7 @@ class JoinKind:
         row = self._table_of(partition, record).read(record, host.message_limit)
         known = partition.failures.of_event(record.offset)
         error = None if known is None else known.error
-        # What its handler stores is refused for the changelog, too, and is no reason to keep the row before.
+        # Only if the row itself was refused. What its handler stores goes to the changelog, too: then the row stands.
         if row is not None and isinstance(error, RecordRefused) and error.key == row_key(self.topic, row.key):
             raise DecodeError(f"the changelog does not take the row: {describe(error)}")
 
@@ -134,7 +134,7 @@ class JoinKind:
             try:
                 row = table.read(record, limit)
             except DecodeError:
-                break  # met again by Execution.one, which reports it
+                break  # read again by Execution.one, which reports it
             first = unit.begin_next()
             ctx: UpdateContext[Any] = UpdateContext(
                 partition.store,
@@ -163,7 +163,7 @@ class JoinKind:
             position += 1
         if error is None:
             unit.end()
-        unit.admit(host.pool)
+        unit.admit(host.pool)  # also behind a failure: the rows before it are complete
         return position, error
 
     def _keep(self, partition: Partition, record: IncomingRecord, size_limit: int) -> Change | None:

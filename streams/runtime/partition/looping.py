@@ -40,13 +40,14 @@ def loop(ctx: ContextFields, event: object, key: object, headers: Iterable[tuple
 
 
 def _time_ms(ctx: ContextFields) -> int:
-    """Return the time of the event, of a batch the earliest: what it sends to the loop has happened then. But not later
-    than now: brokers refuse times in the future. 0 (the time of sending): it has none, or is an interjection."""
+    """Return the time of the event, of a batch the earliest: what it sends to the loop has happened then. 0 (the time
+    of sending): it has none, or is an interjection."""
     times = [record.timestamp_ms for record in ctx._records] if ctx.timer is None else [ctx.timer.due_ms]
     now_ms: int = ctx._host.wall_ms() if ctx._timers is None else ctx._timers.now_ms()
+    # Not later than now: brokers refuse times in the future.
     return max(0, min((now_ms, *(time_ms for time_ms in times if time_ms >= 0)))) if times else 0
 
 
 def _hops(record: IncomingRecord) -> int:
     count = record.header(HOPS_HEADER) or b""
-    return int(count) if count.isdigit() else 0  # else another program has sent it
+    return int(count) if count.isdigit() else 0  # anything else is not ours: another program has sent the record

@@ -23,7 +23,8 @@ from streams.runtime.partition.state import Partition
 from streams.statistics import InputStatistics
 
 SHORT: Final = 128
-"""Records of a queued batch that gets those behind it, too: a slice ends where the batch of any input does."""
+"""Records below which a queued batch takes in those that come next. A slice ends where the batch of any input does, so
+short batches make short slices."""
 
 
 class PartitionInput:
@@ -32,9 +33,7 @@ class PartitionInput:
     as is known; ``missing_since``: since when it has nothing, and is not known to be at its end. ``head``: what is
     known of it, as noted last.
 
-    The loop is waited for until it was at its end once, so that what was begun before a start is finished first. Later
-    its records come with the commit of what has sent them: none of them is older than what waits. Requests for visits
-    are never waited for.
+    Requests for visits are never waited for.
     """
 
     def __init__(self, place: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
@@ -65,6 +64,8 @@ class PartitionInput:
     def note(self, now: float) -> None:
         """Note what is known of its end, after something has come or was taken."""
         self.was_at_end = self.was_at_end or self.at_end
+        # The loop is waited for until it was at its end once: what was begun before a start is finished first. Later
+        # its records come with the commit of what has sent them, so none of them is older than what waits.
         if self.inbox or self.at_end or not self.is_awaited or (self.is_own and self.was_at_end):
             self.missing_since = None
         elif self.missing_since is None:
@@ -117,7 +118,7 @@ class MergedInputs:
         if records:
             one.inbox.add(records, size, SHORT)
         else:
-            one.inbox.wake()
+            one.inbox.wake()  # no record, but news: an input at its end is not waited for any more
         one.note(now)
 
     def take(self, now: float, *, only_current: bool) -> list[IncomingRecord]:
@@ -130,6 +131,7 @@ class MergedInputs:
         self.wait_until = None
         one = self.all[answer.place]
         if one is not self.current:
+            # The watermark, known failures and policies are those of the input whose work runs ahead.
             if only_current:
                 return []
             self._turn_to(one)
@@ -141,6 +143,7 @@ class MergedInputs:
         """Return the records that come next, ``most`` of them at most, and their runs, if they are of several inputs:
         what ``take`` would give run by run, for a slice in which nothing new is known. Nothing is taken by it."""
         answer = next_input([one.head for one in self.all], now, self._patience)
+        # One input alone has its turn, with no end: a slice of its own takes it (``take``).
         if isinstance(answer, Wait) or answer.until_ms is None:
             return [], []
         here = [one for one in self.all if one.inbox]
@@ -163,12 +166,12 @@ class MergedInputs:
             if records:
                 one.inbox.skip(records)
                 one.inbox.handled(records)
-                one.note(now)
+                one.note(now)  # behind ``skip``: the head is the first record that is left
         self._turn_to(self.all[last])
 
     def tables_read(self, now: float) -> list[Change]:
-        """Return the changes that keep which tables are read by now, when everything that was taken is handled; such a
-        table is one of the inputs from then on."""
+        """Return the changes that note in the changelog which tables are read up to their goals. Called when everything
+        that was taken is handled. Such a table is an input like the others from then on."""
         changes: list[Change] = []
         if not self._partition.joined.goals:  # nearly always
             return changes

@@ -8,10 +8,7 @@ Why the loop looks as it does:
 * Everything is a local name, and every call of Python per event is one that the user could notice if it were missing.
   Functions that are kept in attributes (``route.handler``) are local names too: called as attributes they cost 130
   instructions more on Python 3.11, which takes them for methods.
-* A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``). An event that
-  fails behind it does not take the row back: it is complete.
-* Records mostly have the same headers as the one before (the same tuple: ``kafka.reading.received``), so the handler is
-  looked up when these change.
+* A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``).
 """
 
 from __future__ import annotations
@@ -65,6 +62,7 @@ def run(
     known: list[Any] = [(headers, route, decode, handler, keep)] * len(wheres)  # of each input, as its last run left it
     position = start
     failure: BaseException | None = None
+    # Events that have failed before are still to come: ``Execution`` gives each its known failure.
     if partition.failures.events:
         return start, None
     if journalled:
@@ -74,12 +72,14 @@ def run(
             if position == next_run:  # only with several inputs
                 if place:
                     name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                # Each input keeps the route of its headers, since runs of two inputs alternate.
                 known[place] = headers, route, decode, handler, keep
                 place, next_run, _, _ = runs[number]
                 headers, route, decode, handler, keep = known[place]
                 where, number, first_sent, first_written = wheres[place], number + 1, sent, written
             record = records[position]
-            if record.headers is not headers:  # else it is like the one before
+            # Mostly the same tuple as that of the record before (``kafka.reading.received``): its handler is known.
+            if record.headers is not headers:
                 headers = record.headers
                 if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                     name, version = headers[0][1], None
@@ -101,15 +101,16 @@ def run(
                     break  # as below
                 if kept is not None:
                     journal.append(kept)
+                # Complete: an event that fails behind it does not take the row back.
                 position, written = position + 1, len(journal)
                 continue
             value = record.value
             if value is None:
-                break
+                break  # it is no event: Execution.one applies the policy for nulls
             try:
                 event = decode(value)
             except Exception:
-                break  # met again by Execution.one, which handles it
+                break  # decoded again by Execution.one, which handles the error
             offset = record.offset
             ctx = EventContext(store, where, record, outputs, journal, limit, 1, timers, written)
             try:
@@ -117,7 +118,8 @@ def run(
                     before_event(ctx)
                 answer = handler(ctx, event)
                 if answer is not None and answer is not ExecutionState.COMPLETE:
-                    if inspect.iscoroutine(answer):  # a plain function around an async one: seen once, then known
+                    # A plain function around an async one, which is known from now on. Nothing of it has run.
+                    if inspect.iscoroutine(answer):
                         answer.close()
                         route.plain = False
                         failure = None if journalled else RestartNeeded(offset, 0, Answered(answer, None))
@@ -138,14 +140,16 @@ def run(
                 ctx._closed = True
             if ctx._timer_changes:
                 journal += timers.admitted(ctx._timer_changes, offset)
-            position, sent, written = position + 1, len(outputs), len(journal)  # at once, for interrupts' sake
+            # One statement: an interrupt between two would leave the marks of different events.
+            position, sent, written = position + 1, len(outputs), len(journal)
     finally:
         if journalled:
             store.end()
+            # Of the event that failed, or that an interrupt has ended: the complete ones before it stay.
             if len(journal) > written:
                 store.undo(journal[written:])
         if position > start:
-            del outputs[sent:], journal[written:]
+            del outputs[sent:], journal[written:]  # what the failed event has left
             if inputs is None:
                 partition.watermark = records[position - 1].offset + 1
                 host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)

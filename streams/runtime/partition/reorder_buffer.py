@@ -125,6 +125,7 @@ class Entry:
 
     def _settled(self) -> None:
         entries = self.buffer.entries
+        # All others wait for the first one anyway: their partition need not be woken.
         if entries and entries[0] is self:
             self.buffer.wake()
 
@@ -135,7 +136,7 @@ class Entry:
 
     def drop(self) -> None:
         """Withdraw the work: the entry's turn is over, or its partition is given up."""
-        self.is_settled = True
+        self.is_settled = True  # first: what the withdrawal ends must not settle it any more
         self.withdraw()
         if self.trace is not None:
             self.trace.end()
@@ -169,7 +170,7 @@ class ReorderBuffer:
         return self.entries[0]
 
     def leave(self, count: int = 1) -> None:
-        """Remove the first entries, so many: they had their turn."""
+        """Remove the first ``count`` entries: they had their turn."""
         for _ in range(count):
             self.entries.popleft()
 
@@ -195,9 +196,11 @@ class ReorderBuffer:
         """Begin no new work: drop the first entry whose work has not begun, and all behind it; then also entries at the
         end whose handler has not begun either."""
         kept: deque[Entry] = deque()
+        # What has begun may have effects outside: left to the next owner, it would be done twice without need.
         while self.entries and self.entries[0].begun:
             kept.append(self.entries.popleft())
         self.drop()
+        # Nothing of these has run: the next owner handles them.
         while kept and kept[-1].is_plain:
             kept.pop()
         self.entries = kept

@@ -24,7 +24,7 @@ from streams.runtime.partition.unit import Unit
 RunSlice = Callable[[list[IncomingRecord], int], Awaitable[int]]
 
 MOST_AT_ONCE: Final = 64
-"""Turns between two looks at the loop, at most."""
+"""Turns that are taken before the loop runs other tasks, at most."""
 
 
 class Retirement:
@@ -63,15 +63,16 @@ class Retirement:
         first = buffer.first
         if pool.is_full:
             await pool.wait_room()
-            return  # anything may have happened meanwhile
+            return  # the partition may have been given up meanwhile
         if first.is_plain:
             records = [entry.record for entry in buffer.plain(self._hot_path.size)]
             buffer.leave(await self._run_slice(records, 0))
         elif first.error is not None or self._partition.failures.of_event(first.record.offset) is not None:
+            # A failure that is known from an earlier worker goes this way, too: its attempts count.
             await self._retrying(first)
         elif first.waiting is not None:
             await self._pass_on()
-        elif first.trace is not None:
+        elif first.trace is not None:  # its turn has a span of its own, so it shares no unit
             await self._retrying(first)
         else:
             await self._finalize()
@@ -143,6 +144,7 @@ class Retirement:
                     is_open = False
                     return None, unit.fail(ctx, error)
                 if answer is not None and answer is not ExecutionState.COMPLETE and isinstance(answer, Awaitable):
+                    # Those before it are complete, and are admitted now: they do not wait for its await.
                     is_open, done = False, unit.split(ctx)
                     return Begun(unit, ctx, answer), None
                 failed = unit.complete(ctx, answer, record.offset + 1)
@@ -160,7 +162,7 @@ class Retirement:
         finally:
             if is_open:
                 unit.end()
-            done.admit(host.pool)
+            done.admit(host.pool)  # in any case: the events before one that failed, or waits, are complete
 
     # -- concurrent handlers -------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class Retirement:
         passing = self._passing = asyncio.get_running_loop().create_future()
         behind = buffer.waiting(self._most_roused - 1)
         self._left, self._roused = MOST_AT_ONCE, len(behind)
-        self._most_roused = min(2 * self._most_roused, MOST_AT_ONCE)
+        self._most_roused = min(2 * self._most_roused, MOST_AT_ONCE)  # more each time, until one was roused in vain
         try:
             self._give_turn()
             for waiting in behind:
@@ -181,7 +183,7 @@ class Retirement:
         finally:
             self._passing = self._task = None
         if error is not None:
-            buffer.first.withdraw()  # it may wait for its turn still, with what the next attempt needs (a lock)
+            buffer.first.withdraw()  # a task of it may still wait, and hold what the next attempt needs (a lock)
             await self._retrying(buffer.first, error)
 
     def _give_turn(self) -> None:
@@ -192,7 +194,7 @@ class Retirement:
             assert waiting is not None
             ctx = waiting.context
             if waiting.is_asleep and 0 < MOST_AT_ONCE - self._left <= self._roused:
-                self._most_roused = 1  # in vain: one before it waits in its turn
+                self._most_roused = 1  # it was roused in vain, and sleeps again: one before it waits within its turn
             ctx.store, ctx._timers, ctx._has_turn = partition.store, partition.timers, True
             unit = Unit(partition, ctx._outputs, ctx._journal)
             unit.begin()
@@ -214,7 +216,7 @@ class Retirement:
         try:
             if self._had_turn(error):
                 self._give_turn()
-        except BaseException as failed:  # it is the partition's, and not this handler's
+        except BaseException as failed:  # an error of the partition: this handler's task must not swallow it
             passing.set_exception(failed)
 
     def _had_turn(self, error: BaseException | None) -> bool:
@@ -230,7 +232,7 @@ class Retirement:
             error = unit.fail(ctx, error)
         if error is None:
             unit.end()
-            unit.admit(self._host.pool)
+            unit.admit(self._host.pool)  # before the next one has its turn: admission is in the partition's order
             entry.drop()
             buffer.entries.popleft()
             self._left -= 1

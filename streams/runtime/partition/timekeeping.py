@@ -29,7 +29,7 @@ from streams.runtime.partition.state import Partition
 _log = logging.getLogger(__name__)
 
 LOG_SECONDS: Final = 60.0
-"""Between two lines about one structure."""
+"""Seconds between two log lines about one structure, at least."""
 _TEXTS: Final = {
     "late": "%d item(s) of %s.%s in %s were late: their windows are closed (late= decides about them); the last: %s",
     "expired_early": "%d entries of %s.%s in %s expired before their time by the clock: an event came from the future; "
@@ -78,8 +78,8 @@ class WindowFailed(Exception):
 
 
 class Timekeeper:
-    """See above. On the partition's task, or on the thread of its handler, never both at a time; ``settle`` on its
-    task."""
+    """The time of one partition's store. On the partition's task, or on the thread of its handler, never both at a
+    time; ``settle`` on its task."""
 
     def __init__(self, partition: Partition, host: Host) -> None:
         self._partition, self._host = partition, host
@@ -96,7 +96,7 @@ class Timekeeper:
 
     @property
     def max_jump_ms(self) -> int:
-        """Return the longest way ahead of the clock to which an event may move the partition's time; 0: no bound."""
+        """Return how far ahead of the clock an event may move the partition's time, in milliseconds; 0: no bound."""
         return int(self._host.config.max_time_jump_seconds * 1000)
 
     def now_ms(self) -> int:
@@ -107,9 +107,10 @@ class Timekeeper:
 
     def out_of_time(self, ctx: Any, kind: str, store: str, part: str, items: int, last: str) -> None:
         """Count items of a structure, in the event of ``ctx``: see ``metrics.OutOfTime``. ``last``: what the last one
-        is. Further attempts at an event that was counted are not."""
+        is."""
         found, counted = (kind, store, part), (ctx.topic_partition, ctx._origin, ctx.attempt)
         before = self._last.get(found, counted)
+        # The same event in another attempt: its items are counted already.
         if before[:2] == counted[:2] and before != counted:
             return
         self._last[found] = counted
@@ -156,6 +157,7 @@ class Timekeeper:
             instead(ctx)
             self._used.append((ctx, origin))
             return
+        # The timers as a copy: those that a failed report has set are taken back.
         outputs, journal, timers = ctx._outputs, ctx._journal, dict(ctx._timer_changes or ())
         sent, written, known = len(outputs), len(journal), self._partition.failures.meet(origin)
         try:

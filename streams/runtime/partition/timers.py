@@ -63,6 +63,7 @@ class PartitionTimers:
         """Begin with the timers of a restored state."""
         found = list(timers)
         self.visits = {timer.name: timer for timer in found if timer.name.startswith(VISIT_PREFIX)}
+        # In place of all that is here, which may have timers of events that were never committed.
         self._timers = Timers(timer for timer in found if timer.name not in self.visits)
 
     def contents(self) -> dict[str, Timer]:
@@ -111,6 +112,7 @@ class PartitionTimers:
             self.visits |= visits
             others = {name: timer for name, timer in changes.items() if name not in visits}
         self._timers.apply(others)
+        # Removals as well, in the event's own transaction: without them a restored state would fire a timer again.
         return [
             Change(timer_key(name), None if timer is None else encode_timer(timer), origin=origin)
             for name, timer in changes.items()

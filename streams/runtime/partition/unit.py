@@ -65,6 +65,7 @@ class Unit:
                 change.origin = origin
                 if change.value is not None and len(change.value) > limit:
                     return self.fail(ctx, change_too_large(change, limit))
+        # Nothing fails from here on: ``fail`` could not take the timers back, and the row is no change of the store.
         ctx._closed = True
         if ctx._trace is not None:
             carrier, outputs = ctx._trace.carrier, self.outputs
@@ -84,7 +85,7 @@ class Unit:
         ctx._closed = True
         self.end()
         self._undo(self.journal[self._written :])
-        if ctx._row is not None:
+        if ctx._row is not None:  # rows are beside the store, so its journal has no change of theirs
             ctx._row.undo()
         del self.outputs[self._sent :], self.journal[self._written :]
         return of_policy(error, ctx._event)
@@ -93,7 +94,7 @@ class Unit:
         """Close the store behind events that are complete; once."""
         partition = self._partition
         store = partition.store
-        if partition.is_journalled and store is not None:  # None: voided while the event ran, and dropped as a whole
+        if partition.is_journalled and store is not None:  # None: the partition was lost while the event ran
             store.end()
 
     def _undo(self, changes: list[Change]) -> None:
@@ -119,6 +120,7 @@ class Unit:
     def admit(self, admission: Admission, waiter: Waiter | None = None) -> bool:
         """Hand over the complete events to the open transaction. ``False``: the partition was given up meanwhile."""
         partition = self._partition
+        # The state of this moment: the partition may have been given up during any await since the event began.
         if not partition.state.admits:
             return False
         events = self._events

@@ -26,9 +26,9 @@ from streams.statistics import VisitStatistics
 _log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 64
-"""Keys that are visited between two events, at most: events have their turns, too."""
+"""Keys that are visited between two events, at most: a visit of a large table must not hold events up."""
 LONGEST_SECONDS: Final = 0.005
-"""No further key is visited between two events after so long."""
+"""Seconds after which no further key is visited between two events."""
 
 
 class VisitableTable(Protocol):
@@ -114,6 +114,7 @@ class Visiting:
         for name, timer in self._partition.timers.visits.items():
             visit, state = name.removeprefix(TIMER_PREFIX), state_of(timer)
             known = self._host.router.visits.get(visit)
+            # Left as it is: a member of a release that knows the visit may go on with the run.
             if state is None or (state.run and known is None):
                 self._warn(visit)
             elif known is not None and state.run and (next_one is None or state.keys):
@@ -147,7 +148,7 @@ class Visiting:
             is_over = False
             await self._visit(VisitedKey.of(visit, state, key, self._host.wall_ms()), route, table, key)
             if partition.is_closing or now() - began > LONGEST_SECONDS:
-                return  # and look for no further key: the store may be gone
+                return  # without a step of the iterator: the store may be gone
             state = state.visited(key)
         if is_over:
             self._end(visit, state)
@@ -162,6 +163,7 @@ class Visiting:
             )
 
         def handle(ctx: EventContext[Any]) -> Any:
+            # Read within the attempt: an event may have changed or removed the key since its run began.
             entry = table.entry(key)
             return None if entry is None else handler(ctx, *entry)
 
@@ -173,6 +175,7 @@ class Visiting:
         """Note that a run has visited all keys; the next one begins."""
         partition = self._partition
         timer = state.ended().as_timer(visit)
+        # No event, so the watermark is sent again: without an offset a transaction has no fence (R1).
         changes = partition.timers.admitted({timer.name: timer}, INTERJECTION)
         self._host.pool.admit(partition.partition, partition.watermark, [], changes, events=0)
         _log.info(

@@ -51,7 +51,7 @@ from streams.statistics import PartitionStatistics, VisitStatistics
 _log = logging.getLogger(__name__)
 
 YIELD_EVERY: Final = 32
-"""Steps in the reorder buffer between two looks at the loop, at most: 20 to 100 us each, besides the handlers."""
+"""Steps in the reorder buffer before the loop runs other tasks, at most. One takes 20 to 100 us, besides handlers."""
 
 
 class PartitionWorker(Partition):
@@ -217,7 +217,7 @@ class PartitionWorker(Partition):
         try:
             while True:
                 interjected = not self.is_closing and await self._between()
-                if self.is_closing:  # maybe since then: what was noted of the inputs is dropped
+                if self.is_closing:  # it may have been closed during the await, and its inboxes are empty then
                     break
                 if self._buffer.is_ready:
                     await self._turn()
@@ -227,11 +227,12 @@ class PartitionWorker(Partition):
                     await self.handle(records)
                 elif not interjected:
                     await self._wait()
+            # Nothing new begins. Work that has begun may have effects outside, so its events still have their turns.
             self._buffer.cut()
             await self.settle_line()
         finally:
             self._task = None
-            self.drop_line()
+            self.drop_line()  # also if cancelled: no job may run on without its partition
 
     def _next_records(self) -> list[IncomingRecord]:
         inputs = self.inputs
@@ -250,17 +251,18 @@ class PartitionWorker(Partition):
         pool = self.engine.pool
         position = 0
         while position < len(records) and not self.is_closing:
+            # Behind work that runs ahead all events wait: admitted before it they would leave a gap in front of them.
             if self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
                 position = await self._step_ahead(records, position)
             elif pool.is_full:
                 await pool.wait_room()
-                continue  # anything may have happened meanwhile
+                continue  # the intake may be closed meanwhile
             else:
                 start = position
                 position = await self.run_slice(records, start)
-                if not self.is_closing:
+                if not self.is_closing:  # a closed intake has dropped its records, and given back their room
                     self._reads_from.handled(position - start)
-            if not self.is_closing:
+            if not self.is_closing:  # interjections and timers do not wait for the end of a batch
                 await self._between()
 
     async def settle_line(self) -> None:
@@ -300,6 +302,7 @@ class PartitionWorker(Partition):
         steps = position + (failure is not None)
         if not steps:
             return False
+        # Before the failed event goes on alone: its input has its turn then, with its policies and known failures.
         inputs.take_runs(runs, steps, self.engine.now())
         if failure is not None:
             await self._one(records[position], failure)
@@ -407,7 +410,7 @@ class PartitionWorker(Partition):
                     return
         except BaseException:  # cancelled: its waiter must get an outcome
             if self.state is PartitionState.RESTARTING and interjection.waiter is not None:
-                self.inbox.put_back(interjection)  # for no fault of its own
+                self.inbox.put_back(interjection)  # it has its turn after the restart
             else:
                 interjection.done(self._execution.given_up())
             raise
@@ -424,5 +427,5 @@ class PartitionWorker(Partition):
             if decision is Decision.STOP:
                 raise EventFailure(f"{text}; the source stops") from error
             _log.warning("%s; it runs again when it is due", text, exc_info=trace_of(error))
-        if not self.is_journalled:
+        if not self.is_journalled:  # its changes cannot be undone: the changelog has the state before them
             raise RestartNeeded(INTERJECTION, 0, error)

@@ -16,7 +16,7 @@ from streams.metrics import CallAbandoned, Measurement
 from streams.runtime.ports import Blocking
 
 MOST: Final = 32
-"""So many may hang at a time: each keeps a thread of ours, and librdkafka's of its client."""
+"""Calls that may hang at a time. Each keeps a thread of ours, and the threads and sockets of its librdkafka client."""
 
 
 class HungCalls:
@@ -35,8 +35,10 @@ class HungCalls:
         """Leave a worker to itself in the middle of this call; it is counted until it comes back."""
         self._number += 1
         self._left[self._number] = call
-        worker.post(self._left.pop, self._number, None)  # on its thread, after the call: a single step, so no lock
+        # The worker's own thread runs it when the call has come back. A pop is one step, so there is no lock.
+        worker.post(self._left.pop, self._number, None)
         worker.abandon()
+        # A copy: a call that comes back meanwhile takes its entry out on another thread.
         calls = Counter(list(self._left.values()))
         self._measure(CallAbandoned(call, calls.total()))
         if calls.total() > MOST:

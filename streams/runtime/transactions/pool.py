@@ -37,7 +37,7 @@ from streams.runtime.transactions.producer_slots import Slots
 from streams.settings.config import EventSourceConfig
 
 ENCODED_TOGETHER: Final = 64
-"""Outputs that are encoded while a transaction is filled, at a time: 30 us. The rest is encoded when it is sealed."""
+"""Outputs that are encoded together while a transaction is filled: 30 us. The rest is encoded when it is sealed."""
 
 
 class TransactionPool:
@@ -110,7 +110,7 @@ class TransactionPool:
             self._encode_at = len(txn.outputs) + ENCODED_TOGETHER
         if waiter is not None:
             txn.wait(partition, waiter)
-        if txn.events == events:
+        if txn.events == events:  # the first ones: the delay of the batching rule begins
             self._work.notify()
         elif not self._due and (txn.size >= self.rule.target_batch_size or txn.bytes >= self.rule.max_batch_bytes):
             self._due = True  # once only: when one settles, the flush stage looks again by itself
@@ -146,6 +146,7 @@ class TransactionPool:
     async def wait_settled(self, partition: int) -> None:
         """Run the barrier: seal at once, and wait until nothing of this partition is unsettled."""
         while self.last_with(partition) is not None:
+            # At each settlement again: a seal resets it, and the next transaction may have events of it, too.
             self._urgent = True
             self._work.notify()
             await self._progress.wait()
@@ -154,6 +155,7 @@ class TransactionPool:
 
     def drop_everything(self, reason: BaseException) -> None:
         """Drop all that is admitted: the membership is lost, and nothing of it may be sent any more (rule R5)."""
+        # First: no stage goes on with what is dropped here. One that runs on once meets the state DROPPED.
         self._break(TransactionFailed("membership", "LOST", "lost", str(reason)))
         for txn in self.unsettled:
             self.replace_slot(txn)
@@ -227,6 +229,8 @@ class TransactionPool:
         while True:
             while not self.unsettled or self.unsettled[0].state is not TransactionState.FLUSHED:
                 await self._flushed.wait()
+            # The oldest only (R2): if a younger one were committed and this one aborted, the offsets would be behind
+            # events whose effects are not there.
             txn = self.unsettled[0]
             txn.to(TransactionState.COMMITTING)
             await self._slot_of[txn.serial].commit(partial(self._request_commit, txn))
@@ -237,6 +241,7 @@ class TransactionPool:
         while True:
             wait: float | None = None
             for txn in self.unsettled:
+                # The oldest first: producers have no order among each other but the one of their acknowledgements (R2).
                 if txn.state is TransactionState.SENDABLE:
                     return txn
                 if txn is self._open:
@@ -320,7 +325,7 @@ class TransactionPool:
             record = OffsetRecord(offsets_of(cut.offset)[0], self._writer, txn.serial, generation, *fields)
             cut.record = msgspec.json.encode(record)
             own = [Output(topic, cut.record, OFFSET_KEY, None, partition, 0, partition, -1)]
-            if cut.release is not None:  # last of all: its reader has read everything
+            if cut.release is not None:  # the last record here: its reader starts with all that is before it
                 own.append(Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
             found.append((partition, list(cut.changes.values()), own))
         return found
@@ -328,6 +333,7 @@ class TransactionPool:
     def _fence(self, txn: Transaction) -> Snapshot:
         """Return the newest snapshot, if the transaction is still ours under it."""
         snapshot = self.snapshot_used = self.snapshot()
+        # The broker takes new metadata also for partitions that were lost meanwhile: ownership is our duty.
         if snapshot.incarnation != txn.incarnation:
             raise TransactionFailed("send_offsets_to_transaction", "LOST", "lost", "the membership changed meanwhile")
         return snapshot
@@ -335,6 +341,7 @@ class TransactionPool:
     def _request_commit(self, txn: Transaction) -> None:
         """Look again, right before the commit: the membership may have been lost since the offsets were sent."""
         self._fence(txn)
+        # Before the request: a commit that is never answered may have happened, and is looked up (R3).
         txn.commit_requested = True
 
     def committed(self, txn: Transaction) -> None:

@@ -30,11 +30,11 @@ HOPELESS = frozenset(
         "_AUTHENTICATION",
     }
 )
-"""Answers to ``init_transactions`` that will not change by another call."""
+"""The broker's answers to InitProducerId that are the same however often it is requested."""
 
 
 SHAKEN_SECONDS: Final = 1.0
-"""Between two looks for slots that lost a broker while they were free."""
+"""Seconds between two checks for free slots that lost a broker. A check sends nothing."""
 
 
 class Slots:
@@ -84,12 +84,14 @@ class Slots:
 
     async def _may_open(self) -> None:
         ours = None
-        while ours is not self._ours:  # each loss makes another one
+        # Each loss makes another event. The name may be lost again between the wake-up and this task's turn.
+        while ours is not self._ours:
             ours = self._ours
             await ours.wait()
 
     def give_back(self, slot: TransactionSlot) -> None:
         """Free a slot whose transaction has ended, for the next one, after the others; or open it again before."""
+        # Under v1 an id that has aborted begins no transaction: some of its sequences are in the log, others are not.
         if not slot.is_open:
             self.replace(slot)
             return
@@ -126,7 +128,9 @@ class Slots:
 
     async def _reopen(self, slot: TransactionSlot) -> None:
         pause, failures = 0.1, 0
-        if not self._ours.is_set():  # after a loss: no task waits for the open transaction, and no process is fenced
+        # After a loss the open transaction is aborted under its old epoch, so that the new owner of its partitions need
+        # not wait for its time-out. A new epoch would fence a process that may have our name by now.
+        if not self._ours.is_set():
             with contextlib.suppress(TransactionFailed):
                 await slot.abort()
         while True:

@@ -1,9 +1,7 @@
 """Recover from a failed transaction: rules R3, R4 and R5 of the protocol, as one function.
 
-The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Younger ones
-are ended before it (their open records would hold up the look-up), and nothing is begun again before its outcome is
-known. One without a clear answer while it was being sent may have been too large for its time: it is cut (harmless, if
-no broker was there to answer).
+The failed transaction is always the oldest unsettled one: the flush stage lets older ones settle first. Nothing is
+begun again before its outcome is known.
 """
 
 from __future__ import annotations
@@ -34,9 +32,10 @@ NEWS_SECONDS = 3.0
 average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
 
 WRONG_CLOCK: Final = "INVALID_TIMESTAMP"
-"""Code of records that carry the time of sending, and are refused for it."""
+"""The broker's code for a record whose time it refuses. Our records carry the time of sending, so a clock is wrong."""
 
 OWN_KEYS: Final = (OFFSET_KEY, RELEASE_KEY)
+"""Keys of the toolkit's own records in the changelog. If one is refused, no event is to blame."""
 
 
 class Recovery:
@@ -74,7 +73,8 @@ class Recovery:
         for_a_letter = self._is_of_letters(head, reported)
         refused = [(record.output, _error(failure, record)) for record in reported if record.is_own and record.output]
         waits = for_a_letter or failure.kind == "blocked"
-        if for_a_letter:  # it takes as long as it takes
+        # No limit of time or attempts: if this member stops, the next one meets the same letter, and stops, too.
+        if for_a_letter:
             head.first_failure_at = None
         step = remedy(
             failure.kind,
@@ -84,12 +84,13 @@ class Recovery:
             seconds=0.0 if head.first_failure_at is None else self._now() - head.first_failure_at,
             patience=self._patience,
         )
+        # One that waits for an operator is a warning at the attempts 1, 2, 4, 8 and so on, not at each.
         is_news = step is not Remedy.RESEND_AFTER_NEWS and not (waits and head.attempts & (head.attempts - 1))
         level = logging.WARNING if is_news else logging.INFO
         _log.log(level, "transaction %d (attempt %d) failed: %s; %s", head.serial, head.attempts, failure, step.value)
         if step is Remedy.STOP:
             raise self._final(head, failure)
-        # Or no broker is there: cutting does no harm then.
+        # No answer while it was sent: it may be too large for its time. If no broker was there, a cut does no harm.
         too_slow = (
             step is Remedy.RESEND
             and failure.kind == "unknown"
@@ -100,6 +101,7 @@ class Recovery:
             pool.drop_everything(MembershipLost("the membership was lost while a transaction was under way"))
             self._dropped()
             return
+        # Before the oldest is settled: their open records in the changelog would hold up the look-up of its outcome.
         for younger in reversed(list(pool.unsettled)[1:]):
             await self._end(younger)
         committed = await self._settle(head, step, failure)
@@ -120,9 +122,11 @@ class Recovery:
         if step is not Remedy.LOOK_UP:
             await self._end(head)
             return False
+        # The new epoch settles the transaction. Looked up before that, it could still be committed by the late request.
         slot = self._pool.replace_slot(head)
         if slot is not None:
             await self._pool.slots.wait_replaced(slot, self._patience.seconds)
+        # Never a guess: a wrong "committed" loses these events, a wrong "aborted" sends them twice (R3).
         committed = await self._look_up(head)
         if slot is not None:
             slot.settled(committed)
@@ -163,7 +167,7 @@ class Recovery:
                 if output.by_reference is not None:
                     _log.warning("%s; it is sent by reference", error)
                     _refer(head, output)
-            elif output.key not in OWN_KEYS:  # their place in the changelog is no event's fault
+            elif output.key not in OWN_KEYS:
                 events.setdefault((output.origin_partition, output.blamed), error)
         for (partition, origin), error in events.items():
             self._pool.drop_partition(partition, error if is_interjection(origin) else _taken_back(error))
@@ -199,6 +203,7 @@ class Recovery:
     async def _news(self) -> None:
         used = self._pool.snapshot_used
         with anyio.move_on_after(NEWS_SECONDS):
+            # By identity: generation numbers begin again after a coordinator has lost its memory, so they may be equal.
             while self._pool.snapshot() is used:
                 await anyio.sleep(0.002)
 
