@@ -95,6 +95,22 @@ def test_the_names_of_a_first_program_load_no_engine_and_no_client() -> None:
     assert [module for module in sorted(loaded) for other in absent if f"{module}.".startswith(f"{other}.")] == []
 
 
+RUN = """
+from streams.testing import TestDriver
+with TestDriver(source) as driver:
+    driver.send(Added(1), key="a")
+    driver.leave(0)
+"""
+
+
+def test_a_run_loads_nothing_that_is_not_loaded_before_a_freeze() -> None:
+    """``kes run`` freezes what is loaded (``cli.worker``): what came later would be looked at by each collection."""
+    run = {name for name in loaded_by(DECLARED + RUN) if name.startswith("streams.")}
+    before = loaded_by(f"{DECLARED}\nfrom streams.source.running import load_engine\nload_engine()")
+    tools = ("streams.testing", "streams.journal", "streams.outbox")
+    assert sorted(name for name in run - before if not name.startswith(tools)) == []
+
+
 THREADS = """
 import importlib, random, sys, threading
 import streams
