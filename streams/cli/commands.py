@@ -46,7 +46,9 @@ COMMANDS = {
     "doctor": Command("streams.cli.doctor", "Diagnose a cluster and an event source, with the command that fixes it."),
     "tail": Command("streams.cli.tail", "Follow a topic: decoded committed records, filtered by time or key."),
     "state": Command("streams.cli.state", "Read, compare, repair and change the state of an event source."),
-    "visit": Command("streams.cli.visit", "Visit each key of an event source's store: start, cancel, status."),
+    "visit": Command(
+        "streams.cli.visit", "Visit each key of an event source's store, show its progress, or cancel it."
+    ),
     "view": Command("streams.cli.view", "Read a compacted topic, or a source's state, as a view: get, scan, watch."),
     "web": Command("streams.cli.web", "Show an event source, or any group, in the browser.", "web"),
     "dlq": Command("streams.cli.dlq", "Manage dead letters: list, show, replay, drop."),

@@ -90,6 +90,10 @@ def main(argv: Sequence[str]) -> int:
             supervised.serve_metrics(options.facts)
         if options.queries:
             supervised.serve_queries(options.queries, name)
+        if "streams.source.running" in sys.modules:  # it would load its engine behind the freeze
+            from streams.source.running import load_engine
+
+            load_engine()
         collect_rarely(options.gc_threshold)
         supervised.source.run()
     except KeyboardInterrupt:

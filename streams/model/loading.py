@@ -10,9 +10,12 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from streams.errors import ConfigError, StreamsError
+
+_LIBRARY: Final = str(Path(__file__).parents[1]) + os.sep
+"""The folder of this package: an old path of it is refused by its own finder of modules, below the user's line."""
 
 
 def load(source: str) -> Any:
@@ -68,4 +71,4 @@ def _made_by(factory: Callable[..., Any], source: str) -> Any:
 
 
 def _is_machinery(filename: str) -> bool:
-    return filename.startswith("<frozen") or filename == __file__ or Path(filename).parent.name == "importlib"
+    return filename.startswith(("<frozen", _LIBRARY)) or Path(filename).parent.name == "importlib"

@@ -1,4 +1,8 @@
-"""Names of a package that are imported when they are first used, so that a program pays for those that it uses."""
+"""Names of a package that are imported when they are first used, so that a program pays for those that it uses.
+
+They are also what lets threads import at once. A package that imported its own modules would wait for them, and they
+wait for their package: with one thread at each end Python breaks the deadlock by an ``ImportError``.
+"""
 
 from __future__ import annotations
 

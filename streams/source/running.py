@@ -44,6 +44,13 @@ ENDS_SECONDS: Final = 1.0
 _AT_WORK: Final = (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING)
 
 
+def load_engine() -> None:
+    """Import the engine and the clients of Kafka, as a start does, for a process that freezes what it has loaded."""
+    import streams.runtime.connections
+    import streams.runtime.engine
+    import streams.runtime.queries.local  # noqa: F401
+
+
 def connected(config: EventSourceConfig) -> Connections:
     """Make the clients of a source, without any I/O."""
     from streams.runtime.connections import KafkaConnections
@@ -217,6 +224,7 @@ class SourceRun:
     async def _consume_until_stopped(
         self, connect: Callable[[EventSourceConfig], Connections], environment: Environment
     ) -> None:
+        import streams.runtime.engine  # noqa: F401  # before the lifespan, which may freeze what is loaded
         from streams.runtime.reading.lookups import Lookups
 
         declared = self._declared

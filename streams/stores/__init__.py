@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
-from streams.stores.heap import Heap
-from streams.stores.indexes import Index
-from streams.stores.joined import Joined
-from streams.stores.joined_table import JoinedTable, Update
-from streams.stores.memory import HashEngine
-from streams.stores.named_table import NamedTable
-from streams.stores.ordered import OrderedEngine
-from streams.stores.read_table import ReadTable
-from streams.stores.several import Stores
-from streams.stores.simple import SimpleStore
-from streams.stores.table import Table
-from streams.stores.windows import LateItem, Window, Windows
+from typing import TYPE_CHECKING
+
+from streams.sak.lazy_names import LazyNames
+
+if TYPE_CHECKING:
+    from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
+    from streams.stores.heap import Heap
+    from streams.stores.indexes import Index
+    from streams.stores.joined import Joined
+    from streams.stores.joined_table import JoinedTable, Update
+    from streams.stores.memory import HashEngine
+    from streams.stores.named_table import NamedTable
+    from streams.stores.ordered import OrderedEngine
+    from streams.stores.read_table import ReadTable
+    from streams.stores.several import Stores
+    from streams.stores.simple import SimpleStore
+    from streams.stores.table import Table
+    from streams.stores.windows import LateItem, Window, Windows
 
 __all__ = [
     "HashEngine",
@@ -35,3 +40,23 @@ __all__ = [
     "Window",
     "Windows",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = LazyNames(
+        __name__,
+        {
+            "engines": "KeyValueEngine OrderedKeyValueEngine",
+            "heap": "Heap",
+            "indexes": "Index",
+            "joined": "Joined",
+            "joined_table": "JoinedTable Update",
+            "memory": "HashEngine",
+            "named_table": "NamedTable",
+            "ordered": "OrderedEngine",
+            "read_table": "ReadTable",
+            "several": "Stores",
+            "simple": "SimpleStore",
+            "table": "Table",
+            "windows": "LateItem Window Windows",
+        },
+    )

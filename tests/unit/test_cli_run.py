@@ -274,6 +274,26 @@ def test_modules_are_frozen_and_new_objects_looked_at_rarely() -> None:
         gc.unfreeze()
 
 
+FREEZES = """
+import gc
+from streams import EventSource, EventSourceConfig
+
+class Source(EventSource):
+    def run(self):
+        from streams.runtime.engine import Engine
+        assert gc.get_freeze_count() > 1_000
+        assert not any(each is Engine for each in gc.get_objects())
+
+source = Source(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
+"""
+
+
+def test_the_engine_is_among_what_a_worker_freezes(kes: Callable[..., Kes], tmp_path: Path) -> None:
+    (tmp_path / "freezes.py").write_text(FREEZES)
+    running = kes("freezes:source", "--max-crashes", "0")
+    assert running.ended() == 0, running.complaints
+
+
 # -- members that the supervisor saw die (with a broker: tests/broker/test_supervised.py) ------------------------------
 
 

@@ -105,6 +105,12 @@ def test_a_module_that_exits_is_no_success(module: Callable[[str], str], code: s
         load(name)
 
 
+def test_an_old_path_of_the_library_is_named_with_the_users_line(module: Callable[[str], str]) -> None:
+    name = module("import sys\nfrom streams.event_source import EventSource\n")
+    with pytest.raises(ConfigError, match=rf"write: from streams import EventSource \(\S*{name}\.py:2\)"):
+        load(name)
+
+
 def test_a_factory_that_exits_is_no_success(module: Callable[[str], str]) -> None:
     name = module("import sys\ndef make():\n    sys.exit(0)\n")
     with pytest.raises(ConfigError, match=f"'{name}:make' cannot make an event source: SystemExit: 0 .*{name}.py:3"):

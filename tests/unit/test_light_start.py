@@ -5,11 +5,15 @@ Figures of the time are those of ``python -m benchmarks.starting``; a test of th
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
+
+import streams
 
 CLIENTS: Final = ("confluent_kafka", "kafka", "streams.kafka")
 EXTRAS: Final = ("psycopg", "pyarrow", "pandas", "pyspark", "typer", "rich", "prometheus_client", "opentelemetry")
@@ -89,3 +93,63 @@ def test_the_names_of_a_first_program_load_no_engine_and_no_client() -> None:
     absent = ("stamina", *ENGINE, *CLIENTS, *EXTRAS)
     assert "streams.source.event_source" in loaded
     assert [module for module in sorted(loaded) for other in absent if f"{module}.".startswith(f"{other}.")] == []
+
+
+RUN = """
+from streams.testing import TestDriver
+with TestDriver(source) as driver:
+    driver.send(Added(1), key="a")
+    driver.leave(0)
+"""
+
+
+def test_a_run_loads_nothing_that_is_not_loaded_before_a_freeze() -> None:
+    """``kes run`` freezes what is loaded (``cli.worker``): what came later would be looked at by each collection."""
+    run = {name for name in loaded_by(DECLARED + RUN) if name.startswith("streams.")}
+    before = loaded_by(f"{DECLARED}\nfrom streams.source.running import load_engine\nload_engine()")
+    tools = ("streams.testing", "streams.journal", "streams.outbox")
+    assert sorted(name for name in run - before if not name.startswith(tools)) == []
+
+
+THREADS = """
+import importlib, random, sys, threading
+import streams
+sys.setswitchinterval(1e-6)
+UNINSTALLED = {"PostgresSink", "SinkItem", *streams._NAMES["outbox"].split()}
+names = {name for text in streams._NAMES.values() for name in text.split()} - UNINSTALLED
+modules = ["runtime.engine", "runtime.connections", "views.view", "stores.table", "journal.term", "disk.sqlite"]
+failures, start = [], threading.Barrier(8)
+
+def use(number):
+    wanted = sorted(names) + modules
+    random.Random(number).shuffle(wanted)
+    start.wait()
+    for each in wanted:
+        try:
+            importlib.import_module(f"streams.{each}") if "." in each else getattr(streams, each)
+        except Exception as error:
+            failures.append(f"{each}: {error!r}")
+
+threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(*failures, sep="\\n")
+"""
+
+
+def test_threads_may_use_names_for_the_first_time_at_once() -> None:
+    ran = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == ""
+
+
+def test_no_package_of_the_library_imports_its_own_modules() -> None:
+    """It is why the threads above do not meet; see ``sak.lazy_names``."""
+    root = Path(streams.__path__[0])
+    apart = {"broker", "spark"}  # tools, which a program has or has not from its first line on
+    found = set()
+    for file in root.rglob("__init__.py"):
+        package = ".".join(("streams", *file.parent.relative_to(root).parts))
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+                found.add(package.removeprefix("streams."))
+    assert found - {"streams"} == apart  # the root has ``sak.lazy_names``, which has no package of names above it

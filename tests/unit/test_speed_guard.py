@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.instructions.child import COMPILED, ROOT
 from benchmarks.instructions.limits import ANEW, GUARDED, counted, known, too_little, too_much
+from benchmarks.instructions.stages import FILES
 from streams.sak import leaves
 
 pytestmark = pytest.mark.timeout(300)  # seconds; a tenth of it on a machine that has nothing else to do
@@ -63,3 +64,9 @@ def test_what_became_cheaper_by_much_is_told_as_well() -> None:
     (told,) = too_little({"calls": {"slice": 7.9, "store": 10.0}}, limits)
     assert told.startswith("calls of Python functions per event: 20.0 -> 17.9 (-10.5%;")
     assert told.endswith("slice 10.0 -> 7.9")
+
+
+def test_each_file_with_a_stage_is_there() -> None:
+    """A file that has moved would count for the stage of its caller, and the sum would not show it."""
+    ours = [part for part in FILES if not part.startswith("/")]
+    assert [part for part in ours if not list(ROOT.glob(f"{part.rstrip('/')}*"))] == []
