@@ -33,13 +33,15 @@ from streams.runtime.partition.worker import PartitionWorker
 _log = logging.getLogger(__name__)
 
 MOST_OWNERS: Final = 3
-"""So many owners in a row lose the group by one event before it is the event's failure. Not fewer: what held up one
-machine may not hold up the next."""
+"""So many owners in a row may lose the group by one event. Then it is the event's own failure. Not fewer: what held up
+one machine may not hold up the next."""
 NOTE_SECONDS: Final = 5.0
+"""Seconds within which the group has to commit a note."""
 LOOK_SECONDS: Final = 10.0
+"""Seconds between two looks for events that do not come to their turn."""
 TURN_SECONDS: Final = 30.0
-"""For so long the next event of a partition does not come to its turn, and later ones wait in theirs, before it is
-named: most calls to services take less."""
+"""Seconds for which the next event of a partition may be late for its turn while later ones wait in theirs. After them
+it is named. Most calls to services take less."""
 
 Question = Callable[[Collection[int], float], dict[int, int | None]]
 

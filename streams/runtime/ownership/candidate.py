@@ -25,11 +25,13 @@ from streams.sak.backoff import backoff_seconds
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+"""Seconds of the first and of the longest pause before the claim is taken again."""
 _CLOSE_SECONDS: Final = 5.0
+"""Seconds for leaving the group, at most."""
 _QUESTION_SECONDS: Final = 3.0
-"""For the answer to a question, at most: leaving the group waits for it."""
+"""Seconds for the answer to a question, at most: leaving the group waits for it."""
 _LOOKS: Final = 4
-"""Questions to the group in the time of a session."""
+"""So many questions go to the group in the time of a session: a term outlives three that get no answer."""
 
 
 class CandidateTerm(Protocol):
@@ -122,6 +124,7 @@ class Candidate:
                 self._end_term = end
                 watch = asyncio.create_task(self._watch(tenure, confirmed, end))
                 try:
+                    # It may be over before ``_end_term`` was set: ``tenure_ends`` has found no term then.
                     if tenure.is_over:
                         end(tenure.reason)
                     yield term
@@ -129,6 +132,7 @@ class Candidate:
                     watch.cancel()
                     self._end_term = None
                     term.end("")
+                    # Only behind the end of the term: from ``done`` on the next process may get the partition.
                     if tenure.is_over:
                         tenure.done()
         finally:
@@ -188,6 +192,8 @@ class Candidate:
     async def _confirmed(self, tenure: Tenure) -> float:
         while True:
             await asyncio.sleep(self._session / _LOOKS)
+            # The time of the question, and not of its answer: right behind the answer the group may elect another
+            # process.
             asked = self._loop.time()
             if await self._questions.call(tenure.is_confirmed, self._patience):
                 return asked

@@ -33,14 +33,17 @@ from streams.statistics import MoveStatistics
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.5
-"""Between two reports about copies that are being prepared."""
+"""Seconds between two reports about copies that are being prepared."""
 SIZES_SECONDS: Final = 60.0
-"""Between two requests for the sizes of changelogs."""
+"""Seconds between two requests for the sizes of changelogs."""
 ASK_SECONDS: Final = 3.0
+"""Seconds for one request to the broker."""
 FIRST_PAUSE: Final = 1.0
+"""Seconds before the first request for another round."""
 LONGEST_PAUSE: Final = 30.0
+"""Seconds between two such requests at most: each plan in vain doubles the pause."""
 MARKER_SECONDS: Final = 4.0
-"""How long a marker may take once the donor has nothing running any more."""
+"""Seconds that a marker may take once the donor has nothing running any more."""
 
 
 class Handover:
@@ -127,6 +130,7 @@ class Handover:
     # -- the donor -----------------------------------------------------------------------------------------------------
 
     async def _hand_over(self, orders: Mapping[int, Order], standby: frozenset[int]) -> None:
+        # Before the request: by this time the age of the copy is counted, and it must not pass for younger than it is.
         as_of_ms = self._member.wall_ms()
         positions = await self._positions(orders.keys() & standby)
         async with anyio.create_task_group() as tasks:
@@ -134,11 +138,11 @@ class Handover:
                 tasks.start_soon(self._hand_over_one, partition, order, positions.get(partition), as_of_ms)
 
     async def _positions(self, partitions: frozenset[int] | set[int]) -> dict[int, int]:
-        """Return the offsets where spare copies begin to read: everything below these ends is in our stores. Requested
-        before the last transaction, or records of the receiver might be missed."""
+        """Return the offsets where spare copies begin to read: everything below these ends is in our stores."""
         member = self._member
         if not partitions:
             return {}
+        # Before the last transaction: behind it the receiver writes, and its first records might be below the end.
         try:
             ranges = await self._thread.call(
                 member.takeover_client.log_range, member.config.changelog, partitions, member.now() + ASK_SECONDS
@@ -275,7 +279,7 @@ class Handover:
         nudges = bool(self._incoming) and now > self._nudge_at
         if nudges:
             _log.warning("the markers of %s do not come: joining again", sorted(self._incoming))
-            self._nudge_at = math.inf  # the next plan knows the owners
+            self._nudge_at = math.inf  # once for a plan: the next plan sets it again
             self._nudges += 1
         if nudges or self._insistence.is_due(now):
             report, announce = msgspec.structs.replace(report, asked=report.asked + 1), True

@@ -32,8 +32,11 @@ from streams.runtime.partition.worker import PartitionWorker
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 20.0
+"""Seconds for one request to the broker."""
 SHOWN_KEYS: Final = 5
+"""So many of the deleted keys are named in the log."""
 KEYS_A_LINE: Final = 50
+"""So many of the keys that need a tombstone are named in one line of the log."""
 
 T = TypeVar("T")
 Missed = dict[str, set[bytes]]
@@ -61,7 +64,7 @@ class MissedDeletions:
             where, (topic_id, log) = TopicPartition(topic, worker.partition), stands[topic]
             record, _ = self._look(where, goal, lambda copy: None)
             known = None if record is None else record.position_in(topic, worker.partition)
-            if known is None or known[0] >= log[1] - 1:  # the last one is in the active segment
+            if known is None or known[0] >= log[1] - 1:  # the last one is never compacted: its segment is active
                 continue
             try:
                 missed[topic] = await self._find(worker, where, known[0], goal, log[0], topic_id)

@@ -38,9 +38,9 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS, REQUEST_AGAIN_SECONDS = 10.0, 60.0
-"""For a request about the changelog, and until the next one if it has failed."""
+"""Seconds for a request about the changelog, and until the next one if it has failed."""
 CLOSE_SECONDS = 5.0
-"""At the end, for stores that are being written to."""
+"""Seconds at the end for stores that are being written to."""
 
 
 def make_store(factory: Callable[[TopicPartition], Any], where: TopicPartition) -> Any:

@@ -13,9 +13,10 @@ from streams.runtime.member import Member
 _log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 10.0
+"""Seconds for one request to the broker."""
 
 JUDGE_SECONDS: Final = 20.0
-"""Between two tries to end one transaction: each reads logs."""
+"""Seconds between two tries to end one transaction: each reads logs."""
 
 
 class Stalls:
@@ -66,6 +67,7 @@ class Stalls:
         end: HangingEnd | None = None
         if now() < self._judged.get(txn.place, -JUDGE_SECONDS) + JUDGE_SECONDS:
             return
+        # Before the judgement: one that fails has read the logs, too.
         self._judged[txn.place] = now()
         try:
             end = await call(client.judge_hanging, txn, now() + ASK_SECONDS)
