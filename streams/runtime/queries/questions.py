@@ -10,19 +10,23 @@ from streams.errors import ConfigError, StoreError
 from streams.stores.table import Table
 
 PATH: Final = "/api/v1/query"
+"""The path of the requests at a member."""
 LONGEST_SECONDS: Final = 5.0
-"""For one request, its body included."""
+"""Seconds for one request, its body included."""
 PAGE: Final = 1_000
-"""TurnRows of a page, at most."""
+"""Rows of a page, at most."""
 ROWS_IN_A_TURN: Final = 128
+"""Rows that are read in one turn, at most: a page takes several, and events have theirs in between."""
 BUSY_SECONDS: Final = 1
 """Seconds after which a reader tries a busy member again."""
 MOST_BYTES_IN: Final = 64 * 1024
+"""Bytes of a request, at most."""
 MOST_BYTES_OUT: Final = 1024 * 1024
+"""Bytes of an answer, at most, unless a single value is larger."""
 MOST_BYTES_READ: Final = 2 * MOST_BYTES_OUT
-"""A reader takes less than so many bytes of an answer: one large value makes it longer than the others."""
+"""A reader takes an answer of less than so many bytes: a large value makes one longer than ``MOST_BYTES_OUT``."""
 _PAGE_BYTES: Final = MOST_BYTES_OUT // 2
-"""Of keys and values: in base64, with the rest of the answer, they stay below the limit."""
+"""Bytes of the keys and values of a page: in base64, with the rest of the answer, they stay below the limit."""
 
 PlacedOffset = tuple[str, int, int]
 """Topic, partition, offset."""
@@ -68,7 +72,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRows(msgspec.Struct, frozen=True):
-    """TurnRows of one turn; ``more`` may come behind the last."""
+    """Rows of one turn; ``more`` may come behind the last."""
 
     rows: list[tuple[bytes, bytes]]
     more: bool
@@ -83,6 +87,7 @@ def read_of(question: Question, store: Any) -> Any:
         )
     match question.kind:
         case "get":
+            # As they are stored: the caller has the codecs.
             return store._get(question.key or b"")
         case "len":
             return len(store)
@@ -93,10 +98,13 @@ def read_of(question: Question, store: Any) -> Any:
 def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
     if not store.is_ordered:
         raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
+    # Behind the last key that the caller has: rows that were written meanwhile shift nothing.
     low, inclusive = (question.low, True) if question.after is None else (question.after, False)
+    # Less than a page: as long as a turn takes, the events of the partition wait.
     limit, size = min(question.limit, ROWS_IN_A_TURN), 0
     rows: list[tuple[bytes, bytes]] = []
     for key, value in store._ordered().range(low, question.high, reverse=False, inclusive=(inclusive, False)):
+        # One row at least, however large, or the caller would never get past it.
         if len(rows) == limit or (rows and size + len(key) + len(value) > _PAGE_BYTES):
             return TurnRows(rows, True)
         rows.append((key, value))
@@ -106,6 +114,7 @@ def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
 
 def checked(question: Question, group: str, partitions: int) -> Question:
     """Check a question from outside. Raises ``ConfigError``."""
+    # Addresses are used again: another group may be here now.
     if question.group != group:
         raise ConfigError(f"the question is for the group {question.group!r}, and this is {group!r}")
     if question.kind not in ("get", "len", "range"):
