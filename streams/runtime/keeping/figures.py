@@ -8,7 +8,7 @@ from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.statistics import FolderStatistics
 
 READ_PER_SECOND: Final = 250_000
-"""Records of the changelog that a restore reads in a second."""
+"""Records of the changelog that a restore reads in a second, for estimates; 290,000 and more were measured."""
 LEAST_MEASURED: Final = 1 << 22
 """Bytes of a folder below which the time of its loading says nothing about larger ones."""
 
@@ -17,6 +17,7 @@ class LoadRate:
     """Bytes that are loaded in a second, measured with the last large folder. Set on one thread, for any."""
 
     def __init__(self) -> None:
+        # A guess, until a large folder is loaded.
         self.per_second = 80e6
 
     def loaded(self, size: int, seconds: float) -> None:

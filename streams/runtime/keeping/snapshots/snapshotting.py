@@ -39,15 +39,15 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at what is due."""
+"""Seconds between two looks at what is due."""
 PATIENCE: Final = 1.25
-"""Of an owner, for a standby to make the snapshot."""
+"""An owner waits so many times ``snapshot_seconds``, for a standby to make the snapshot."""
 REQUEST_SECONDS: Final = 10.0
-"""For a request to the broker about the changelog."""
+"""Seconds for a request to the broker about the changelog."""
 RETRY_SECONDS: Final = 60.0
-"""After a failure, at the least."""
+"""Seconds until the next try after a failure, at least."""
 _TRIES: Final = 3
-"""To read a data file that is rewritten meanwhile. Each may upload all of it."""
+"""So many tries to read a data file that is rewritten meanwhile. Each may upload all of it."""
 _WRONG: Final = (OSError, StoreError, Damaged)
 
 
