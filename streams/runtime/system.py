@@ -21,8 +21,9 @@ _log = logging.getLogger(__name__)
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 PULSE_SECONDS = 0.25
+"""Seconds between two looks of the watchdog, and between two beats of the loop."""
 SLOW_SECONDS = 1.0
-"""A pause of the loop from which on it is logged: transactions of all partitions wait for so long."""
+"""Seconds of a pause of the loop from which on it is logged: the transactions of all partitions wait meanwhile."""
 
 
 def elapsed_seconds() -> float:
@@ -72,6 +73,7 @@ class Watchdog:
             beat, before, looked_at = self._beat, looked_at, time.monotonic()
             still = looked_at - beat
             if still > SLOW_SECONDS and warned_for != beat:
+                # Once for each time that it stands still, by its last beat.
                 warned_for = beat
                 frame = self._frame()
                 _log.warning(
@@ -85,6 +87,7 @@ class Watchdog:
             if looked_at - before > SLOW_SECONDS:
                 continue  # the process as a whole stood still: no handler is to blame before the next look
             if still > self._limit and given_up_for != beat and self._events is not None:
+                # Once, too: each call counts as an owner, and after three of them it is the event's failure.
                 given_up_for = beat
                 self._events.give_up(self._frame(), still)
 

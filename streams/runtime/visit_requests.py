@@ -16,8 +16,11 @@ from streams.runtime.ports import Connections, PlainProducer
 from streams.settings.config import EventSourceConfig
 
 LOOK_SECONDS: Final = 10.0
+"""Seconds for one request about the topic."""
 DELIVERY_SECONDS: Final = 30.0
+"""Seconds for the delivery of a record."""
 _POLL_SECONDS: Final = 0.1
+"""Seconds that one wait for acknowledgements takes, at most."""
 
 
 async def send_request(config: EventSourceConfig, connections: Connections, request: VisitRequest) -> None:
@@ -62,8 +65,10 @@ def _sent(producer: PlainProducer, config: EventSourceConfig, request: VisitRequ
     reports: list[Acknowledgement] = []
     for partition in range(config.num_partitions):
         record = Record(config.visits_topic, value, None, headers, partition)
+        # Its queue is full: acknowledgements make room.
         while not producer.produce(record, partition):
             reports += producer.poll(_POLL_SECONDS)
+    # Each record has an end by its own time. This one is for a producer that stands still.
     deadline = time.monotonic() + 2 * DELIVERY_SECONDS
     while len(reports) < config.num_partitions:
         if producer.is_broken or time.monotonic() > deadline:
