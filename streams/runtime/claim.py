@@ -29,9 +29,9 @@ from streams.model.topics import missing
 from streams.records import IncomingRecord, Output
 
 TRANSACTION_SECONDS: Final = 60.0
-"""Seconds after which the broker ends an open transaction."""
+"""The broker ends a transaction that has been open for so many seconds."""
 CALL_SECONDS: Final = 30.0
-"""Seconds that a call takes, at most."""
+"""A call takes so many seconds, at most."""
 
 
 class Claim:

@@ -58,10 +58,10 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
-"""Seconds for leaving the group at the end."""
+"""Leaving the group at the end takes so many seconds, at most."""
 
 JOBS_SECONDS = 1.0
-"""Seconds for cancelled jobs to tidy up at the end, before they are left to themselves."""
+"""Cancelled jobs have so many seconds to tidy up at the end. Then they are left to themselves."""
 
 
 class Engine:
@@ -205,8 +205,7 @@ class Engine:
         self._stop.set()
 
     def fail(self, error: BaseException, *, drain: bool = True) -> None:
-        """Stop because of an error; the first one is raised by ``run``. Into a topic that was replaced nothing is
-        drained."""
+        """Stop because of an error; ``run`` raises the first one. Nothing is drained into a topic that was replaced."""
         if self.failure is None:
             self.failure = error
             cause = error.__cause__ if isinstance(error, EventFailure) else None

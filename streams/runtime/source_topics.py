@@ -23,11 +23,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 10.0
-"""Seconds for one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 FIRST_PAUSE: Final = 0.5
-"""Seconds until the second try at the start, while the broker does not answer. Each further pause is twice as long."""
+"""The second try at the start comes so many seconds after the first. Each further pause is twice as long."""
 LONGEST_PAUSE: Final = 5.0
-"""Seconds between two tries, at most."""
+"""No pause between two tries is longer than so many seconds."""
 
 
 SOURCE: Final = "source"
@@ -37,6 +37,7 @@ TABLE: Final = "table"
 LOOKUP: Final = "lookup"
 LOOP: Final = "loop"
 VISITS: Final = "visits"
+"""Messages and ``kes topics`` name the purposes of topics by these words."""
 KEPT_UNTIL_HANDLED: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """Settings of the loop's topic, whose records go when they are handled (``ownership.loop_purge``) and not by their age,
 and of the requests for visits, which are few and stay."""

@@ -27,17 +27,17 @@ from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatisti
 _log = logging.getLogger(__name__)
 
 TELL_SECONDS: Final = 1.0
-"""Seconds between two looks for news."""
+"""A member looks for news of itself every so many seconds."""
 ASK_SECONDS: Final = 5.0
-"""Seconds for one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 WITHDRAW_SECONDS: Final = 1.0
-"""Seconds for the removal of the notes: the stop waits for it."""
+"""The removal of the notes takes so many seconds, at most: the stop waits for it."""
 REBALANCES: Final = 10
 """So many of the last rebalances are published."""
 NOTE_LETTERS: Final = 4000
-"""Characters of a note, at most: the board cuts off the rest, and half a note cannot be read."""
+"""A note has so many characters, at most: the board cuts off the rest, and half a note cannot be read."""
 CAUSE_LETTERS: Final = 100
-"""Characters of a rebalance's cause, at most: it names members, which may be many."""
+"""The cause of a rebalance has so many characters, at most: it names members, which may be many."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):

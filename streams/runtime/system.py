@@ -21,9 +21,10 @@ _log = logging.getLogger(__name__)
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 PULSE_SECONDS = 0.25
-"""Seconds between two looks of the watchdog, and between two beats of the loop."""
+"""The watchdog looks, and the loop beats, every so many seconds."""
 SLOW_SECONDS = 1.0
-"""Seconds of a pause of the loop from which on it is logged: the transactions of all partitions wait meanwhile."""
+"""A pause of the loop is logged if it is longer than so many seconds: the transactions of all partitions wait
+meanwhile."""
 
 
 def elapsed_seconds() -> float:
@@ -144,4 +145,4 @@ class Environment:
 
 
 MACHINE = Environment()
-"""The real one."""
+"""A real run has this one."""

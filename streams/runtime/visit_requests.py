@@ -16,11 +16,11 @@ from streams.runtime.ports import Connections, PlainProducer
 from streams.settings.config import EventSourceConfig
 
 LOOK_SECONDS: Final = 10.0
-"""Seconds for one request about the topic."""
+"""One request about the topic takes so many seconds, at most."""
 DELIVERY_SECONDS: Final = 30.0
-"""Seconds for the delivery of a record."""
+"""A record is delivered within so many seconds, or has failed."""
 _POLL_SECONDS: Final = 0.1
-"""Seconds that one wait for acknowledgements takes, at most."""
+"""One wait for acknowledgements takes so many seconds, at most."""
 
 
 async def send_request(config: EventSourceConfig, connections: Connections, request: VisitRequest) -> None:

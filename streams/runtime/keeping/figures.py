@@ -8,9 +8,9 @@ from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.statistics import FolderStatistics
 
 READ_PER_SECOND: Final = 250_000
-"""Records of the changelog that a restore reads in a second, for estimates; 290,000 and more were measured."""
+"""Estimates count with so many records of the changelog in a second of a restore. 290,000 and more were measured."""
 LEAST_MEASURED: Final = 1 << 22
-"""Bytes of a folder below which the time of its loading says nothing about larger ones."""
+"""The loading time of a folder with fewer bytes says nothing about larger ones."""
 
 
 class LoadRate:

@@ -12,7 +12,7 @@ from streams.runtime.keeping.kept_partition import KeptPartition
 LOOKS: Final = 16
 """So many looks at what waits come while as much is gathered as may wait. One for each transaction would cost more."""
 HOLD_SECONDS: Final = 60.0
-"""Seconds for which the intake is held for a disk that takes nothing. Then the source stops."""
+"""The intake is held for so many seconds for a disk that takes nothing. Then the source stops."""
 
 
 class Intake:

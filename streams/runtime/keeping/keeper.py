@@ -38,10 +38,11 @@ from streams.statistics import FolderStatistics
 _log = logging.getLogger(__name__)
 
 RENEW_MS: Final = 3_600_000
-"""Milliseconds: the age of a mark at which an idle partition sends its offset record again. An hour is short beside the
-time that tombstones live, a day by default."""
+"""An idle partition sends its offset record again when its mark is so many milliseconds old. An hour is short beside
+the time that tombstones live, a day by default."""
 TAIL_SECONDS: Final = 0.2
-"""Seconds for which a tail waits, per batch, while too much is unwritten: so a restore goes no faster than the disk."""
+"""A tail waits so many seconds per batch, at most, while too much is unwritten: so a restore goes no faster than the
+disk."""
 
 
 class StateKeeper:

@@ -36,11 +36,11 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 PAGE = 512
-"""Rows that are read at a time, at most: fewer if they are large."""
+"""So many rows are read at a time, or fewer if they are large."""
 LEAST_PIECE = 1 << 20
-"""Bytes of a piece of a database, at least. Above that one row in ``CUTS`` ends it."""
+"""A piece of a database has so many bytes, at least. Above that one row in ``CUTS`` ends it."""
 CUTS = 1024
-"""One key in so many ends a piece, chosen by its checksum."""
+"""One key in so many ends a piece. Its checksum decides."""
 
 Finder = Callable[[Path, int, Callable[[FolderMark], str]], StateFolder]
 """Opens the folder of a partition, below a parent (``StateFolder.find``)."""

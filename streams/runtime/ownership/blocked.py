@@ -36,12 +36,12 @@ MOST_OWNERS: Final = 3
 """So many owners in a row may lose the group by one event. Then it is the event's own failure. Not fewer: what held up
 one machine may not hold up the next."""
 NOTE_SECONDS: Final = 5.0
-"""Seconds within which the group has to commit a note."""
+"""The group has so many seconds to commit a note."""
 LOOK_SECONDS: Final = 10.0
-"""Seconds between two looks for events that do not come to their turn."""
+"""Events that do not come to their turn are looked for every so many seconds."""
 TURN_SECONDS: Final = 30.0
-"""Seconds for which the next event of a partition may be late for its turn while later ones wait in theirs. After them
-it is named. Most calls to services take less."""
+"""The next event of a partition is named when it has been late for its turn for so many seconds, and later ones wait
+in theirs. Most calls to services take less."""
 
 Question = Callable[[Collection[int], float], dict[int, int | None]]
 

@@ -25,11 +25,11 @@ from streams.sak.backoff import backoff_seconds
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-"""Seconds of the first and of the longest pause before the claim is taken again."""
+"""The first pause before the claim is taken again, and the longest one, take so many seconds."""
 _CLOSE_SECONDS: Final = 5.0
-"""Seconds for leaving the group, at most."""
+"""Leaving the group takes so many seconds, at most."""
 _QUESTION_SECONDS: Final = 3.0
-"""Seconds for the answer to a question, at most: leaving the group waits for it."""
+"""The answer to a question takes so many seconds, at most: leaving the group waits for it."""
 _LOOKS: Final = 4
 """So many questions go to the group in the time of a session: a term outlives three that get no answer."""
 

@@ -33,17 +33,17 @@ from streams.statistics import MoveStatistics
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.5
-"""Seconds between two reports about copies that are being prepared."""
+"""Copies that are being prepared are reported every so many seconds."""
 SIZES_SECONDS: Final = 60.0
-"""Seconds between two requests for the sizes of changelogs."""
+"""The sizes of changelogs are requested every so many seconds."""
 ASK_SECONDS: Final = 3.0
-"""Seconds for one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 FIRST_PAUSE: Final = 1.0
-"""Seconds before the first request for another round."""
+"""The first request for another round comes so many seconds after the plan."""
 LONGEST_PAUSE: Final = 30.0
-"""Seconds between two such requests at most: each plan in vain doubles the pause."""
+"""Each plan in vain doubles that pause, up to so many seconds."""
 MARKER_SECONDS: Final = 4.0
-"""Seconds that a marker may take once the donor has nothing running any more."""
+"""A marker may take so many seconds once the donor has nothing running any more."""
 
 
 class Handover:

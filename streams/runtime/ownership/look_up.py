@@ -22,7 +22,7 @@ from streams.runtime.ownership.stalls import Stalls
 _log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 20.0
-"""Seconds for one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 
 
 class LookUps:
@@ -66,8 +66,8 @@ class LookUps:
             if any(self._is_ours(record, serial) for record in found):
                 return True
             # An offset record that is older than ours: if ours is not behind it, it was not committed. One of another
-            # member is older only where this transaction has handed nothing over, because then nobody but us writes
-            # behind it.
+            # member is older only where this transaction has handed nothing over: then only this member writes behind
+            # it.
             mine = any(record.writer == member.writer for record in found)
             if mine or (found and cut.release is None):
                 return False

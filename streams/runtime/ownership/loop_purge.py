@@ -17,9 +17,9 @@ from streams.runtime.member import Member
 _log = logging.getLogger(__name__)
 
 PURGE_SECONDS: Final = 60.0
-"""Seconds between two requests to delete."""
+"""What is handled is deleted every so many seconds."""
 ASK_SECONDS: Final = 10.0
-"""Seconds for one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 
 
 class LoopPurge:

@@ -32,7 +32,7 @@ from streams.runtime.partition.worker import PartitionWorker
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 20.0
-"""Seconds for one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 SHOWN_KEYS: Final = 5
 """So many of the deleted keys are named in the log."""
 KEYS_A_LINE: Final = 50

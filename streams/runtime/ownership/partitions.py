@@ -36,8 +36,8 @@ from streams.sak.murmur2 import partition_of
 _log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.02
-"""Seconds in which partitions that restart together get ready for one take-over, with one round of requests. A single
-one does not wait: that was a third of the price of a refused event."""
+"""Partitions that restart together have so many seconds to get ready for one take-over, with one round of requests. A
+single one does not wait: that was a third of the price of a refused event."""
 
 PLACEMENT_SAMPLE = 1_000
 """So many keys are checked for their partition, one per batch of records. They are enough: a partitioner is right for
@@ -132,7 +132,7 @@ class Partitions:
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
             # Read for an earlier start of the partition: the records come again from its new position, and would count
-            # twice. They count as handled, or the poll thread would wait for their room for ever.
+            # twice. They count as handled, or the poll thread would wait for their room without end.
             if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
                 self._member.input.handled(len(records), batch.sizes[partition])
             else:

@@ -11,7 +11,7 @@ from streams.runtime.ports import Connections
 from streams.runtime.transactions.hung_calls import HungCalls
 
 STALLED_SECONDS: Final = 20.0
-"""Seconds without progress after which a read ends with an error."""
+"""A read without progress for so many seconds ends with an error."""
 
 Range = tuple[int, int]
 """The start and the end of a partition's log, or of a part of it: the first offset, and the one behind the last."""

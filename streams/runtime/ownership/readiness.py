@@ -16,9 +16,9 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS: Final = 5.0
-"""Seconds between two lines about the progress of a restore."""
+"""The progress of a restore is logged every so many seconds."""
 GATHER_SECONDS: Final = 1.0
-"""Seconds in which partitions that come to work are gathered for one line."""
+"""Partitions that come to work within so many seconds share a line of the log."""
 
 
 class Readiness:

@@ -30,7 +30,8 @@ from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 _log = logging.getLogger(__name__)
 
 NO_PAUSE_MS = 60_000
-"""Milliseconds since the last record in which no tombstone can have gone: it is short beside ``MARGIN_MS``, an hour."""
+"""No tombstone can have gone within so many milliseconds of the last record: it is short beside ``MARGIN_MS``, an
+hour."""
 READY_WITHIN = 100_000
 """A copy that is further behind the end of the changelog than so many records is not warm: fewer are read in about a
 second."""

@@ -13,10 +13,10 @@ from streams.runtime.member import Member
 _log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 10.0
-"""Seconds for one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 
 JUDGE_SECONDS: Final = 20.0
-"""Seconds between two tries to end one transaction: each reads logs."""
+"""Two tries to end one transaction are so many seconds apart: each reads logs."""
 
 
 class Stalls:

@@ -35,11 +35,11 @@ from streams.runtime.reading.log_follower import FROM_START
 _log = logging.getLogger(__name__)
 
 STEP_SECONDS = 20.0
-"""Seconds for one request to the broker. It may wait for a transaction of another member, which ends within its timeout
-(5 s by default) plus the broker's sweep for transactions that are overdue (10 s)."""
+"""One request to the broker takes so many seconds, at most. It may wait for a transaction of another member, which
+ends within its timeout (5 s by default) plus the broker's sweep for transactions that are overdue (10 s)."""
 
 STALLED_SECONDS = 5.0
-"""Seconds without progress of a barrier or a restore. After them all requests are made again, the fence included."""
+"""After so many seconds without progress of a barrier or a restore all requests are made again, the fence included."""
 
 CHANGES_TOGETHER = 1_000
 """A start admits at most so many changes as one event. No transaction cuts an event, so more might not fit into one."""
@@ -374,7 +374,7 @@ class TakeOvers:
                 return low
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
-            # A restart keeps the first answer: the end has moved on since, over records that nobody has handled.
+            # A restart keeps the first answer: the end has moved on since, over records that were not handled.
             return worker.started_at.setdefault(found.topic, low if config.auto_offset_reset == "earliest" else high)
         # Never a reset to what there is: the lost records would be missing from the state, unnoticed.
         if not low <= known <= high:

@@ -22,13 +22,13 @@ from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Membership, R
 from streams.settings.config import host_name
 
 SESSION_SECONDS: Final = 6.0
-"""Seconds without a heartbeat after which the group gives the partitions of a process to others."""
+"""The group gives the partitions of a process to others after so many seconds without a heartbeat."""
 REBALANCE_SECONDS: Final = 30.0
-"""Seconds that a process has to finish its work on partitions that another one gets."""
+"""A process has so many seconds to finish its work on partitions that another one gets."""
 HEARTBEAT_SECONDS: Final = 0.3
-"""Seconds between two heartbeats. By their answers a process learns of a rebalance."""
+"""A heartbeat is sent every so many seconds. By its answer a process learns of a rebalance."""
 _QUESTION_SECONDS: Final = 3.0
-"""Seconds for the answer to ``Tenure.is_confirmed``."""
+"""The answer to ``Tenure.is_confirmed`` takes so many seconds, at most."""
 
 
 class Tenure:

@@ -29,15 +29,15 @@ _log = logging.getLogger(__name__)
 Questions = TakeOver | SourceLog
 
 ASK_SECONDS: Final = 10.0
-"""Seconds for one request. A topic that does not exist for so long is gone: a broker that has just started may not know
-it yet."""
+"""One request takes so many seconds, at most. A topic that does not exist for so long is gone: a broker that has just
+started may not know it yet."""
 
 REMINDER_LOOKS: Final = 10
-"""Every so many looks a warning of partitions that no member reads is repeated, beginning with the first look."""
+"""A warning of partitions that no member reads comes at every tenth look, beginning with the first."""
 
 CONFIRM_SECONDS: Final = 3.0
-"""Seconds until the second look at a log that seems to have lost records. A leader that stood still, and is none any
-more, answers with the end that it knows until it learns of its successor."""
+"""The second look at a log that seems to have lost records comes after so many seconds. A leader that stood still, and
+is none any more, answers with the end that it knows until it learns of its successor."""
 
 
 def refuse_replaced_input(config: EventSourceConfig, topic: str, partition: int, known: str, now: str) -> None:

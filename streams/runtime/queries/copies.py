@@ -19,9 +19,9 @@ from streams.runtime.engine import Engine
 from streams.runtime.ports import Blocking
 
 SECONDS_BETWEEN_QUESTIONS: Final = 0.5
-"""Seconds between two questions for the ends, while reads want them."""
+"""The ends are requested every so many seconds while reads want them."""
 _LONGEST_QUESTION: Final = 5.0
-"""Seconds for one of them."""
+"""One such request takes so many seconds, at most."""
 
 
 class CopyReads:

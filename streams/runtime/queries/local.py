@@ -30,7 +30,7 @@ from streams.stores.journalled import JournalledBytes
 MOST_IN_A_TURN: Final = 128
 """So many queries share a turn, at most. Between two turns of queries events have theirs."""
 LOOK_SECONDS: Final = 0.005
-"""Seconds between two looks whether a partition has come as far as a query wants it."""
+"""A query looks every so many seconds whether its partition has come as far as it wants."""
 
 Read = Callable[[Any], Any]
 Positions = dict[TopicPartition, int]

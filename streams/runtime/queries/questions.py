@@ -10,23 +10,24 @@ from streams.errors import ConfigError, StoreError
 from streams.stores.table import Table
 
 PATH: Final = "/api/v1/query"
-"""The path of the requests at a member."""
+"""Members answer questions at this path."""
 LONGEST_SECONDS: Final = 5.0
-"""Seconds for one request, its body included."""
+"""One request takes so many seconds, at most, its body included."""
 PAGE: Final = 1_000
-"""Rows of a page, at most."""
+"""A page has so many rows, at most."""
 ROWS_IN_A_TURN: Final = 128
-"""Rows that are read in one turn, at most: a page takes several, and events have theirs in between."""
+"""A turn reads so many rows, at most. A page takes several turns, and events have theirs in between."""
 BUSY_SECONDS: Final = 1
-"""Seconds after which a reader tries a busy member again."""
+"""A reader tries a busy member again after so many seconds."""
 MOST_BYTES_IN: Final = 64 * 1024
-"""Bytes of a request, at most."""
+"""A request has so many bytes, at most."""
 MOST_BYTES_OUT: Final = 1024 * 1024
-"""Bytes of an answer, at most, unless a single value is larger."""
+"""An answer has so many bytes, at most, unless a single value is larger."""
 MOST_BYTES_READ: Final = 2 * MOST_BYTES_OUT
 """A reader takes an answer of less than so many bytes: a large value makes one longer than ``MOST_BYTES_OUT``."""
 _PAGE_BYTES: Final = MOST_BYTES_OUT // 2
-"""Bytes of the keys and values of a page: in base64, with the rest of the answer, they stay below the limit."""
+"""The keys and values of a page have so many bytes, at most: in base64, with the rest of the answer, they stay below
+the limit."""
 
 PlacedOffset = tuple[str, int, int]
 """Topic, partition, offset."""

@@ -23,12 +23,12 @@ from streams.runtime.reading.log_follower import Tail
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
-"""Seconds of one request before it is repeated."""
+"""A request without an answer is repeated after so many seconds."""
 SHORTEST_LIFE_MS = 1_000
-"""Milliseconds that tombstones have to live, at least: below that a reader could not prove often enough that it has all
-of them."""
+"""Tombstones have to live for so many milliseconds, at least: below that a reader could not prove often enough that it
+has all of them."""
 _PAUSE_SECONDS = 0.25
-"""Seconds between two tries of a request."""
+"""Two tries of a request are so many seconds apart."""
 
 T = TypeVar("T")
 

@@ -16,13 +16,13 @@ from streams.runtime.reading.thread import ReadingThread
 _log = logging.getLogger(__name__)
 
 FROM_START = -1
-"""The position that stands for the start of the log: nothing was read yet."""
+"""This position stands for the start of the log: nothing was read yet."""
 
 IDLE_SECONDS = 30.0
-"""Seconds without a partition after which the consumer is closed. Until then the next ``add`` is quick."""
+"""The consumer is closed after so many seconds without a partition. Until then the next ``add`` is quick."""
 
 BATCH = 500
-"""Records of one poll, at most: few enough that the event loop gets the interpreter back soon."""
+"""A poll returns so many records, at most: few enough that the event loop gets the interpreter back soon."""
 
 Receive = Callable[[int, int, list[IncomingRecord], int, int], None]
 Fail = Callable[[int, int, Exception], None]

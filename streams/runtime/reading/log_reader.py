@@ -38,17 +38,17 @@ from streams.statistics import SourceState
 _log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 5.0
-"""Seconds between two logs of the progress, and between two looks at the topic's id and number of partitions."""
+"""The progress is logged, and the topic's id and number of partitions are looked up, every so many seconds."""
 PROVE_SECONDS = 60.0
-"""Seconds between two looks at the ends of the logs, which prove as of when everything was received."""
+"""The ends of the logs are looked up every so many seconds, to prove as of when everything was received."""
 PROOFS_IN_A_LIFE = 4
-"""So many looks in the time that tombstones live, where that is short: one late look is no reason to fail."""
+"""Where tombstones live for a short time, so many looks fall into it: one late look is no reason to fail."""
 STOP_SECONDS = 10.0
-"""Seconds for ``stop``, with a receiver that does not come back."""
+"""``stop`` waits so many seconds for a receiver that does not come back."""
 RETRY_SECONDS = 0.5
-"""Seconds until the next try of a partition that cannot be read although its topic exists."""
+"""A partition that cannot be read although its topic exists is tried again after so many seconds."""
 _POLL_SECONDS = 0.005
-"""Seconds between two looks whether the reading thread has ended."""
+"""``stop`` looks every so many seconds whether the reading thread has ended."""
 
 Missing = list[tuple[int, int, int, bool]]
 
@@ -217,8 +217,7 @@ class LogReader:
         return not missing
 
     async def wait_stable(self, timeout_seconds: float | None) -> Mapping[int, Watermarks]:
-        """Wait for everything below the last stable offsets of now, which are requested. Returns them. Raises as
-        ``wait_caught_up``."""
+        """Wait for everything below the last stable offsets of now. Returns those. Raises as ``wait_caught_up``."""
         following, followed = self.running(), self._followed_topic
         assert followed is not None  # it is running
         deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds

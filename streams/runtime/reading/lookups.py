@@ -45,9 +45,10 @@ from streams.statistics import LookupStatistics
 _log = logging.getLogger(__name__)
 
 LOST_SECONDS: Final = 10.0
-"""Seconds to wait for a recorded position before the ends of the log are looked at: the log may have lost it."""
+"""A recorded position is awaited for so many seconds. Then the ends of the log are looked at: it may have lost
+records."""
 PAUSE_SECONDS: Final = 1.0
-"""Seconds between two tries at the start, while the broker does not answer."""
+"""Two tries at the start are so many seconds apart, while the broker does not answer."""
 
 FurtherFields = Callable[[int, Position], tuple[str, str, Raw | UnsetType]]
 

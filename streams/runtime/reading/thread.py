@@ -16,13 +16,13 @@ from streams.records import PolledPartition
 from streams.runtime.ports import LogConsumer
 
 POLL_SECONDS = 0.02
-"""Seconds that a poll waits for a first record: the longest that a command has to wait for its turn."""
+"""A poll waits so many seconds for a first record. No command waits longer for its turn."""
 
 LONG_POLL_SECONDS = 0.1
-"""The same after a time without records and commands. A record ends either poll at once."""
+"""A long poll waits so many seconds. A record ends either kind at once."""
 
 LONG_AFTER_SECONDS = 1.0
-"""Seconds without a record and without a command after which polls are long."""
+"""Polls are long after so many seconds without a record and without a command."""
 
 
 class ReadingThread:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from streams.records import Change
 
 HEAD: Final = b"kes-state 1\n"
-"""The beginning of a data file."""
+"""A data file begins with these bytes."""
 
 _LENGTHS: Final = struct.Struct(">HIi")  # of the kind, of the key, of the value (-1: the key is deleted)
 

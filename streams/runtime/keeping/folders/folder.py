@@ -30,15 +30,16 @@ from streams.runtime.keeping.folders.entries import HEAD, Damaged, decode_pieces
 _log = logging.getLogger(__name__)
 
 BATCH: Final = 250
-"""Entries that are encoded and written without a pause: the event loop waits for the interpreter so long, at most."""
+"""So many entries are encoded and written without a pause: the event loop waits for the interpreter no longer."""
 PIECE: Final = 1 << 20
-"""Bytes that are read at a time."""
+"""So many bytes are read at a time."""
 LEAST_REWRITE: Final = 1 << 20
-"""Bytes below which a data file is not written anew."""
+"""A data file of fewer bytes is not written anew."""
 
 MARK, _NEW_MARK, LOCK = "mark", "mark.new", "lock"
 _GONE, _ASIDE = ".gone", ".aside"
-"""The ends of the names of a folder that is being removed, and of one that is kept for inspection."""
+"""The name of a folder that is being removed ends with the first, that of one that is kept for inspection with the
+second."""
 _NUMBERED: Final = re.compile(r"(\d+)(?:\.(\d+))?")
 
 

@@ -26,13 +26,13 @@ from streams.runtime.ports import Topics
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
-"""Seconds between two looks."""
+"""The folders are looked at every so many seconds."""
 TRIES: Final = 10
-"""So many tries to read a folder whose file is written anew meanwhile."""
+"""A folder whose file is written anew meanwhile is read so many times, at most."""
 _NAME: Final = "shelf"
-"""The file with the name of the shelf."""
+"""A file of this name has the name of the shelf."""
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EBUSY)
-"""Errors that say what the machine lacks, and nothing of the folder."""
+"""These errors say what the machine lacks, and nothing of the folder."""
 
 
 class ShelfWatch:

@@ -61,9 +61,9 @@ from streams.settings.groups import StateConfig
 _log = logging.getLogger(__name__)
 
 _NOT_CUT: Final = 1 << 63
-"""An offset that no log reaches: nothing is cut."""
+"""No log reaches this offset: nothing is cut."""
 _TOO_SHORT: Final = 16
-"""Bytes that a secret has to have, at least."""
+"""A secret of fewer bytes is refused."""
 
 
 class SavedSnapshot(NamedTuple):
