@@ -17,7 +17,7 @@ class LoadRate:
     """Bytes that are loaded in a second, measured with the last large folder. Set on one thread, for any."""
 
     def __init__(self) -> None:
-        # A guess, until a large folder is loaded.
+        # An assumption, which holds until a large folder has been loaded.
         self.per_second = 80e6
 
     def loaded(self, size: int, seconds: float) -> None:

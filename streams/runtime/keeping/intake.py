@@ -39,7 +39,7 @@ class Intake:
             if unwritten > self._most:
                 self._held_since = self._now()
                 self._hold(True)
-        # Not at the bound itself: there each transaction would turn it off and on.
+        # The intake does not go on at the bound itself: each transaction would turn it off and on there.
         elif unwritten <= self._most // 2:
             self._held_since = None
             self._hold(False)

@@ -92,10 +92,10 @@ class StateKeeper:
         looked_at = self.now()
         while True:
             await self._work.wait(min(1.0, self.config.state.checkpoint_seconds))
-            # Before the look at the folders: one that fills up from now on has to wake it again.
+            # Taken back before the look at the folders: one that fills up from now on has to wake this task again.
             self._is_woken = False
             for kept in list(self.open_ones):
-                # It may have been closed while another one was written.
+                # The folder may have been closed while another one was written.
                 if kept in self.open_ones and kept.is_due(self.now()):
                     await self._thread.call(kept.write)
             self._bound()
@@ -125,7 +125,7 @@ class StateKeeper:
         self, cuts: Mapping[int, Cut], kept_of: Callable[[int], KeptPartition | None], age_seconds: float
     ) -> None:
         """Gather the parts of a committed transaction, which was sealed ``age_seconds`` ago."""
-        # No later than its offset record was written: the age of a mark must not be counted too short (K4).
+        # This is no later than the offset record was written: the age of a mark must not be counted too short (K4).
         as_of_ms = self.wall_ms() - int(age_seconds * 1000)
         for partition, cut in cuts.items():
             kept = kept_of(partition)
@@ -185,7 +185,7 @@ class StateKeeper:
         await self._thread.call(lambda: None)  # one may be being opened
         for kept in list(self.open_ones):
             self.close_one(kept)
-        # Behind all of them: the thread takes its calls in order.
+        # This call comes behind all of them: the thread takes its calls in order.
         await self._thread.call(lambda: None)
 
     def statistics(self) -> tuple[FolderStatistics, ...]:
@@ -247,14 +247,14 @@ class StateKeeper:
         except BaseException:
             folder.close()
             raise
-        # Only now: until here one of them may have been needed.
+        # The spares go only now: until here one of them may have been needed.
         folder.remove_spares()
         self.open_ones.append(kept)
         return kept
 
     def known_changelog(self) -> tuple[TopicIdentity, int]:
         """Return the changelog's identity, and for how many ms it keeps tombstones. Raises ``BrokerUnavailable``."""
-        # Once in a run: a changelog that is made again stops the source.
+        # The answer holds for the run: a changelog that is made again stops the source.
         if self._log_known is None:
             name = self.config.changelog
             identity = self.questions().identity(name, self.now() + REQUEST_SECONDS)

@@ -143,7 +143,8 @@ class DatabaseFolder(StateFolder):
         """Write what is in a data file into a database that is empty; see ``StateFolder``. Raises ``Damaged``, too."""
         for changes in decode_pieces(pieces, "its data"):
             last = {change.key: change for change in changes}
-            # Without a mark: it counts with ``commit``, and a start removes what got no farther than this.
+            # It is written without a mark: it counts with ``commit``, and a start removes what got no farther than
+            # this.
             self.write(list(last.values()), None, None)
 
     def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
@@ -167,18 +168,18 @@ class DatabaseFolder(StateFolder):
                 self._replace_mark(mark)
 
     def rewrite_if_due(self, *, pause: bool = True) -> bool:
-        # The engine does that by itself.
+        # An engine does that by itself.
         return False
 
     def set_aside(self) -> Path:
         """See ``StateFolder``."""
-        # Before its files are moved: an open engine goes on writing to them.
+        # The database is closed before its files are moved: an open engine goes on writing to them.
         self.close_database()
         return super().set_aside()
 
     def close_database(self) -> None:
         """Close the database; it may be opened again."""
-        # Taken out first: one that fails to close is not used again either.
+        # It is taken out first, so that one that fails to close is not used again.
         database, self.database = self.database, None
         if database is not None:
             database.close()
@@ -188,7 +189,7 @@ class DatabaseFolder(StateFolder):
         try:
             self.close_database()
         finally:
-            # The lock last: from then on another process may open the database (K6).
+            # The lock is freed last: from then on another process may open the database (K6).
             super().close()
 
 
@@ -211,7 +212,7 @@ class PartitionOnDisk(KeptPartition):
             raise HalfLoaded from error
         except OSError as error:
             raise NotKept(str(error)) from error
-        # It is among the open ones only when this has returned.
+        # This partition is among the open ones only when this has returned.
         self._share([*keeper.open_ones, self])
 
     def _checkpoint(self, pause: bool) -> None:
@@ -231,7 +232,8 @@ class PartitionOnDisk(KeptPartition):
             with self._lock:
                 # A further offset record may have come during the write.
                 self._is_marked = self.point is point
-        # Behind the write: the store lets go of these values in memory, and reads them from the disk (K3).
+        # The store is called behind the write: it lets go of these values in memory, and reads them from the disk
+        # (K3).
         self.store.written(list(changes.values()))
 
     def _put(self, changes: dict[bytes, Change], point: Point | None, pause: bool) -> None:
@@ -257,7 +259,7 @@ class PartitionOnDisk(KeptPartition):
 
     def _start_over(self, distrusted: str) -> None:
         with self._lock:
-            # Reads fail in numbers, and the partition has to start over once.
+            # Many reads may fail at the same time. The partition has to start over once.
             if self._is_over:
                 return
             self._drop()
@@ -394,8 +396,8 @@ def _rows(database: DiskDatabase, length: int) -> Iterator[bytes]:
             entry = encode([Change(key, value)])
             parts.append(entry)
             size += len(entry)
-            # By the key alone: where nothing has changed the pieces are the same, and a snapshot uses the blocks that
-            # are there.
+            # The key alone decides: where nothing has changed the pieces are the same, and a snapshot uses the blocks
+            # again that are there.
             if size >= length or (size >= LEAST_PIECE and zlib.crc32(key) % CUTS == 0):
                 yield b"".join(parts)
                 parts, size = [], 0

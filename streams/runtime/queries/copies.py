@@ -84,7 +84,7 @@ class CopyReads:
         before = self._ends.get(partition)
         if before is not None and (left := before[0] + pause - self._engine.environment.elapsed_seconds()) > 0:
             await asyncio.sleep(left)
-        # Shielded: other reads wait for the same question.
+        # The question is shielded, because other reads wait for it, too.
         await asyncio.shield(self._ask(partition))
 
     def _ask(self, partition: int) -> asyncio.Task[None]:
@@ -98,7 +98,7 @@ class CopyReads:
         engine = self._engine
         if self._thread is None:
             self._thread = engine.thread("kes-copies")
-        # Before the request: what is committed behind its answer is younger than this.
+        # The time is taken before the request: what is committed behind the answer is younger.
         requested = engine.environment.elapsed_seconds()
         try:
             ranges, topic_id = await self._thread.call(self._look_up, partitions, engine.now() + _LONGEST_QUESTION)

@@ -88,7 +88,7 @@ def read_of(question: Question, store: Any) -> Any:
         )
     match question.kind:
         case "get":
-            # As they are stored: the caller has the codecs.
+            # The bytes go out as they are stored: the caller has the codecs.
             return store._get(question.key or b"")
         case "len":
             return len(store)
@@ -99,13 +99,13 @@ def read_of(question: Question, store: Any) -> Any:
 def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
     if not store.is_ordered:
         raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
-    # Behind the last key that the caller has: rows that were written meanwhile shift nothing.
+    # A page goes on behind the last key that the caller has: rows that were written meanwhile shift nothing.
     low, inclusive = (question.low, True) if question.after is None else (question.after, False)
-    # Less than a page: as long as a turn takes, the events of the partition wait.
+    # A turn reads less than a page: as long as it takes, the events of the partition wait.
     limit, size = min(question.limit, ROWS_IN_A_TURN), 0
     rows: list[tuple[bytes, bytes]] = []
     for key, value in store._ordered().range(low, question.high, reverse=False, inclusive=(inclusive, False)):
-        # One row at least, however large, or the caller would never get past it.
+        # There is one row at least, however large: else the caller would never get past it.
         if len(rows) == limit or (rows and size + len(key) + len(value) > _PAGE_BYTES):
             return TurnRows(rows, True)
         rows.append((key, value))
@@ -115,7 +115,7 @@ def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
 
 def checked(question: Question, group: str, partitions: int) -> Question:
     """Check a question from outside. Raises ``ConfigError``."""
-    # Addresses are used again: another group may be here now.
+    # The address may be that of another group by now.
     if question.group != group:
         raise ConfigError(f"the question is for the group {question.group!r}, and this is {group!r}")
     if question.kind not in ("get", "len", "range"):

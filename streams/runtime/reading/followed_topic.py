@@ -75,7 +75,7 @@ class FollowedTopic:
     async def find(self, seconds: float) -> None:
         """Wait until the topic exists. Raises ``TopicError`` if it never does, ``BrokerUnavailable`` without an
         answer."""
-        # Built on the thread, too: that may take milliseconds, in which the loop would stand still.
+        # The clients are built on the thread, too: that may take milliseconds, in which the loop would stand still.
         self._clients.append(await self._request(self._connections.topics))
         deadline = loop_time() + seconds
         while (found := await self._identity(deadline)) is None:
@@ -191,7 +191,7 @@ class FollowedTopic:
         while True:
             left = deadline - loop_time()
             try:
-                # One try at least, also if no time is left.
+                # There is one try at least, also if no time is left.
                 return await self._request(request, min(max(left, 0.1), REQUEST_SECONDS))
             except BrokerUnavailable:
                 # This try had the rest of the time.

@@ -54,7 +54,8 @@ class FollowedPartition:
         records came. Returns whether it has met the end, for the first time."""
         self.position = max(self.position, position)
         self.end = max(self.end, end, self.position)
-        # No records means the end as well: an open transaction keeps the position below it, maybe for long.
+        # A call without records means the end as well: an open transaction keeps the position below it, maybe for
+        # long.
         first = not self.caught_up and (not more or position >= end >= 0)
         self.caught_up = self.caught_up or first
         return first
@@ -88,14 +89,15 @@ class Tail(ReadingThread):
         for partition, (records, position, end, at_end) in news.items():
             epoch = self._epochs.get(partition)
             try:
-                # Taken back, or added again since the poll began: the owner of these records is gone.
+                # The partition was taken back, or added again, since the poll began: these records have no receiver
+                # any more.
                 if epoch is None or self._wanted.get(partition) != epoch:
                     continue
                 self._receive(partition, epoch, records, position, end)
                 if records and at_end and position != end and self._wanted.get(partition) == epoch:
                     self._receive(partition, epoch, [], position, end)  # an open transaction keeps the end away
             except Exception as error:
-                # It ends this partition only. The other ones of the poll have no part in it.
+                # The error ends this partition only. The other ones of the poll have no part in it.
                 self._give_up(partition, error)
                 self._connected().remove([partition])
 

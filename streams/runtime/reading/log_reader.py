@@ -175,7 +175,7 @@ class LogReader:
         if self.state in (SourceState.STARTING, SourceState.RUNNING):
             self.state = SourceState.STOPPING
             self._end_reading()
-        # Also if the caller is cancelled: as long as the thread runs, a receiver may be called.
+        # A cancelled caller waits, too: as long as the thread runs, a receiver may be called.
         with anyio.CancelScope(shield=True):
             deadline = loop_time() + STOP_SECONDS
             while not self._is_over() and loop_time() < deadline:
@@ -222,7 +222,7 @@ class LogReader:
         assert followed is not None  # it is running
         deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds
         try:
-            # First that it is the same topic: the ends of another one would prove nothing.
+            # The topic has to be the same one first: the ends of another one would prove nothing.
             await self._look(following, followed, deadline)
             marks = await followed.ends(deadline)
         except Stopped:
@@ -280,7 +280,7 @@ class LogReader:
         try:
             while True:
                 following = self.running()
-                # Before the look: what the thread receives between the two would not be reported.
+                # This is set before the look: what the thread receives between the two would not be reported.
                 following.awaited = True
                 missing, left = following.missing(goals), until - loop_time()
                 if not missing or left <= 0:
@@ -319,7 +319,7 @@ class LogReader:
         now = loop_time()
         began, last = self._failing.get(partition, (now, now))
         if now - last > 10 * RETRY_SECONDS:
-            # It was read since, so the time to wait begins anew.
+            # The partition was read since, so the time to wait begins anew.
             began = now
         self._failing[partition] = began, now
         while True:
@@ -363,7 +363,7 @@ class LogReader:
                 # Never longer than it was: a tombstone keeps the time that was set when the cleaner met it first.
                 shortest = life if shortest is None else min(shortest, life)
             following.life_seconds = life if shortest is None else shortest
-            # Before the request: what is written behind its answer is younger than this.
+            # The time is taken before the request: what is written behind its answer is younger.
             as_of = elapsed_seconds()
             try:
                 following.prove(await followed.stable_ends(), as_of)
@@ -420,7 +420,7 @@ class LogReader:
             self._following.end()
         if self._followed_topic is not None:
             self._followed_topic.close()
-        # Not itself: a task that finds the failure still has to raise it.
+        # The present task goes on: if it has found the failure, it still has to raise it.
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         self._changed.notify()

@@ -110,7 +110,7 @@ class Poller(ReadingThread):
     def _received(self, news: Mapping[int, PolledPartition]) -> None:
         records = {partition: progress.records for partition, progress in news.items()}
         sizes = {partition: size_of_records(found) for partition, found in records.items()}
-        # Counted before they are handed over: the loop may give their room back at once.
+        # The records are counted before they are handed over: the loop may give their room back at once.
         with self._lock:
             self._outstanding += sum(map(len, records.values()))
             self._outstanding_bytes += sum(sizes.values())

@@ -62,7 +62,8 @@ class ReadingThread:
     def remove(self, partitions: Collection[int]) -> None:
         gone = frozenset(partitions)
         with self._lock:
-            # At once, and not by the command: what the poll under way brings is a left-over from now on.
+            # This takes effect at once, and not with the command: what the poll under way brings is a left-over from
+            # now on.
             for partition in gone:
                 self._wanted.pop(partition, None)
             self._commands.put(partial(self._remove, gone))
@@ -107,7 +108,7 @@ class ReadingThread:
                 except Exception as error:
                     self._start_anew(error)
         finally:
-            # On this thread, like every use of the consumer.
+            # Every use of the consumer is on this thread, its end included.
             self._drop_consumer()
 
     def _carry_out_commands(self) -> bool:
@@ -175,7 +176,7 @@ class ReadingThread:
         epochs = self._epochs
         self._epochs = {number: epoch for number, epoch in epochs.items() if number != partition}
         with self._lock:
-            # Compared and taken out in one step: an ``add`` that comes now has another epoch, and is not ended by
+            # Comparison and removal are one step: an ``add`` that comes now has another epoch, and is not ended by
             # this.
             if partition not in epochs or self._wanted.get(partition) != epochs[partition]:
                 return

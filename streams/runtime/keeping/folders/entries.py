@@ -58,7 +58,7 @@ def decode(data: bytes) -> tuple[list[Change], int]:
         behind = value_at + max(values, 0)
         if values < -1:
             raise Damaged(f"an entry has the length {values}")
-        # Cut by the end of the piece: the rest comes with the next one.
+        # The piece ends within this entry. Its rest comes with the next piece.
         if behind > end:
             break
         kind = data[at + head : key_at].decode() if kinds else ""
@@ -77,7 +77,7 @@ def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[list[Change]]:
             if not data.startswith(HEAD):
                 raise Damaged(f"{name} does not begin as such a file does")
             data = data[len(HEAD) :]
-        # Too short to tell yet.
+        # The head is not complete yet.
         if is_first:
             rest = data
             continue

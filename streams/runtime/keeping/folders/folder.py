@@ -231,7 +231,8 @@ class StateFolder:
         ``OSError``: the mark is as it was; ``Broken``: also the data is in doubt."""
         if self._data is None:
             self._open_data()
-        # The data before its mark: a mark must never name bytes that a loss of power takes away (K2).
+        # The data is flushed before its mark is written: a mark must never name bytes that a loss of power takes away
+        # (K2).
         self._sync_data()
         mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
         self._replace_mark(mark)
@@ -303,7 +304,8 @@ class StateFolder:
 
     def _replace_mark(self, mark: FolderMark) -> None:
         text = msgspec.json.encode(mark)
-        # Written beside the old one, flushed, and renamed over it: at any moment one of the two is there as a whole.
+        # The new mark is written beside the old one, flushed, and renamed over it: at any moment one of the two is
+        # whole.
         new = self.path / _NEW_MARK
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(new, flags, 0o600), "wb") as file:
@@ -312,8 +314,8 @@ class StateFolder:
             os.fsync(file.fileno())
         os.replace(new, self.path / MARK)
         self.mark = mark
-        # The new name, too: data of the old mark is removed next, and power that fails then might bring that mark
-        # back.
+        # The rename is flushed, too. The data of the old mark is removed next, and a loss of power might bring that
+        # mark back.
         self._sync_folder()
 
     def _sync_folder(self) -> None:

@@ -61,7 +61,7 @@ class ShelfWatch:
             if named is not None and mark is not None and self._fits(mark, named[0], log, tombstones_ms):
                 # A partition may have several folders. Its start takes the one that goes farthest.
                 offsets[named[0]] = max(mark.offset, offsets.get(named[0], 0))
-        # As a whole: the loop reads it at any time.
+        # It is replaced as a whole, because the loop reads it at any time.
         self.found = Shelf(self.found.name, dict(sorted(offsets.items())))
 
     def _mark(self, name: str) -> FolderMark | None:

@@ -247,7 +247,8 @@ class SnapshotStore:
         token = secrets.token_hex(8)
         hold = f"{place}/{hold_of(token)}"
         source, known = self._newest(place)
-        # Before the first block: a collector removes the blocks that neither a hold nor a manifest names.
+        # The hold comes before the first block: a collector removes the blocks that neither a hold nor a manifest
+        # names.
         self._put(hold, token.encode())
         try:
             blocks, saved = self._write_blocks(place, token, known, mark, pieces)
@@ -259,19 +260,19 @@ class SnapshotStore:
             raise
         manifest = Manifest(saved, self._wall_ms(), blocks)
         name = name_of(manifest, token)
-        # Behind its blocks: a manifest that is there is whole.
+        # The manifest comes behind its blocks: a manifest that is there is whole.
         self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))  # it may be there, also when this fails
         self._known[f"{place}/{name}"] = manifest
         is_reused = any(block.token != token for block in blocks)
         # A collector may have removed that snapshot while this maker stood still, and its blocks with it.
         if is_reused and not self._is_there(f"{place}/{source}"):
-            # The manifest before its hold: without the hold it would count.
+            # The manifest goes before its hold: without the hold it would count.
             self._blobs.delete(f"{place}/{name}")
             self._blobs.delete(hold)
             raise OSError(f"{place}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
         try:
             now = next((blob.written_at for blob in self._blobs.list(place) if blob.name == name), 0.0)
-            # From here on it counts.
+            # From here on the new snapshot counts.
             self._blobs.delete(hold)
             self._collect(place, now, saved)
         except OSError as error:  # the snapshot is there all the same
@@ -323,7 +324,7 @@ class SnapshotStore:
 
     def _look(self, place: str) -> tuple[list[ManifestName], dict[str, float]]:
         """Return the names of the manifests, and the tokens of the holds with the times of their writing."""
-        # Both from one list: between two of them a hold may go, and its snapshot be passed over.
+        # One list has both: between two lists a hold may go, and its snapshot be passed over.
         blobs = self._blobs.list(place)
         held = {token: blob.written_at for blob in blobs if (token := token_of_hold(blob.name))}
         return parsed_names(blob.name for blob in blobs), held
@@ -337,7 +338,8 @@ class SnapshotStore:
         def refuse(name: str, error: SnapshotRefused) -> None:
             _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
 
-        # Before the names: a block that is written between the two looks is not in this list, and stays.
+        # The blocks are listed before the names: a block that is written between the two looks is not in the list, and
+        # stays.
         blocks = self._blobs.list(f"{place}/blocks")
         names, held = self._look(place)
         found = self._read(place, (one.name for one in names), refuse)
