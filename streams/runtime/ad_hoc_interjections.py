@@ -50,14 +50,14 @@ class AdHocInterjections:
         try:
             return await future
         finally:
-            # Of a caller that was cancelled: if it has not begun, it need not.
+            # The caller may have been cancelled. Then an interjection that has not begun need not begin.
             interjection.is_unwanted = True
 
     async def interject_all(self, handler: Handler, *, blocking: bool, return_exceptions: bool) -> dict[int, Any]:
         workers = sorted(self._workers.items())
         partitions = [partition for partition, worker in workers if worker.takes_interjections]
         self.refuse_to_wait_for_itself(partitions)
-        # Each commits by itself, so all of them end, whatever becomes of one.
+        # Each interjection commits by itself, so all of them end, whatever becomes of one.
         found = await asyncio.gather(
             *(self.interject(partition, handler, blocking=blocking) for partition in partitions),
             return_exceptions=True,
@@ -78,7 +78,7 @@ class AdHocInterjections:
         trace = self._trace()  # this thread's
 
         def begin() -> None:
-            # It may have been cancelled, or refused by ``close``, before its turn on the loop.
+            # The future may have been cancelled, or refused by ``close``, before its turn on the loop.
             if answer in self._elsewhere and answer.set_running_or_notify_cancel():
                 try:
                     self._queue(partition, handler, blocking, answer, trace)
@@ -96,7 +96,7 @@ class AdHocInterjections:
 
     def close(self) -> None:
         """Refuse all interjections from now on: the run is over, and every partition gone."""
-        # First: a thread that adds a future from now on finds this, and ends it.
+        # The flag comes first: a thread that adds a future from now on finds it, and ends that future.
         self._is_over = True
         self._refuse_elsewhere()
 
@@ -122,7 +122,7 @@ class AdHocInterjections:
             raise NotOwned(f"{self._topic}[{partition}] is not active on this member")
 
         def waiter(error: BaseException | None) -> None:
-            # Of a caller that was cancelled, which takes nothing back of what it has done.
+            # The caller was cancelled. That takes nothing back of what the interjection has done.
             if future.done():
                 return
             if isinstance(error, TakenBack):
@@ -159,7 +159,7 @@ class AdHocInterjections:
 
     def _refuse_elsewhere(self) -> None:
         """End the futures of waiting threads with ``Stopped``."""
-        # Over a copy: a future that ends takes itself out.
+        # The loop goes over a copy, because a future that ends takes itself out.
         for answer in list(self._elsewhere):
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 answer.set_exception(Stopped("the event source stopped"))

@@ -36,8 +36,8 @@ class Worker:
         self._name, self._is_abandoned = name, False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._made_here = MadeHere(name, ConfigError)
-        # A daemon: a call into librdkafka that never returns is abandoned with its thread, and must not keep the
-        # process alive. The threads of ``anyio.to_thread`` are no daemons.
+        # The thread is a daemon: a call into librdkafka that never returns is abandoned with its thread, and must not
+        # keep the process alive. The threads of ``anyio.to_thread`` are no daemons.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:

@@ -55,7 +55,7 @@ class LookupPosition(msgspec.Struct, frozen=True, array_like=True):
     written. In a later one, of a member that does not know the lookup, it is only carried: a member between the two may
     have looked further without a record, and died."""
 
-    # Written as an array: the order of the fields is the format.
+    # The record is an array: the order of the fields is the format.
     topic_id: str
     offsets: tuple[int, ...]
     writer: str = ""
@@ -76,10 +76,10 @@ class OffsetRecord(msgspec.Struct, frozen=True):
     writer: str
     serial: int
     generation: int
-    # With defaults from here on: records of older versions lack these fields.
+    # The fields from here on have defaults: records of older versions lack them.
     source_id: str = ""
     changelog_id: str = ""
-    # As bytes: positions that mean nothing here are carried on unchanged.
+    # The positions stay encoded: those that mean nothing here are carried on unchanged.
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -106,7 +106,7 @@ class OffsetRecord(msgspec.Struct, frozen=True):
         if self.inputs is msgspec.UNSET:
             return None
         try:
-            # Only this one in full: others may be of a newer version, in a form that is not known here.
+            # Only this entry is decoded in full: others may be of a newer version, in a form that is not known here.
             found = msgspec.json.decode(self.inputs, type=dict[str, msgspec.Raw]).get(name)
             return None if found is None else msgspec.json.decode(found, type=kind)
         except msgspec.DecodeError as error:
@@ -132,7 +132,7 @@ def further_positions(
     carried: dict[str, msgspec.Raw] = {}
     if known is not None and known.inputs is not msgspec.UNSET:
         carried = msgspec.json.decode(known.inputs, type=dict[str, msgspec.Raw])
-    # Numbers of partitions as text: JSON has no other keys.
+    # The numbers of partitions are text, because JSON has no other keys.
     mine = {topic: {str(partition): position} for topic, position in positions.items()}
     return msgspec.Raw(msgspec.json.encode(carried | mine))
 
@@ -149,8 +149,8 @@ def without_input(known: OffsetRecord, topic: str) -> msgspec.Raw | msgspec.Unse
 class ReleaseMarker(msgspec.Struct, frozen=True):
     """The donor's last record: the partition goes to the member ``to`` (a member id), as ordered in ``generation``."""
 
-    # The id of the member, not the name of its instance. Generations begin again when a coordinator has lost its
-    # memory; then an old marker would start another member of that name.
+    # This is the id of the member, not the name of its instance. Generations begin again when a coordinator has lost
+    # its memory. Then an old marker would start another member of that name.
     to: str
     generation: int
 
@@ -199,7 +199,7 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     if record.value is None:
         return name, None
     found = _decode(record, TimerRecord, "timer")
-    # Refused, and not passed over: a timer that is not read never fires.
+    # A newer format is refused, and not passed over: a timer that is not read never fires.
     if found.v > TIMER_FORMAT:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {TIMER_FORMAT}")
     return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace)

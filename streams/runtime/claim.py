@@ -82,8 +82,8 @@ class Claim:
 
         Raises ``TransactionFailed``, ``BrokerUnavailable``.
         """
-        # First the id: when the broker answers, an open transaction of the predecessor is ended, and it is fenced.
-        # Only then the end of the log: nothing of a predecessor can come behind it.
+        # The id comes first: when the broker answers, an open transaction of the predecessor is ended, and it is
+        # fenced. Only then is the end of the log looked up: nothing of a predecessor can come behind it.
         self._slot.open([self.topic])
         return self.look()
 
@@ -106,7 +106,7 @@ class Claim:
         After either the claim is to be taken again.
         """
         own = self.topic, self.partition
-        # In doubt the log tells whether a transaction was committed, by its record in this partition.
+        # A record in this partition is needed: in doubt it tells whether the transaction was committed.
         if not any((output.topic, output.partition) == own for output in reversed(outputs)):
             raise ValueError(f"a transaction of {self.transactional_id} without a record in {self.where}")
         try:

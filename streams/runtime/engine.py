@@ -127,7 +127,7 @@ class Engine:
         else:
             refuse_without_folder(store_factory)
         self.slots = Slots([connections.slot(name) for name in ids], [config.changelog])
-        # Before ``input``: with several inputs the consumer of the source has to report ends, too.
+        # These come before ``input``: with several inputs the consumer of the source has to report ends, too.
         readers = connections.further_inputs([spec.topic for spec in inputs]) if inputs else []
         self.further_inputs = tuple(zip(inputs, readers, strict=True))
         self.input = connections.input()
@@ -151,7 +151,7 @@ class Engine:
             moved_to=lambda partition, offset: self.workers[partition].moved_to(offset),
         )
         self.looks = Looks(self)
-        # By lambdas, since these rooms use each other, and the later one is not made yet.
+        # The lambdas are needed because these rooms use each other, and the later one is not made yet.
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
         self.partitions = Partitions(self, self.replicas, self.looks, lambda workers: self.takeovers.take_over(workers))
@@ -192,7 +192,7 @@ class Engine:
                 try:
                     await self._disconnect()
                 finally:
-                    # Last: to disconnect takes some of these threads.
+                    # The threads end last: to disconnect takes some of them.
                     for thread in self._threads:
                         thread.abandon()
         if self.failure is not None:
@@ -217,7 +217,7 @@ class Engine:
         """End the process on the spot: the user's policy requires it."""
         _log.critical("%s", text)
         logging.shutdown()
-        # At once: ``os._exit`` runs no handler and flushes nothing, so the log was closed before.
+        # The log was closed before, since ``os._exit`` flushes nothing.
         self.environment.exit(70)
 
     def _begin(self) -> None:
@@ -226,7 +226,7 @@ class Engine:
         recovery = Recovery(
             self.pool, self.config, topics, self.now, self.look_ups.look_up, partitions.refused, partitions.dropped
         )
-        # Without these nothing is committed any more, so after an error of theirs nothing can be drained.
+        # Nothing is committed without these two, so after an error of theirs nothing can be drained.
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
         watch = partial(self._watchdog.run, self.takeovers.blocked)
@@ -262,7 +262,7 @@ class Engine:
 
     async def _drain_all(self) -> None:
         if self.is_draining:
-            # First, while partitions can still move to others warm. Those that are left are given up.
+            # Partitions move first, as long as others can take them warm. Those that are left are given up.
             await self.handover.leave()
         self.accepting = False
         if self._drain:
@@ -287,7 +287,7 @@ class Engine:
 
     def _close_clients(self) -> None:
         """Close the clients. Blocks, on a thread that may have no waiter any more: so this is one call."""
-        # The group first: others wait for its partitions.
+        # The group is left first: others wait for its partitions.
         self.membership.close(CLOSE_SECONDS)
         self.status.withdraw()
         if self._elsewhere is not None:
@@ -295,7 +295,7 @@ class Engine:
 
     async def _until_no_drain(self, giving_up: TaskGroup) -> None:
         """Cut the drain short when it is taken back or cannot succeed any more."""
-        # The running events have the time of a drain. Behind them their transaction is committed.
+        # The running events have the time of a drain. Their transaction is committed behind them.
         deadline = (
             self.now() + self.config.timeouts.drain_timeout_seconds + 2 * self.config.timeouts.call_timeout_seconds
         )

@@ -110,7 +110,7 @@ class PartitionReplay:
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
         self.fires_timers = False
-        # With a fixed seed: the same data have the same results.
+        # The seed is fixed, so that the same data have the same results.
         self.rng = random.Random(0)
         self.now = asyncio.get_running_loop().time
         self.message_limit = program.message_limit
@@ -200,7 +200,7 @@ class PartitionReplay:
             self._watermark = worker.watermark
             left = [record for record in records if record.offset >= self._watermark]
             self.records += len(records) - len(left)
-            # The same worker, which has not stopped, is as far as it gets: another round would be without end.
+            # A worker that has neither stopped nor been replaced gets no farther: another round would be without end.
             if left and self._worker is worker and self.stopped is None:
                 raise StreamsError(f"{left[0].where}: the replay does not get past it")
             records = left
@@ -231,7 +231,7 @@ class PartitionReplay:
         if need.failure.attempts:
             worker.failures.add(need.origin, need.failure)
         self._known = worker.failures.carried_over()
-        # Taken over as they are: their changes are not among those that the next store is filled from.
+        # The timers are taken over as they are: their changes are not among those that the next store is filled from.
         self._timers = worker.timers.contents()
         worker.drop_store()
         self._worker = None

@@ -21,8 +21,8 @@ class _Waiters:
             _end(future)
 
     async def wait(self, timeout: float | None) -> None:
-        # By asyncio's own futures: with 400 partitions a task is woken for a handful of events, and an event object of
-        # anyio for each wait, which looks for its backend first, was a tenth of what these cost.
+        # A future of asyncio is enough. With 400 partitions a task is woken for a handful of events, and an event
+        # object of anyio for each wait, which looks for its backend first, was a tenth of what these cost.
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._futures.append(future)
@@ -59,7 +59,7 @@ class Signal:
         if not waiters.woken:
             await waiters.wait(timeout)
         notified = waiters.woken
-        # Of tasks that were woken together only the first takes the flag back: a later one would take a new
+        # Only the first of the tasks that were woken together takes the flag back: a later one would take a new
         # notification.
         if notified and self._waiters is waiters:
             self._waiters = _Waiters()
@@ -76,7 +76,7 @@ class Broadcast:
 
     def notify(self) -> None:
         """Wake the tasks that wait now."""
-        # Exchanged first: a task that waits again at once waits for the next one.
+        # The exchange comes first: a task that waits again at once waits for the next notification.
         waiters, self._waiters = self._waiters, _Waiters()
         waiters.wake()
 

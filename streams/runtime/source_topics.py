@@ -62,7 +62,7 @@ def check_declarable(router: Router, config: EventSourceConfig, method: str, top
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
     """Return the source's own topics as they must be: source, changelog, dead letters, loop, requests for visits, and
     the stand-in of a source on another cluster; equal numbers of partitions. The source comes first."""
-    # Compacted: the last record of each key is the state, and the older ones are not needed.
+    # The changelog is compacted: the last record of each key is the state, and the older ones are not needed.
     configs = {config.changelog: {"cleanup.policy": "compact"}, **dict.fromkeys(config.own_inputs, KEPT_UNTIL_HANDLED)}
     return [spec(config, name, configs=configs.get(name)) for name in purposes(config)]
 
@@ -94,7 +94,7 @@ def spec_of_input(config: EventSourceConfig, given: InputSpec) -> TopicSpec:
 
 def spec_of_lookup(config: EventSourceConfig, topic: str) -> TopicSpec:
     """Return the topic of a lookup as it must be: compacted, with any number of partitions."""
-    # One, or any larger number: a lookup is read as a whole, and not by partitions of the source.
+    # It has one partition or any larger number: a lookup is read as a whole, and not by partitions of the source.
     found = spec(config, topic, 1, configs={"cleanup.policy": "compact"})
     return msgspec.structs.replace(found, may_have_more=True, may_delete=True)
 
@@ -164,7 +164,7 @@ async def create_and_verify(
         if refused := refused + [sentence for found in foreign for sentence in _of_others(topics, *found)]:
             raise TopicError("; ".join(refused))
         created = topics.create(wanted, REQUEST_SECONDS)
-        # Once more: another member may have made them at the same time, with other settings.
+        # They are compared once more: another member may have made them at the same time, with other settings.
         differences = topics.differences(wanted)
         unheard_of = {missing(spec.name) for spec in wanted}.intersection(differences)
         if unheard_of:  # they are there since a moment ago, but this broker does not know them yet
@@ -175,7 +175,7 @@ async def create_and_verify(
 
     if not config.source_is_elsewhere:
         return await _with(connections.topics, connections, partial(work, wanted=wanted, foreign=foreign))
-    # The source first: if its cluster refuses, nothing is made on ours.
+    # The source comes first: if its cluster refuses, nothing is made on ours.
     created = await _with(connections.source_topics, connections, partial(work, wanted=wanted[:1]))
     return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:], foreign=foreign))
 

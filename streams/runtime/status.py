@@ -159,7 +159,7 @@ class Status:
             config.queries.address,
             self._visits(),
         )
-        # Without times: these change with every look, and are no news.
+        # The times are left out: they change with every look, and are no news.
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
         if found or self._is_new((config.offsets_topic, 0), gist):
             # A note is kept as the metadata of an offset, and the generation is that offset: before a plan it is -1.
@@ -178,7 +178,7 @@ class Status:
 
     def _publish(self, notes: dict[tuple[str, int], tuple[int, str]]) -> None:
         with self._lock:
-            # Or the note of a member that has just stopped would stay behind.
+            # Without this the note of a member that has just stopped would stay behind.
             if self._over:
                 return
             if self._board is None:

@@ -74,7 +74,7 @@ class Watchdog:
             beat, before, looked_at = self._beat, looked_at, time.monotonic()
             still = looked_at - beat
             if still > SLOW_SECONDS and warned_for != beat:
-                # Once for each time that it stands still, by its last beat.
+                # A pause is logged once: it is known by the last beat before it.
                 warned_for = beat
                 frame = self._frame()
                 _log.warning(
@@ -88,7 +88,8 @@ class Watchdog:
             if looked_at - before > SLOW_SECONDS:
                 continue  # the process as a whole stood still: no handler is to blame before the next look
             if still > self._limit and given_up_for != beat and self._events is not None:
-                # Once, too: each call counts as an owner, and after three of them it is the event's failure.
+                # A pause is given up once, too: each call counts as an owner, and after three of them it is the
+                # event's failure.
                 given_up_for = beat
                 self._events.give_up(self._frame(), still)
 

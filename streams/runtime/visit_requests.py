@@ -65,10 +65,10 @@ def _sent(producer: PlainProducer, config: EventSourceConfig, request: VisitRequ
     reports: list[Acknowledgement] = []
     for partition in range(config.num_partitions):
         record = Record(config.visits_topic, value, None, headers, partition)
-        # Its queue is full: acknowledgements make room.
+        # The producer's queue is full: acknowledgements make room.
         while not producer.produce(record, partition):
             reports += producer.poll(_POLL_SECONDS)
-    # Each record has an end by its own time. This one is for a producer that stands still.
+    # Each record has a deadline of its own. This one is for a producer that stands still.
     deadline = time.monotonic() + 2 * DELIVERY_SECONDS
     while len(reports) < config.num_partitions:
         if producer.is_broken or time.monotonic() > deadline:

@@ -124,7 +124,8 @@ class Candidate:
                 self._end_term = end
                 watch = asyncio.create_task(self._watch(tenure, confirmed, end))
                 try:
-                    # It may be over before ``_end_term`` was set: ``tenure_ends`` has found no term then.
+                    # The tenure may be over since before ``_end_term`` was set: ``tenure_ends`` has found no term
+                    # then.
                     if tenure.is_over:
                         end(tenure.reason)
                     yield term
@@ -132,7 +133,7 @@ class Candidate:
                     watch.cancel()
                     self._end_term = None
                     term.end("")
-                    # Only behind the end of the term: from ``done`` on the next process may get the partition.
+                    # This comes behind the end of the term: from ``done`` on the next process may get the partition.
                     if tenure.is_over:
                         tenure.done()
         finally:
@@ -192,8 +193,8 @@ class Candidate:
     async def _confirmed(self, tenure: Tenure) -> float:
         while True:
             await asyncio.sleep(self._session / _LOOKS)
-            # The time of the question, and not of its answer: right behind the answer the group may elect another
-            # process.
+            # The time of the question counts, and not that of its answer: right behind the answer the group may elect
+            # another process.
             asked = self._loop.time()
             if await self._questions.call(tenure.is_confirmed, self._patience):
                 return asked

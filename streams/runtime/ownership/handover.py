@@ -130,7 +130,7 @@ class Handover:
     # -- the donor -----------------------------------------------------------------------------------------------------
 
     async def _hand_over(self, orders: Mapping[int, Order], standby: frozenset[int]) -> None:
-        # Before the request: by this time the age of the copy is counted, and it must not pass for younger than it is.
+        # The time is taken before the request: the age of the copy counts from it, and must not be too short.
         as_of_ms = self._member.wall_ms()
         positions = await self._positions(orders.keys() & standby)
         async with anyio.create_task_group() as tasks:
@@ -142,7 +142,8 @@ class Handover:
         member = self._member
         if not partitions:
             return {}
-        # Before the last transaction: behind it the receiver writes, and its first records might be below the end.
+        # This comes before the last transaction: behind it the receiver writes, and its first records might be below
+        # the end.
         try:
             ranges = await self._thread.call(
                 member.takeover_client.log_range, member.config.changelog, partitions, member.now() + ASK_SECONDS

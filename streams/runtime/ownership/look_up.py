@@ -58,16 +58,16 @@ class LookUps:
             member.takeover_client.log_range, self._config.changelog, [partition], member.now() + ASK_SECONDS
         )
         low, high = answer[partition]
-        # From the end backwards: the answer is among the newest records, and a changelog may have millions.
+        # The log is read from its end backwards: the answer is among the newest records, and there may be millions.
         window = 2 * self._config.pool.max_batch_size + member.environment.look_up_records
         while True:
             start = max(low, high - window)
             found = await self._offset_records(partition, start, high, serial)
             if any(self._is_ours(record, serial) for record in found):
                 return True
-            # An offset record that is older than ours: if ours is not behind it, it was not committed. One of another
-            # member is older only where this transaction has handed nothing over: then only this member writes behind
-            # it.
+            # An offset record that is older than ours decides, too: ours is not behind it, so it was not committed.
+            # One of another member is older only where this transaction has handed nothing over: then only this member
+            # writes to the log.
             mine = any(record.writer == member.writer for record in found)
             if mine or (found and cut.release is None):
                 return False
@@ -79,7 +79,7 @@ class LookUps:
             window *= 8
 
     def _is_ours(self, record: OffsetRecord, serial: int) -> bool:
-        # A later one of ours proves it, too: our transactions commit in their order (R2).
+        # A later record of ours proves it, too: our transactions commit in their order (R2).
         return record.writer == self._member.writer and record.serial >= serial
 
     async def _offset_records(self, partition: int, start: int, end: int, serial: int) -> list[OffsetRecord]:

@@ -51,10 +51,10 @@ class LoopPurge:
     async def _purge(self) -> None:
         member, call = self._member, self._thread.call
         client, topic, numbers = member.takeover_client, member.config.loop_topic, list(member.workers)
-        # Only what is committed: what this member has admitted is further, and may still be taken back. The transaction
-        # that committed these offsets has put the same ones into the changelog, and no take-over goes back behind them.
-        # So it does not matter which member deletes, or how late its request arrives.
-        # Not the stable offsets, which wait for pending commits: under load there is always one more.
+        # Only what is committed is deleted: what this member has admitted is further, and may still be taken back. The
+        # transaction that committed these offsets has put the same ones into the changelog, and no take-over goes back
+        # behind them. So it does not matter which member deletes, or how late its request arrives. The stable offsets
+        # would wait for pending commits, and under load there is always one more.
         committed = await call(client.committed_offsets, numbers, member.now() + ASK_SECONDS, topic)
         before = {number: at for number, at in committed.items() if at is not None and at > self._purged.get(number, 0)}
         if before:

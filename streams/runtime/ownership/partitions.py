@@ -82,7 +82,7 @@ class Partitions:
         """Take these partitions over: restore, then work. Those that are here already are left alone."""
         workers = []
         for partition in sorted(set(partitions) - self.workers.keys()):
-            # Here, and not in the task: a plan that comes before the task runs must find the partition here.
+            # The worker is entered here, and not in the task: a plan that comes before the task runs must find it.
             worker = self.workers[partition] = self._new_worker(partition)
             workers.append(worker)
         if workers:
@@ -131,8 +131,8 @@ class Partitions:
             return
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
-            # Read for an earlier start of the partition: the records come again from its new position, and would count
-            # twice. They count as handled, or the poll thread would wait for their room without end.
+            # These records were read for an earlier start of the partition: they come again from its new position, and
+            # would count twice. They count as handled, or the poll thread would wait for their room without end.
             if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
                 self._member.input.handled(len(records), batch.sizes[partition])
             else:
@@ -225,8 +225,8 @@ class Partitions:
         while worker.replaced_by is not None:  # by a restart
             worker = worker.replaced_by
         if worker.state is _S.DRAINING:
-            # By a stop, and now by the group, too, which must not be answered before that drain has ended: its last
-            # transaction may still be committed.
+            # A stop drains it, and now the group wants it, too. The group must not be answered before that drain has
+            # ended: its last transaction may still be committed.
             await worker.gone.wait()
         if worker.state in (_S.RELEASED, _S.VOID):
             return
@@ -234,7 +234,8 @@ class Partitions:
         self._close_intake(worker, _S.DRAINING)
         if not restoring:
             await self._finish(worker)
-            # Before the group is answered: the next owner reads the changelog then, and what commits later is missed.
+            # This comes before the answer to the group: the next owner reads the changelog then, and misses what
+            # commits later.
             await self._member.pool.wait_settled(worker.partition)
         if worker.state is not _S.DRAINING:
             return
@@ -250,12 +251,12 @@ class Partitions:
         await self._finish(worker)
         if not _is_releasing(worker):
             return False
-        # Only now: the receiver starts behind the marker. An event that is admitted later would be handled on both
-        # sides.
+        # The marker comes only now: the receiver starts behind it. An event that is admitted later would be handled on
+        # both sides.
         marker = ReleaseMarker(order.to, order.generation)
         self._member.pool.admit_release(worker.partition, worker.watermark, marker)
-        # Not ours any more only when it is committed. If its transaction is aborted, or one of its events refused, the
-        # work goes on here.
+        # The partition is ours until the marker is committed. If its transaction is aborted, or one of its events
+        # refused, the work goes on here.
         await self._member.pool.wait_settled(worker.partition)
         if not _is_releasing(worker):
             return False
@@ -391,10 +392,11 @@ class Partitions:
         """Drop the state and restore it from the changelog, then go on; ``known`` failures are not tried again."""
         _log.warning("%s: its state is dropped and restored from the changelog", worker.topic_partition)
         await worker.finished.wait()
-        # What it has completed is still in the pool: the state is restored from the changelog, so it has to be there.
+        # Completed events are still in the pool. The state is restored from the changelog, so they have to be there
+        # first.
         if settle:
             await self._member.pool.wait_settled(worker.partition)
-        # A lost membership, or the end of the source, may have made it void during these waits.
+        # A lost membership, or the end of the source, may have made the partition void during these waits.
         if worker.state is not _S.RESTARTING:
             return
         worker.drop_store()
@@ -402,7 +404,7 @@ class Partitions:
         worker.state = worker.state.to(_S.VOID)
         self.workers[worker.partition] = worker.replaced_by = fresh
         fresh.failures = KnownFailures(known.carried_over())
-        # Where it began, and the interjections that wait, outlive the restart.
+        # The offset where it began, and the interjections that wait, outlive the restart.
         fresh.started_at = worker.started_at
         fresh.is_restart = True
         fresh.inbox.inherit(worker.inbox)

@@ -32,7 +32,7 @@ class RangeReader:
     ) -> None:
         """Read committed records of these ranges of partitions; ``receive`` and ``cancelled`` are called on the
         thread. Raises as ``ports.Reader.read``."""
-        # A thread for each read: one that hangs in its client holds up no other.
+        # Each read has a thread: one that hangs in its client holds up no other.
         worker = self._connections.worker("kes-look-up")
         unwanted = False  # the caller does not wait for it any more
 

@@ -38,7 +38,7 @@ class Readiness:
         now, config, restoring = self._now(), self._config, self._partitions.restoring
         workers = self._partitions.workers.items()
         working = frozenset(number for number, worker in workers if worker.state is PartitionState.ACTIVE)
-        # Not ready yet, also if some partitions work already: one line names all of them at the end.
+        # Some partitions may work already. They are not reported yet: one line names all of them at the end.
         if restoring:
             if not self._is_restoring:
                 self._is_restoring, self._began, self._told = True, now, now
@@ -49,7 +49,7 @@ class Readiness:
         self._is_restoring, restored = False, dict(self._partitions.restored)
         self._partitions.restored.clear()
         if restored:
-            # The longest time, and not the sum: they are restored side by side.
+            # The longest time counts, and not the sum: they are restored side by side.
             records, seconds = sum(one[0] for one in restored.values()), max(one[1] for one in restored.values())
             text = "restored partitions %s: %s records of %s, %.1f s"
             _log.info(text, ranges(restored.keys()), f"{records:,}", config.changelog, seconds)
@@ -64,7 +64,7 @@ class Readiness:
 
     def _log_progress(self, restoring: Collection[int], seconds: float) -> None:
         copies = [copy for copy in self._replicas.statistics() if copy.partition in restoring]
-        # Offsets, and not records: compaction and markers leave holes, so fewer records come.
+        # These are offsets, and not records: compaction and markers leave holes, so fewer records come.
         read, left = sum(copy.records for copy in copies), sum(copy.records_left for copy in copies)
         loaded, size = sum(copy.folder_loaded for copy in copies), sum(copy.folder_bytes for copy in copies)
         slowest = max((copy.seconds_left for copy in copies if copy.seconds_left is not None), default=None)

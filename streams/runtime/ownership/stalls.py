@@ -67,7 +67,7 @@ class Stalls:
         end: HangingEnd | None = None
         if now() < self._judged.get(txn.place, -JUDGE_SECONDS) + JUDGE_SECONDS:
             return
-        # Before the judgement: one that fails has read the logs, too.
+        # The time is noted before the judgement: one that fails has read the logs, too.
         self._judged[txn.place] = now()
         try:
             end = await call(client.judge_hanging, txn, now() + ASK_SECONDS)

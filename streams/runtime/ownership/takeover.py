@@ -134,7 +134,7 @@ class TakeOvers:
             raise
         finally:
             for partition in held:
-                # With a worker here the hold is that of a later take-over, which is still under way.
+                # A partition with a worker here works by now, or a later take-over holds it.
                 if self._member.workers.get(partition) is None:
                     self._replicas.unhold(partition)
 
@@ -154,7 +154,7 @@ class TakeOvers:
 
     def _next_step(self, attempt: _Attempt) -> Step:
         stand = attempt.stand
-        # Read anew before each step: the last one may have awaited, and a rebalance come meanwhile.
+        # This is read anew before each step: the last one may have awaited, and a rebalance come meanwhile.
         stand.is_current = self._member.is_current
         if stand.at_hand is not None:
             stand.at_hand.is_restoring = is_restoring(attempt.workers[stand.at_hand.number])
@@ -178,8 +178,8 @@ class TakeOvers:
             case Step.SETTLE_LOOKUPS:
                 await member.lookups.wait_stable()
             case Step.GROUP_OFFSETS:
-                # The empty name stands for the topic that the group commits its offsets under: of a source on another
-                # cluster it is a stand-in.
+                # The empty name stands for the topic that the group commits its offsets under. It is a stand-in if the
+                # source is on another cluster.
                 attempt.group_offsets = [await self._group_offsets(numbers, topic) for topic in ("", *topics[1:])]
             case Step.CHANGELOG_RANGES:
                 attempt.changelog, attempt.changelog_id = await self._changelog_range(numbers)
@@ -226,12 +226,12 @@ class TakeOvers:
     async def _end_round(self, step: Step, attempt: _Attempt) -> None:
         """Wait for the next round, or end the attempt."""
         if step is Step.WAIT:
-            # Not without a limit: a copy that stands still makes no news, and the next round is what notices it.
+            # The wait has a limit: a copy that stands still makes no news, and the next round is what notices it.
             await self._replicas.changed.wait(STALLED_SECONDS)
             attempt.stand.begin_round()
         elif step is Step.LOOK_AT_STALL:
-            # A new attempt, and not a longer wait: a member that is gone may have begun a transaction behind our
-            # fence, and only the next fence ends that before its timeout.
+            # A new attempt follows, and not a longer wait: a member that is gone may have begun a transaction behind
+            # our fence, and only the next fence ends that before its timeout.
             await self.stalls.look(attempt.positions, attempt.moved_at)
             raise BrokerUnavailable(
                 f"restoring makes no progress: {self._progress(attempt.stand.waiting, attempt.changelog)}"
@@ -291,7 +291,7 @@ class TakeOvers:
         joined tables. ``None``: it began anew, or the tail is putting records into it."""
         member, number = self._member, worker.partition
         lookups = member.lookups
-        # Compared once more, under the lock of the copies: the tail has read on since the round looked.
+        # The copy is compared once more, under the lock of the copies: the tail has read on since the round looked.
         copy = self._replicas.take(number, lambda copy: _fits(copy, changelog) and lookups.reach(copy.offset_record))
         if copy is None:
             if self._replicas.written_at(number) >= changelog[1]:
@@ -302,9 +302,10 @@ class TakeOvers:
         self._report_trimmed(copy, changelog)
         worker.adopt(copy)
         position = self._start_position(worker, found, ids)
-        # Before the first event: its offset record names the topics for which this partition was checked (A2).
+        # The ids come before the first event: its offset record names the topics for which this partition was checked
+        # (A2).
         worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
-        # Before the worker runs: its first event may be the one that stops the loop.
+        # This comes before the worker runs: its first event may be the one that stops the loop.
         self.blocked.meet(worker)
         self._partitions.activate(worker, position)
         record, begun = worker.offset_record, worker.joined.begun() + self._missed.delete(worker, missed)
@@ -313,8 +314,8 @@ class TakeOvers:
             if record is None
             else None in [record.position_in(one.topic, number) for one in found[1:]]
         ):
-            # At once, and not with the first event: a start that finds no offset record begins at the end of the log as
-            # it is then, and the records in between would never be handled.
+            # The offset record is written at once, and not with the first event: a start that finds none begins at the
+            # end of the log as it is then, and the records in between would never be handled.
             for start in range(0, len(begun) or 1, CHANGES_TOGETHER):
                 member.pool.admit(number, worker.watermark, [], begun[start : start + CHANGES_TOGETHER])
         return copy
@@ -376,7 +377,7 @@ class TakeOvers:
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
             # A restart keeps the first answer: the end has moved on since, over records that were not handled.
             return worker.started_at.setdefault(found.topic, low if config.auto_offset_reset == "earliest" else high)
-        # Never a reset to what there is: the lost records would be missing from the state, unnoticed.
+        # There is no reset to what is there: the lost records would be missing from the state, unnoticed.
         if not low <= known <= high:
             lost = f"records {known} to {low - 1} are gone" if known < low else f"it ends at {high}"
             raise OffsetError(

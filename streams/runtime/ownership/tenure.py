@@ -149,7 +149,7 @@ class GroupTenures:
     def stop(self) -> None:
         """End all tenures, and begin none any more. Returns at once."""
         with self._lock:
-            # First: a tenure that began behind ``_end_all`` would never end.
+            # The flag comes first: a tenure that began behind ``_end_all`` would never end.
             self._stopping = True
         self._end_all("stopped")
 
@@ -161,12 +161,12 @@ class GroupTenures:
     def is_confirmed(self, tenure: Tenure, seconds: float) -> bool:
         """See ``Tenure.is_confirmed``."""
         now = self._membership.snapshot
-        # Of another incarnation: another process may have had the partition in between.
+        # In another incarnation another process may have had the partition in between.
         if tenure.is_over or now.generation < 0 or now.incarnation != tenure.incarnation:
             return False
         with contextlib.suppress(BrokerUnavailable):
             if self._questions.is_member(now.member_id, now.generation, time.monotonic() + seconds):
-                # It may have ended while the answer was on its way.
+                # The tenure may have ended while the answer was on its way.
                 return not tenure.is_over
         return False
 
@@ -180,7 +180,7 @@ class GroupTenures:
             # The group may have given it back while the old work was ending: its next tenure begins only now.
             new = self._new(number)
             barrier = self._barrier
-        # Outside of the lock, which is not re-entrant: the owner may call ``done`` from ``begin``.
+        # The lock is free here, since it is not re-entrant: the owner may call ``done`` from ``begin``.
         if new is not None:
             self._owner.begin(new)
         elif barrier is not None:  # a partition that was not revoked is ignored there
@@ -218,7 +218,7 @@ class GroupTenures:
         with self._lock:
             for number in event.partitions:
                 self._given.pop(number, None)
-            # With the lock, before any end: a ``done`` that comes now must find what it answers.
+            # The barrier is set with the lock, before any end: a ``done`` that comes now must find what it answers.
             self._barrier = event.incarnation, event.generation
             ending = [self._tenures[number] for number in event.partitions if number in self._tenures]
         # Nothing works on these. The group need not wait for the ones that are ending.

@@ -77,7 +77,7 @@ class TopicWatch:
     def __init__(self, member: Member, replicas: Replicas) -> None:
         self._member = member
         self._replicas = replicas
-        # Its own thread: a request to a source that is away for long holds up no take-over.
+        # It has a thread of its own: a request to a source that is away for long holds up no take-over.
         self._thread = member.thread("kes-topic-watch")
         self._ends: dict[PartitionWorker, int] = {}
         """The highest end of the changelog that was seen while a partition was here."""
@@ -117,11 +117,11 @@ class TopicWatch:
         for number, ids in sorted(known.items()):
             refuse_replaced(config, number, ids, now)
         for number, known_ids in inputs_known.items():
-            # Not strict: a worker that is still being taken over has no ids of inputs yet.
+            # This is not strict: a worker that is still being taken over has no ids of inputs yet.
             for topic, known_id, found in zip(further, known_ids, inputs, strict=False):
                 refuse_replaced_input(config, topic, number, known_id, found.topic_id)
         for number, worker in workers.items():  # a donor of an older version did not write them
-            # Not if they have changed since: they are those of a take-over that is younger than this answer.
+            # Ids that have changed since stay: they are those of a take-over that is younger than this answer.
             if worker.ids == known[number]:
                 worker.ids = TopicIds(worker.ids.source or now.source, worker.ids.changelog or now.changelog)
 
@@ -158,7 +158,8 @@ class TopicWatch:
                 f"the state of {worker.topic_partition} are lost (by an unclean election of a leader?). Restore them, "
                 "or stop all members and delete the changelog and the group's offsets to start over"
             )
-        # By worker, and without those that are gone: while a partition is elsewhere nothing is known of its end.
+        # Ends are kept by worker, without those that are gone: while a partition is elsewhere nothing is known of its
+        # end.
         self._ends = found
 
     async def _ask_ends(self, workers: list[PartitionWorker]) -> dict[PartitionWorker, int]:
