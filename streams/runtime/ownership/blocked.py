@@ -135,7 +135,8 @@ class BlockedEvents:
                     self._leave(partition, "")
 
     def meet(self, worker: PartitionWorker) -> None:
-        """Have the event that the notes name met as they say, on a partition that is about to start."""
+        """Apply the note about a partition that is about to start: the event that it names counts as failed by so many
+        owners."""
         note, topics = self._found.get(worker.partition), [self._member.config.topic]
         topics += [spec.topic for spec, _ in self._member.further_inputs]
         if note is None or note.topic not in topics:

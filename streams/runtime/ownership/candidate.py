@@ -144,7 +144,8 @@ class Candidate:
     # -- the beginning of a term ---------------------------------------------------------------------------------------
 
     async def _begin(self, begin: Callable[[Claim, Tenure], T]) -> tuple[T, Tenure, float]:
-        """Wait for the election, take the claim, and open a term; with the time of the group's last word."""
+        """Wait for the election, take the claim, and open a term. Returns them with the time of the group's last
+        answer."""
         failures = 0
         while True:
             tenure = await self._elected()

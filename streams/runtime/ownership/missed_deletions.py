@@ -44,7 +44,7 @@ Missed = dict[str, set[bytes]]
 
 
 class MissedDeletions:
-    """Finds and deletes them. On the loop."""
+    """Finds and deletes such rows. On the loop."""
 
     def __init__(self, member: Member, replicas: Replicas, read: Read) -> None:
         self._member = member
@@ -55,8 +55,8 @@ class MissedDeletions:
         """Where no row was missed: the topic's id, the position, and up to where tombstones may be gone."""
 
     async def find(self, worker: PartitionWorker, goal: int, stands: Mapping[str, tuple[str, Range]]) -> Missed:
-        """Find them for a partition whose copy is complete up to ``goal``; what is found is of no use if the partition
-        is taken away meanwhile. ``stands``: the id of each input, and its log's start and end. Raises
+        """Find the missed deletions of a partition whose copy is complete up to ``goal``. They are void if the
+        partition is taken away meanwhile. ``stands``: the id of each input, and its log's start and end. Raises
         ``BrokerUnavailable``."""
         tables = [spec.topic for spec, _ in self._member.further_inputs if spec.table is not None]
         missed: Missed = {}
@@ -79,7 +79,7 @@ class MissedDeletions:
         return missed
 
     def delete(self, worker: PartitionWorker, missed: Missed) -> list[Change]:
-        """Delete them in a partition that is about to work. Returns the changes that are to be committed."""
+        """Delete these rows in a partition that is about to work. Returns the changes that are to be committed."""
         changes: list[Change] = []
         for topic, keys in missed.items():
             table = worker.joined.tables[topic]

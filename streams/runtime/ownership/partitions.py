@@ -358,8 +358,9 @@ class Partitions:
                 self._void(worker)
 
     def position_gone(self, place: tuple[int, int]) -> None:
-        """Restart a partition (number, epoch) that cannot read on in the loop. Another member has handled what it
-        deleted, and this one does not know yet that it was evicted; else the take-over names what is missing."""
+        """Restart a partition (number, epoch) whose next record in the loop is gone. Another member has handled and
+        deleted it, and this one does not know yet that it was evicted. Otherwise the take-over names what is
+        missing."""
         worker = self.workers.get(place[0])
         if worker is not None and worker.epoch == place[1]:
             self._begin_restart(worker, worker.failures, settle=True)

@@ -20,8 +20,8 @@ JUDGE_SECONDS: Final = 20.0
 
 
 class Stalls:
-    """Ends the hanging transactions that hold up restores, where a proof says how; logs the others, and those that a
-    coordinator has once they have had the time of a transaction to end."""
+    """Ends hanging transactions that hold up restores, as far as a proof says how, and logs the others. A transaction
+    that a coordinator has is logged when it has had its whole time to end."""
 
     def __init__(self, member: Member) -> None:
         self._member = member

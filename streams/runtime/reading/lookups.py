@@ -84,7 +84,8 @@ class _Reading:
         self.waits = 0
 
     def seen(self, writer: str) -> LookupPosition:
-        """Return the position that nothing was looked into beyond so far, for an offset record of this writer."""
+        """Return the position up to which rows may have been looked into so far, for an offset record of this
+        writer."""
         # The second offset of each place counts: a row that is just coming in may have been seen.
         return LookupPosition(self.reader.topic_id, tuple(seen for _, seen in self.reader.places), writer)
 
