@@ -88,8 +88,7 @@ class Watchdog:
             if looked_at - before > SLOW_SECONDS:
                 continue  # the process as a whole stood still: no handler is to blame before the next look
             if still > self._limit and given_up_for != beat and self._events is not None:
-                # A pause is given up once, too: each call counts as an owner, and after three of them it is the
-                # event's failure.
+                # One note for a pause: a second one would say the same.
                 given_up_for = beat
                 self._events.give_up(self._frame(), still)
 

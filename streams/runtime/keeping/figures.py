@@ -8,7 +8,7 @@ from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.statistics import FolderStatistics
 
 READ_PER_SECOND: Final = 250_000
-"""Estimates count with so many records of the changelog in a second of a restore. 290,000 and more were measured."""
+"""Estimates assume that a restore reads so many records of the changelog in a second."""
 LEAST_MEASURED: Final = 1 << 22
 """The loading time of a folder with fewer bytes says nothing about larger ones."""
 

@@ -31,7 +31,7 @@ _CLOSE_SECONDS: Final = 5.0
 _QUESTION_SECONDS: Final = 3.0
 """The answer to a question takes so many seconds, at most: leaving the group waits for it."""
 _LOOKS: Final = 4
-"""So many questions go to the group in the time of a session: a term outlives three that get no answer."""
+"""So many questions go to the group in the time of a session, if each is answered at once."""
 
 
 class CandidateTerm(Protocol):

@@ -134,7 +134,7 @@ class TakeOvers:
             raise
         finally:
             for partition in held:
-                # A partition with a worker here works by now, or a later take-over holds it.
+                # With a worker here the partition works by now, or another take-over holds it, or the source stops.
                 if self._member.workers.get(partition) is None:
                     self._replicas.unhold(partition)
 

@@ -115,7 +115,6 @@ def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
 
 def checked(question: Question, group: str, partitions: int) -> Question:
     """Check a question from outside. Raises ``ConfigError``."""
-    # The address may be that of another group by now.
     if question.group != group:
         raise ConfigError(f"the question is for the group {question.group!r}, and this is {group!r}")
     if question.kind not in ("get", "len", "range"):

@@ -319,7 +319,7 @@ class LogReader:
         now = loop_time()
         began, last = self._failing.get(partition, (now, now))
         if now - last > 10 * RETRY_SECONDS:
-            # The partition was read since, so the time to wait begins anew.
+            # The last failure is long ago, so the time to wait begins anew.
             began = now
         self._failing[partition] = began, now
         while True:
