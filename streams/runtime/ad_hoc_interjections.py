@@ -50,12 +50,14 @@ class AdHocInterjections:
         try:
             return await future
         finally:
+            # The caller may have been cancelled. Then an interjection that has not begun need not begin.
             interjection.is_unwanted = True
 
     async def interject_all(self, handler: Handler, *, blocking: bool, return_exceptions: bool) -> dict[int, Any]:
         workers = sorted(self._workers.items())
         partitions = [partition for partition, worker in workers if worker.takes_interjections]
         self.refuse_to_wait_for_itself(partitions)
+        # Each interjection commits by itself, so all of them end, whatever becomes of one.
         found = await asyncio.gather(
             *(self.interject(partition, handler, blocking=blocking) for partition in partitions),
             return_exceptions=True,
@@ -76,6 +78,7 @@ class AdHocInterjections:
         trace = self._trace()  # this thread's
 
         def begin() -> None:
+            # The future may have been cancelled, or refused by ``close``, before its turn on the loop.
             if answer in self._elsewhere and answer.set_running_or_notify_cancel():
                 try:
                     self._queue(partition, handler, blocking, answer, trace)
@@ -86,12 +89,14 @@ class AdHocInterjections:
         answer.add_done_callback(self._elsewhere.discard)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(begin)
-        if self._is_over:  # and may not have seen this one
+        # ``close`` may have gone through the futures before this one was among them: it would never end.
+        if self._is_over:
             self._refuse_elsewhere()
         return answer
 
     def close(self) -> None:
         """Refuse all interjections from now on: the run is over, and every partition gone."""
+        # The flag comes first: a thread that adds a future from now on finds it, and ends that future.
         self._is_over = True
         self._refuse_elsewhere()
 
@@ -117,6 +122,7 @@ class AdHocInterjections:
             raise NotOwned(f"{self._topic}[{partition}] is not active on this member")
 
         def waiter(error: BaseException | None) -> None:
+            # The caller was cancelled. That takes nothing back of what the interjection has done.
             if future.done():
                 return
             if isinstance(error, TakenBack):
@@ -153,6 +159,7 @@ class AdHocInterjections:
 
     def _refuse_elsewhere(self) -> None:
         """End the futures of waiting threads with ``Stopped``."""
+        # The loop goes over a copy, because a future that ends takes itself out.
         for answer in list(self._elsewhere):
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 answer.set_exception(Stopped("the event source stopped"))

@@ -3,9 +3,6 @@
 ``Worker.call``: loop -> thread, run one blocking call, await its result (per batch: about 60 us). ``Inlet.put``:
 thread -> loop, hand over a batch; the loop's function runs soon (per batch: about 15 us). ``in_process``: loop ->
 process.
-
-Threads here are daemons: a call into librdkafka that never returns is abandoned with its thread and must not keep the
-process alive. The threads of ``anyio.to_thread`` are not, which is why they are not used.
 """
 
 from __future__ import annotations
@@ -39,6 +36,8 @@ class Worker:
         self._name, self._is_abandoned = name, False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._made_here = MadeHere(name, ConfigError)
+        # The thread is a daemon: a call into librdkafka that never returns is abandoned with its thread, and must not
+        # keep the process alive. The threads of ``anyio.to_thread`` are no daemons.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:

@@ -33,7 +33,7 @@ LOOKUP_PREFIX = "lookup:"
 """Among the inputs of an offset record: this, and the topic of a lookup, name a ``LookupPosition``. No topic's name has
 a colon."""
 TIMER_FORMAT = 1
-"""The newest layout of ``TimerRecord`` that is known here."""
+"""The newest layout of ``TimerRecord`` that this version can read."""
 
 
 InputPosition: TypeAlias = tuple[int, str]
@@ -55,6 +55,7 @@ class LookupPosition(msgspec.Struct, frozen=True, array_like=True):
     written. In a later one, of a member that does not know the lookup, it is only carried: a member between the two may
     have looked further without a record, and died."""
 
+    # The record is an array: the order of the fields is the format.
     topic_id: str
     offsets: tuple[int, ...]
     writer: str = ""
@@ -75,8 +76,10 @@ class OffsetRecord(msgspec.Struct, frozen=True):
     writer: str
     serial: int
     generation: int
+    # The fields from here on have defaults: records of older versions lack them.
     source_id: str = ""
     changelog_id: str = ""
+    # The positions stay encoded: those that mean nothing here are carried on unchanged.
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -103,6 +106,7 @@ class OffsetRecord(msgspec.Struct, frozen=True):
         if self.inputs is msgspec.UNSET:
             return None
         try:
+            # Only this entry is decoded in full: others may be of a newer version, in a form that is not known here.
             found = msgspec.json.decode(self.inputs, type=dict[str, msgspec.Raw]).get(name)
             return None if found is None else msgspec.json.decode(found, type=kind)
         except msgspec.DecodeError as error:
@@ -128,6 +132,7 @@ def further_positions(
     carried: dict[str, msgspec.Raw] = {}
     if known is not None and known.inputs is not msgspec.UNSET:
         carried = msgspec.json.decode(known.inputs, type=dict[str, msgspec.Raw])
+    # The numbers of partitions are text, because JSON has no other keys.
     mine = {topic: {str(partition): position} for topic, position in positions.items()}
     return msgspec.Raw(msgspec.json.encode(carried | mine))
 
@@ -144,6 +149,8 @@ def without_input(known: OffsetRecord, topic: str) -> msgspec.Raw | msgspec.Unse
 class ReleaseMarker(msgspec.Struct, frozen=True):
     """The donor's last record: the partition goes to the member ``to`` (a member id), as ordered in ``generation``."""
 
+    # This is the id of the member, not the name of its instance. Generations begin again when a coordinator has lost
+    # its memory. Then an old marker would start another member of that name.
     to: str
     generation: int
 
@@ -192,6 +199,7 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     if record.value is None:
         return name, None
     found = _decode(record, TimerRecord, "timer")
+    # A newer format is refused, and not passed over: a timer that is not read never fires.
     if found.v > TIMER_FORMAT:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {TIMER_FORMAT}")
     return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace)

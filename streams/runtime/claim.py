@@ -3,10 +3,9 @@
 A *claim* is a transactional id that belongs to one partition of a topic. Who takes the id is the partition's writer
 until the next one takes it, whatever a frozen or cut-off predecessor still sends. The order is the protocol:
 
-1. ``take`` the id. When the broker answers, an open transaction of the predecessor is ended, and it is fenced.
-2. Only then the end of the log is looked up, within ``take``: nothing of a predecessor can come behind it.
-3. ``read`` up to that end tells what predecessors have committed, this process under an earlier claim among them.
-4. ``append``: each transaction has a record in the partition, so the log tells whether it was committed.
+1. ``take`` the id, and look up the end of the log.
+2. ``read`` up to that end: it tells what predecessors have committed, this process under an earlier claim among them.
+3. ``append`` transactions.
 
 After an error of ``append`` nothing is guessed: ``take`` once more settles it, and what is in the log behind the last
 known position tells which way. A writer that was fenced does so only when it is the elected one *by an answer that is
@@ -30,7 +29,9 @@ from streams.model.topics import missing
 from streams.records import IncomingRecord, Output
 
 TRANSACTION_SECONDS: Final = 60.0
+"""The broker ends a transaction that has been open for so many seconds."""
 CALL_SECONDS: Final = 30.0
+"""A call takes so many seconds, at most."""
 
 
 class Claim:
@@ -81,6 +82,8 @@ class Claim:
 
         Raises ``TransactionFailed``, ``BrokerUnavailable``.
         """
+        # The id comes first: when the broker answers, an open transaction of the predecessor is ended, and it is
+        # fenced. Only then is the end of the log looked up: nothing of a predecessor can come behind it.
         self._slot.open([self.topic])
         return self.look()
 
@@ -103,6 +106,7 @@ class Claim:
         After either the claim is to be taken again.
         """
         own = self.topic, self.partition
+        # A record in this partition is needed: in doubt it tells whether the transaction was committed.
         if not any((output.topic, output.partition) == own for output in reversed(outputs)):
             raise ValueError(f"a transaction of {self.transactional_id} without a record in {self.where}")
         try:

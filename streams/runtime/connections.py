@@ -33,7 +33,7 @@ from streams.settings.config import EventSourceConfig
 T = TypeVar("T")
 
 ROOM_POLLS = 8
-"""Polls' worth of records that may be on their way to handlers, over all partitions: enough to never run dry."""
+"""So many polls' worth of records may be on their way to handlers, over all partitions: enough to never run dry."""
 
 
 class KafkaConnections:
@@ -51,6 +51,7 @@ class KafkaConnections:
             config.bootstrap_servers, config.client_settings, **ours
         )
         if config.source_is_elsewhere:
+            # The settings of our own cluster are left out: its passwords are no business of another one.
             self._source_settings = ClientSettings(
                 config.source_bootstrap_servers, config.source_client_settings, **ours
             )
@@ -65,6 +66,7 @@ class KafkaConnections:
 
     def cluster(self) -> Cluster:
         """Return the cluster as the slots share it."""
+        # All slots have one: they share connections, and what is known of leaders.
         if self._cluster is None:
             settings = self._settings
             self._cluster = Cluster(
@@ -94,6 +96,7 @@ class KafkaConnections:
         config = self._config
         settings = ClientSettings(
             bootstrap_servers or config.bootstrap_servers,
+            # Of another cluster nothing here is known, not even its security.
             client_settings if bootstrap_servers else {**config.client_settings, **client_settings},
             client_id=self._settings.client_id,
         )
@@ -102,12 +105,14 @@ class KafkaConnections:
 
     def consumer(self) -> LogConsumer:
         """Build the consumer of the source topic."""
+        # Each of several inputs waits for the others, so their consumers report ends.
         return LogConsumer(self._source_settings, self._config.topic, INPUT if self._inputs == 1 else ONE_OF_SEVERAL)
 
     def input(self) -> Poller:
         return self._poller(self.consumer)
 
     def further_inputs(self, topics: Sequence[str]) -> list[Input]:
+        # This is set before the consumer of the source is built, which depends on it.
         self._inputs = 1 + len(topics)
         return [self._poller(partial(LogConsumer, self._settings, topic, ONE_OF_SEVERAL)) for topic in topics]
 
@@ -119,6 +124,7 @@ class KafkaConnections:
             max_poll_records=queues.max_poll_records,
             # Of several inputs one waits for the other: so there is room until a full queue is paused, and behind it.
             room=ROOM_POLLS * queues.max_poll_records if inputs == 1 else 2 * queues.max_queued_records,
+            # It is never 0, however small the setting: the poll thread would wait for room without end.
             room_bytes=max(1, min(queues.max_queued_bytes, (queues.max_queued_bytes_total + 1) // 2) // inputs),
         )
 
@@ -127,6 +133,7 @@ class KafkaConnections:
 
     def tail(self) -> Tail:
         """Build the tail thread and its consumer, for warm copies and restores from the changelog."""
+        # The changelog is on our own cluster, wherever the source is.
         return Tail(lambda: LogConsumer(self._settings, self._config.changelog, TAIL))
 
     def followed(self, topic: str) -> LogConnections:

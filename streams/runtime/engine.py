@@ -58,10 +58,10 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
-"""For leaving the group at the end."""
+"""Leaving the group at the end takes so many seconds, at most."""
 
 JOBS_SECONDS = 1.0
-"""For cancelled jobs to tidy up at the end, before they are left to themselves."""
+"""Cancelled jobs have so many seconds to tidy up at the end. Then they are left to themselves."""
 
 
 class Engine:
@@ -127,6 +127,7 @@ class Engine:
         else:
             refuse_without_folder(store_factory)
         self.slots = Slots([connections.slot(name) for name in ids], [config.changelog])
+        # These come before ``input``: with several inputs the consumer of the source has to report ends, too.
         readers = connections.further_inputs([spec.topic for spec in inputs]) if inputs else []
         self.further_inputs = tuple(zip(inputs, readers, strict=True))
         self.input = connections.input()
@@ -150,6 +151,7 @@ class Engine:
             moved_to=lambda partition, offset: self.workers[partition].moved_to(offset),
         )
         self.looks = Looks(self)
+        # The lambdas are needed because these rooms use each other, and the later one is not made yet.
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
         self.partitions = Partitions(self, self.replicas, self.looks, lambda workers: self.takeovers.take_over(workers))
@@ -190,6 +192,7 @@ class Engine:
                 try:
                     await self._disconnect()
                 finally:
+                    # The threads end last: to disconnect takes some of them.
                     for thread in self._threads:
                         thread.abandon()
         if self.failure is not None:
@@ -202,8 +205,7 @@ class Engine:
         self._stop.set()
 
     def fail(self, error: BaseException, *, drain: bool = True) -> None:
-        """Stop because of an error; the first one is raised by ``run``. Into a topic that was replaced nothing is
-        drained."""
+        """Stop because of an error; ``run`` raises the first one. Nothing is drained into a topic that was replaced."""
         if self.failure is None:
             self.failure = error
             cause = error.__cause__ if isinstance(error, EventFailure) else None
@@ -215,6 +217,7 @@ class Engine:
         """End the process on the spot: the user's policy requires it."""
         _log.critical("%s", text)
         logging.shutdown()
+        # The log was closed before, since ``os._exit`` flushes nothing.
         self.environment.exit(70)
 
     def _begin(self) -> None:
@@ -223,6 +226,7 @@ class Engine:
         recovery = Recovery(
             self.pool, self.config, topics, self.now, self.look_ups.look_up, partitions.refused, partitions.dropped
         )
+        # Nothing is committed without these two, so after an error of theirs nothing can be drained.
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
         watch = partial(self._watchdog.run, self.takeovers.blocked)
@@ -258,6 +262,7 @@ class Engine:
 
     async def _drain_all(self) -> None:
         if self.is_draining:
+            # Partitions move first, as long as others can take them warm. Those that are left are given up.
             await self.handover.leave()
         self.accepting = False
         if self._drain:
@@ -282,6 +287,7 @@ class Engine:
 
     def _close_clients(self) -> None:
         """Close the clients. Blocks, on a thread that may have no waiter any more: so this is one call."""
+        # The group is left first: others wait for its partitions.
         self.membership.close(CLOSE_SECONDS)
         self.status.withdraw()
         if self._elsewhere is not None:
@@ -289,6 +295,7 @@ class Engine:
 
     async def _until_no_drain(self, giving_up: TaskGroup) -> None:
         """Cut the drain short when it is taken back or cannot succeed any more."""
+        # The running events have the time of a drain. Their transaction is committed behind them.
         deadline = (
             self.now() + self.config.timeouts.drain_timeout_seconds + 2 * self.config.timeouts.call_timeout_seconds
         )
@@ -367,6 +374,7 @@ class Engine:
         _log.warning("the membership is lost (%s): everything owned is void, joining again", event.reason)
         self.measure(MembershipChanged(-1, 0, 0, lost=True, cause=event.reason))
         self.slots.name_is_ours(False)
+        # All that is owned goes before anything of the next membership is looked at (protocol, 8a).
         self.handover.lost()
         self.partitions.void_all(event.reason)
         self.incarnation = event.incarnation
@@ -381,6 +389,7 @@ class Engine:
         async with anyio.create_task_group() as giving_up:
             for worker in workers:
                 giving_up.start_soon(self.partitions.give_up, worker)
+        # A membership that was lost during the barrier is owed no answer.
         if event.incarnation == self.incarnation:
             self.membership.released(event.partitions, event.incarnation, event.generation)
             self.handover.look_again(event.partitions)

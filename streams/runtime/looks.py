@@ -32,7 +32,7 @@ from streams.runtime.partition.state import Partition
 from streams.runtime.signal import Broadcast, Signal
 
 _RENEW_SECONDS: Final = 0.1
-"""Between two heartbeats that are sent for the lease alone."""
+"""Two heartbeats that are sent for the lease alone are so many seconds apart, at least."""
 
 
 class Looks:

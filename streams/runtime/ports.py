@@ -1,7 +1,7 @@
 """The interfaces of the clients to the runtime: the seam between the engine and the outside.
 
-Real ones are in ``clients`` and ``bridge``; simulated ones, on a loop whose time is an illusion, in the tests. Blocking
-methods are only ever called through a ``Blocking`` worker.
+Real ones are in ``streams/kafka`` and ``bridge``; simulated ones, on a loop with virtual time, in
+``streams/testing/simulation``. Blocking methods are only ever called through a ``Blocking`` worker.
 """
 
 from __future__ import annotations

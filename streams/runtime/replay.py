@@ -110,6 +110,7 @@ class PartitionReplay:
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
         self.fires_timers = False
+        # The seed is fixed, so that the same data have the same results.
         self.rng = random.Random(0)
         self.now = asyncio.get_running_loop().time
         self.message_limit = program.message_limit
@@ -187,6 +188,7 @@ class PartitionReplay:
             outside = _replaying.set(True)
             try:
                 await worker.handle(batch)
+                # Work ahead of its turn ends within this call: between two calls nothing runs on.
                 await worker.settle_line()
             except RestartNeeded as need:
                 self._restart(worker, need)
@@ -198,6 +200,7 @@ class PartitionReplay:
             self._watermark = worker.watermark
             left = [record for record in records if record.offset >= self._watermark]
             self.records += len(records) - len(left)
+            # A worker that has neither stopped nor been replaced gets no farther: another round would be without end.
             if left and self._worker is worker and self.stopped is None:
                 raise StreamsError(f"{left[0].where}: the replay does not get past it")
             records = left
@@ -228,6 +231,7 @@ class PartitionReplay:
         if need.failure.attempts:
             worker.failures.add(need.origin, need.failure)
         self._known = worker.failures.carried_over()
+        # The timers are taken over as they are: their changes are not among those that the next store is filled from.
         self._timers = worker.timers.contents()
         worker.drop_store()
         self._worker = None

@@ -1,8 +1,4 @@
-"""A flag that tasks wait for again and again: "something changed, look again".
-
-By asyncio's own futures: with 400 partitions a task is woken for a handful of events, and an event object of anyio per
-wait (which looks for its backend first) was a tenth of what these cost.
-"""
+"""A flag that tasks wait for again and again: "something changed, look again"."""
 
 from __future__ import annotations
 
@@ -25,6 +21,8 @@ class _Waiters:
             _end(future)
 
     async def wait(self, timeout: float | None) -> None:
+        # A future of asyncio is enough. With 400 partitions a task is woken for a handful of events, and an event
+        # object of anyio for each wait, which looks for its backend first, was a tenth of what these cost.
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._futures.append(future)
@@ -61,6 +59,8 @@ class Signal:
         if not waiters.woken:
             await waiters.wait(timeout)
         notified = waiters.woken
+        # Only the first of the tasks that were woken together takes the flag back: a later one would take a new
+        # notification.
         if notified and self._waiters is waiters:
             self._waiters = _Waiters()
         return notified
@@ -76,6 +76,7 @@ class Broadcast:
 
     def notify(self) -> None:
         """Wake the tasks that wait now."""
+        # The exchange comes first: a task that waits again at once waits for the next notification.
         waiters, self._waiters = self._waiters, _Waiters()
         waiters.wake()
 

@@ -23,8 +23,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 10.0
+"""One request to the broker takes so many seconds, at most."""
 FIRST_PAUSE: Final = 0.5
+"""The second try at the start comes so many seconds after the first. Each further pause is twice as long."""
 LONGEST_PAUSE: Final = 5.0
+"""No pause between two tries is longer than so many seconds."""
 
 
 SOURCE: Final = "source"
@@ -34,9 +37,10 @@ TABLE: Final = "table"
 LOOKUP: Final = "lookup"
 LOOP: Final = "loop"
 VISITS: Final = "visits"
+"""Messages and ``kes topics`` name the purposes of topics by these words."""
 KEPT_UNTIL_HANDLED: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-"""Of the loop's topic: records go when they are handled (``ownership.loop_purge``), and not by their age. The few
-requests for visits stay."""
+"""Settings of the loop's topic, whose records go when they are handled (``ownership.loop_purge``) and not by their age,
+and of the requests for visits, which are few and stay."""
 
 
 def purposes(config: EventSourceConfig) -> dict[str, str]:
@@ -58,6 +62,7 @@ def check_declarable(router: Router, config: EventSourceConfig, method: str, top
 def specs(config: EventSourceConfig) -> list[TopicSpec]:
     """Return the source's own topics as they must be: source, changelog, dead letters, loop, requests for visits, and
     the stand-in of a source on another cluster; equal numbers of partitions. The source comes first."""
+    # The changelog is compacted: the last record of each key is the state, and the older ones are not needed.
     configs = {config.changelog: {"cleanup.policy": "compact"}, **dict.fromkeys(config.own_inputs, KEPT_UNTIL_HANDLED)}
     return [spec(config, name, configs=configs.get(name)) for name in purposes(config)]
 
@@ -89,6 +94,7 @@ def spec_of_input(config: EventSourceConfig, given: InputSpec) -> TopicSpec:
 
 def spec_of_lookup(config: EventSourceConfig, topic: str) -> TopicSpec:
     """Return the topic of a lookup as it must be: compacted, with any number of partitions."""
+    # It has one partition or any larger number: a lookup is read as a whole, and not by partitions of the source.
     found = spec(config, topic, 1, configs={"cleanup.policy": "compact"})
     return msgspec.structs.replace(found, may_have_more=True, may_delete=True)
 
@@ -136,14 +142,15 @@ async def create_and_verify(
     missing is a difference, unless ``creates_others``.
 
     When there is a changelog, the source topic may have more partitions than the settings: members go on with those
-    that they know, and warn. Without a changelog it is refused, before anything is made: the partitions of keys are
-    decided once, at the first start.
+    that they know, and warn. Without a changelog that is refused.
     """
     source, changelog, *others = specs(config)
 
     def is_missing(topics: Topics) -> bool:
         return missing(changelog.name) in topics.differences([changelog])
 
+    # The changelog is made at the first start, which decides the partitions of keys once for all. So the settings must
+    # fit then.
     is_new = await _with(connections.topics, connections, is_missing)
     wanted = [msgspec.structs.replace(source, may_have_more=not is_new), changelog, *others]
     if creates_others:
@@ -151,11 +158,13 @@ async def create_and_verify(
     foreign = [(OUTPUT, [*outputs]), (INPUT, [*inputs]), (LOOKUP, [*lookups])]
 
     def work(topics: Topics, wanted: Sequence[TopicSpec], foreign: Sequence[Foreign] = ()) -> list[str]:
+        # All is compared before anything is made: a start that is refused leaves no topic behind.
         absent = {missing(spec.name) for spec in wanted}
         refused = [sentence for sentence in topics.differences(wanted) if sentence not in absent]
         if refused := refused + [sentence for found in foreign for sentence in _of_others(topics, *found)]:
             raise TopicError("; ".join(refused))
         created = topics.create(wanted, REQUEST_SECONDS)
+        # They are compared once more: another member may have made them at the same time, with other settings.
         differences = topics.differences(wanted)
         unheard_of = {missing(spec.name) for spec in wanted}.intersection(differences)
         if unheard_of:  # they are there since a moment ago, but this broker does not know them yet
@@ -166,6 +175,7 @@ async def create_and_verify(
 
     if not config.source_is_elsewhere:
         return await _with(connections.topics, connections, partial(work, wanted=wanted, foreign=foreign))
+    # The source comes first: if its cluster refuses, nothing is made on ours.
     created = await _with(connections.source_topics, connections, partial(work, wanted=wanted[:1]))
     return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:], foreign=foreign))
 
@@ -193,6 +203,7 @@ def _of_others(topics: Topics, purpose: str, specs: Sequence[TopicSpec]) -> list
 
 async def delete(config: EventSourceConfig, connections: Connections) -> list[str]:
     """Delete the topics; returns their names. A source on another cluster belongs to others: it stays."""
+    # The source comes first in this list.
     names = [spec.name for spec in specs(config)][1 if config.source_is_elsewhere else 0 :]
 
     def work(topics: Topics) -> list[str]:

@@ -27,14 +27,17 @@ from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatisti
 _log = logging.getLogger(__name__)
 
 TELL_SECONDS: Final = 1.0
+"""A member looks for news of itself every so many seconds."""
 ASK_SECONDS: Final = 5.0
+"""One request to the broker takes so many seconds, at most."""
 WITHDRAW_SECONDS: Final = 1.0
+"""The removal of the notes takes so many seconds, at most: the stop waits for it."""
 REBALANCES: Final = 10
 """So many of the last rebalances are published."""
 NOTE_LETTERS: Final = 4000
-"""The board's limit for a note; the rest would be cut off, and half a note cannot be read."""
+"""A note has so many characters, at most: the board cuts off the rest, and half a note cannot be read."""
 CAUSE_LETTERS: Final = 100
-"""The limit for a rebalance's cause: it names members, which may be many."""
+"""The cause of a rebalance has so many characters, at most: it names members, which may be many."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -61,6 +64,7 @@ def note_of(status: MemberStatus) -> str:
         msgspec.structs.replace(entry, cause=_short(entry.cause, CAUSE_LETTERS)) for entry in status.rebalances
     ]
     while len(text := _encoded(fields)) > NOTE_LETTERS and (fields["moves"] or fields["visits"]):
+        # The newest runs of visits are the last ones: they stay.
         fields["moves"] = fields["moves"][: len(fields["moves"]) // 2]
         fields["visits"] = fields["visits"][(len(fields["visits"]) + 1) // 2 :]
     return text
@@ -117,6 +121,7 @@ class Status:
                     self._published.clear()  # all of it again, when the broker answers
                     _log.debug("the status is not published: %s", error)
                 except StreamsError as error:
+                    # A right that is missing stays missing: no second request.
                     _log.info("no status is published for `kes group`: %s", error)
                     return
             await anyio.sleep(TELL_SECONDS)
@@ -154,8 +159,10 @@ class Status:
             config.queries.address,
             self._visits(),
         )
+        # The times are left out: they change with every look, and are no news.
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
         if found or self._is_new((config.offsets_topic, 0), gist):
+            # A note is kept as the metadata of an offset, and the generation is that offset: before a plan it is -1.
             found[config.offsets_topic, 0] = max(status.generation, 0), note_of(status)
         return found
 
@@ -171,6 +178,7 @@ class Status:
 
     def _publish(self, notes: dict[tuple[str, int], tuple[int, str]]) -> None:
         with self._lock:
+            # Without this the note of a member that has just stopped would stay behind.
             if self._over:
                 return
             if self._board is None:

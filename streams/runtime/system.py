@@ -21,8 +21,10 @@ _log = logging.getLogger(__name__)
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 PULSE_SECONDS = 0.25
+"""The watchdog looks, and the loop beats, every so many seconds."""
 SLOW_SECONDS = 1.0
-"""A pause of the loop from which on it is logged: transactions of all partitions wait for so long."""
+"""A pause of the loop is logged if it is longer than so many seconds: the transactions of all partitions wait
+meanwhile."""
 
 
 def elapsed_seconds() -> float:
@@ -72,6 +74,7 @@ class Watchdog:
             beat, before, looked_at = self._beat, looked_at, time.monotonic()
             still = looked_at - beat
             if still > SLOW_SECONDS and warned_for != beat:
+                # A pause is logged once: it is known by the last beat before it.
                 warned_for = beat
                 frame = self._frame()
                 _log.warning(
@@ -85,6 +88,7 @@ class Watchdog:
             if looked_at - before > SLOW_SECONDS:
                 continue  # the process as a whole stood still: no handler is to blame before the next look
             if still > self._limit and given_up_for != beat and self._events is not None:
+                # One note for a pause: a second one would say the same.
                 given_up_for = beat
                 self._events.give_up(self._frame(), still)
 
@@ -141,4 +145,4 @@ class Environment:
 
 
 MACHINE = Environment()
-"""The real one."""
+"""A real run has this one."""

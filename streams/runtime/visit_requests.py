@@ -16,8 +16,11 @@ from streams.runtime.ports import Connections, PlainProducer
 from streams.settings.config import EventSourceConfig
 
 LOOK_SECONDS: Final = 10.0
+"""One request about the topic takes so many seconds, at most."""
 DELIVERY_SECONDS: Final = 30.0
+"""A record is delivered within so many seconds, or has failed."""
 _POLL_SECONDS: Final = 0.1
+"""One wait for acknowledgements takes so many seconds, at most."""
 
 
 async def send_request(config: EventSourceConfig, connections: Connections, request: VisitRequest) -> None:
@@ -62,8 +65,10 @@ def _sent(producer: PlainProducer, config: EventSourceConfig, request: VisitRequ
     reports: list[Acknowledgement] = []
     for partition in range(config.num_partitions):
         record = Record(config.visits_topic, value, None, headers, partition)
+        # The producer's queue is full: acknowledgements make room.
         while not producer.produce(record, partition):
             reports += producer.poll(_POLL_SECONDS)
+    # Each record has a deadline of its own. This one is for a producer that stands still.
     deadline = time.monotonic() + 2 * DELIVERY_SECONDS
     while len(reports) < config.num_partitions:
         if producer.is_broken or time.monotonic() > deadline:

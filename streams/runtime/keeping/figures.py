@@ -8,15 +8,16 @@ from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.statistics import FolderStatistics
 
 READ_PER_SECOND: Final = 250_000
-"""Records of the changelog that a restore reads in a second."""
+"""Estimates assume that a restore reads so many records of the changelog in a second."""
 LEAST_MEASURED: Final = 1 << 22
-"""Bytes of a folder below which the time of its loading says nothing about larger ones."""
+"""The loading time of a folder with fewer bytes says nothing about larger ones."""
 
 
 class LoadRate:
     """Bytes that are loaded in a second, measured with the last large folder. Set on one thread, for any."""
 
     def __init__(self) -> None:
+        # An assumption, which holds until a large folder has been loaded.
         self.per_second = 80e6
 
     def loaded(self, size: int, seconds: float) -> None:

@@ -10,9 +10,9 @@ from streams.runtime.keeping.folders.place import room_at
 from streams.runtime.keeping.kept_partition import KeptPartition
 
 LOOKS: Final = 16
-"""At what waits, while as much is gathered as may wait: so not after each transaction."""
+"""So many looks at what waits come while as much is gathered as may wait. One for each transaction would cost more."""
 HOLD_SECONDS: Final = 60.0
-"""For which the intake is held for a disk that takes nothing; then the source stops."""
+"""The intake is held for so many seconds for a disk that takes nothing. Then the source stops."""
 
 
 class Intake:
@@ -39,6 +39,7 @@ class Intake:
             if unwritten > self._most:
                 self._held_since = self._now()
                 self._hold(True)
+        # The intake does not go on at the bound itself: each transaction would turn it off and on there.
         elif unwritten <= self._most // 2:
             self._held_since = None
             self._hold(False)

@@ -38,9 +38,11 @@ from streams.statistics import FolderStatistics
 _log = logging.getLogger(__name__)
 
 RENEW_MS: Final = 3_600_000
-"""The age of a mark at which its partition, if nothing happens in it, sends its offset record again."""
+"""An idle partition sends its offset record again when its mark is so many milliseconds old. An hour is short beside
+the time that tombstones live, a day by default."""
 TAIL_SECONDS: Final = 0.2
-"""For which a tail waits, per batch, while too much is unwritten: so a restore goes no faster than the disk."""
+"""A tail waits so many seconds per batch, at most, while too much is unwritten: so a restore goes no faster than the
+disk."""
 
 
 class StateKeeper:
@@ -90,8 +92,10 @@ class StateKeeper:
         looked_at = self.now()
         while True:
             await self._work.wait(min(1.0, self.config.state.checkpoint_seconds))
+            # Taken back before the look at the folders: one that fills up from now on has to wake this task again.
             self._is_woken = False
             for kept in list(self.open_ones):
+                # The folder may have been closed while another one was written.
                 if kept in self.open_ones and kept.is_due(self.now()):
                     await self._thread.call(kept.write)
             self._bound()
@@ -121,6 +125,7 @@ class StateKeeper:
         self, cuts: Mapping[int, Cut], kept_of: Callable[[int], KeptPartition | None], age_seconds: float
     ) -> None:
         """Gather the parts of a committed transaction, which was sealed ``age_seconds`` ago."""
+        # This is no later than the offset record was written: the age of a mark must not be counted too short (K4).
         as_of_ms = self.wall_ms() - int(age_seconds * 1000)
         for partition, cut in cuts.items():
             kept = kept_of(partition)
@@ -134,6 +139,7 @@ class StateKeeper:
             self._intake.look([kept for kept in self.open_ones if kept.needs_disk])
 
     def _is_damaged(self, kept: KeptPartition) -> None:
+        # The news may be late: a folder that was closed since belongs to no partition any more.
         if kept in self.open_ones and self._host is not None:
             self._host.begin_anew(kept)
 
@@ -179,6 +185,7 @@ class StateKeeper:
         await self._thread.call(lambda: None)  # one may be being opened
         for kept in list(self.open_ones):
             self.close_one(kept)
+        # This call comes behind all of them: the thread takes its calls in order.
         await self._thread.call(lambda: None)
 
     def statistics(self) -> tuple[FolderStatistics, ...]:
@@ -225,6 +232,8 @@ class StateKeeper:
         except (Damaged, OSError) as error:
             is_aside = not is_shortage(folder, error) and set_aside(folder, str(error))
             self.folders_set_aside += is_aside
+            # Begin again with an empty store if a part is in this one, or if another folder or a snapshot may fill it.
+            # Otherwise the folder is empty now, and the state comes from the changelog.
             if has_begun or not is_aside or folder.spares or self.snapshots is not None:
                 folder.close()
                 if not (has_begun or is_aside):
@@ -238,12 +247,14 @@ class StateKeeper:
         except BaseException:
             folder.close()
             raise
+        # The spares go only now: until here one of them may have been needed.
         folder.remove_spares()
         self.open_ones.append(kept)
         return kept
 
     def known_changelog(self) -> tuple[TopicIdentity, int]:
         """Return the changelog's identity, and for how many ms it keeps tombstones. Raises ``BrokerUnavailable``."""
+        # The answer holds for the run: a changelog that is made again stops the source.
         if self._log_known is None:
             name = self.config.changelog
             identity = self.questions().identity(name, self.now() + REQUEST_SECONDS)

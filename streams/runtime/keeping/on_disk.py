@@ -36,10 +36,11 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 PAGE = 512
-"""Rows that are read at a time, unless they are large."""
+"""So many rows are read at a time, or fewer if they are large."""
 LEAST_PIECE = 1 << 20
-"""Bytes of a piece of a database, at the least; above it one row in ``CUTS`` ends it."""
+"""A piece of a database has so many bytes, at least. Above that one row in ``CUTS`` ends it."""
 CUTS = 1024
+"""One key in so many ends a piece. Its checksum decides."""
 
 Finder = Callable[[Path, int, Callable[[FolderMark], str]], StateFolder]
 """Opens the folder of a partition, below a parent (``StateFolder.find``)."""
@@ -91,6 +92,7 @@ class DatabaseFolder(StateFolder):
         if mark is None:
             if self.spares:  # the copy of its mark came before theirs
                 raise Damaged("its database has no mark")
+            # Nothing says from where the changelog is to be read on, and the tombstones of keys in it may be gone.
             self.close_database()
             shutil.rmtree(self.place)
             return False
@@ -141,6 +143,8 @@ class DatabaseFolder(StateFolder):
         """Write what is in a data file into a database that is empty; see ``StateFolder``. Raises ``Damaged``, too."""
         for changes in decode_pieces(pieces, "its data"):
             last = {change.key: change for change in changes}
+            # It is written without a mark: it counts with ``commit``, and a start removes what got no farther than
+            # this.
             self.write(list(last.values()), None, None)
 
     def commit(self, identity: LogIdentity, offset: int, record: bytes, as_of_ms: int) -> None:
@@ -164,15 +168,18 @@ class DatabaseFolder(StateFolder):
                 self._replace_mark(mark)
 
     def rewrite_if_due(self, *, pause: bool = True) -> bool:
+        # An engine does that by itself.
         return False
 
     def set_aside(self) -> Path:
         """See ``StateFolder``."""
+        # The database is closed before its files are moved: an open engine goes on writing to them.
         self.close_database()
         return super().set_aside()
 
     def close_database(self) -> None:
         """Close the database; it may be opened again."""
+        # It is taken out first, so that one that fails to close is not used again.
         database, self.database = self.database, None
         if database is not None:
             database.close()
@@ -182,6 +189,7 @@ class DatabaseFolder(StateFolder):
         try:
             self.close_database()
         finally:
+            # The lock is freed last: from then on another process may open the database (K6).
             super().close()
 
 
@@ -204,12 +212,14 @@ class PartitionOnDisk(KeptPartition):
             raise HalfLoaded from error
         except OSError as error:
             raise NotKept(str(error)) from error
+        # This partition is among the open ones only when this has returned.
         self._share([*keeper.open_ones, self])
 
     def _checkpoint(self, pause: bool) -> None:
         with self._lock:
             if self._is_over:
                 return
+            # No offset record has come since the mark, so nothing more may count.
             if self._is_marked and not self._gathered:
                 if self.size < self._keeper.config.state.checkpoint_bytes:
                     return
@@ -220,7 +230,10 @@ class PartitionOnDisk(KeptPartition):
         self._append(changes, point, pause)
         if point is not None:
             with self._lock:
+                # A further offset record may have come during the write.
                 self._is_marked = self.point is point
+        # The store is called behind the write: it lets go of these values in memory, and reads them from the disk
+        # (K3).
         self.store.written(list(changes.values()))
 
     def _put(self, changes: dict[bytes, Change], point: Point | None, pause: bool) -> None:
@@ -246,6 +259,7 @@ class PartitionOnDisk(KeptPartition):
 
     def _start_over(self, distrusted: str) -> None:
         with self._lock:
+            # Many reads may fail at the same time. The partition has to start over once.
             if self._is_over:
                 return
             self._drop()
@@ -278,6 +292,7 @@ def open_for(
     try:
         return keeper.open(partition, layout_of(store), restore, progress, find, kind)
     except NotKept as error:
+        # Other stores work without a folder. This one has its state nowhere else.
         if isinstance(store, DiskStore):
             what = "its state is on disk, and StateConfig.folder cannot be used for it"
             raise StreamsError(f"{where}: {what}: {error}") from error
@@ -337,6 +352,7 @@ def read_database(path: Path, store: object, config: EventSourceConfig) -> bool:
         folder.mark = mark
         folder.open_database()
         data = folder.data(LEAST_PIECE)
+        # Reading is the check: the engine compares the checksums of what it reads.
         for _ in () if data is None else data[1]:
             pass
     finally:
@@ -380,6 +396,8 @@ def _rows(database: DiskDatabase, length: int) -> Iterator[bytes]:
             entry = encode([Change(key, value)])
             parts.append(entry)
             size += len(entry)
+            # The key alone decides: where nothing has changed the pieces are the same, and a snapshot uses the blocks
+            # again that are there.
             if size >= length or (size >= LEAST_PIECE and zlib.crc32(key) % CUTS == 0):
                 yield b"".join(parts)
                 parts, size = [], 0

@@ -33,13 +33,15 @@ from streams.runtime.partition.worker import PartitionWorker
 _log = logging.getLogger(__name__)
 
 MOST_OWNERS: Final = 3
-"""So many owners in a row lose the group by one event before it is the event's failure. Not fewer: what held up one
-machine may not hold up the next."""
+"""So many owners in a row may lose the group by one event. Then it is the event's own failure. Not fewer: what held up
+one machine may not hold up the next."""
 NOTE_SECONDS: Final = 5.0
+"""The group has so many seconds to commit a note."""
 LOOK_SECONDS: Final = 10.0
+"""Events that do not come to their turn are looked for every so many seconds."""
 TURN_SECONDS: Final = 30.0
-"""For so long the next event of a partition does not come to its turn, and later ones wait in theirs, before it is
-named: most calls to services take less."""
+"""The next event of a partition is named when it has been late for its turn for so many seconds, and later ones wait
+in theirs. Most calls to services take less."""
 
 Question = Callable[[Collection[int], float], dict[int, int | None]]
 
@@ -133,7 +135,8 @@ class BlockedEvents:
                     self._leave(partition, "")
 
     def meet(self, worker: PartitionWorker) -> None:
-        """Have the event that the notes name met as they say, on a partition that is about to start."""
+        """Apply the note about a partition that is about to start: the event that it names counts as failed by so many
+        owners."""
         note, topics = self._found.get(worker.partition), [self._member.config.topic]
         topics += [spec.topic for spec, _ in self._member.further_inputs]
         if note is None or note.topic not in topics:

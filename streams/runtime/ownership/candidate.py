@@ -25,11 +25,13 @@ from streams.sak.backoff import backoff_seconds
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+"""The first pause before the claim is taken again, and the longest one, take so many seconds."""
 _CLOSE_SECONDS: Final = 5.0
+"""Leaving the group takes so many seconds, at most."""
 _QUESTION_SECONDS: Final = 3.0
-"""For the answer to a question, at most: leaving the group waits for it."""
+"""The answer to a question takes so many seconds, at most: leaving the group waits for it."""
 _LOOKS: Final = 4
-"""Questions to the group in the time of a session."""
+"""So many questions go to the group in the time of a session, if each is answered at once."""
 
 
 class CandidateTerm(Protocol):
@@ -122,6 +124,8 @@ class Candidate:
                 self._end_term = end
                 watch = asyncio.create_task(self._watch(tenure, confirmed, end))
                 try:
+                    # The tenure may be over since before ``_end_term`` was set: ``tenure_ends`` has found no term
+                    # then.
                     if tenure.is_over:
                         end(tenure.reason)
                     yield term
@@ -129,6 +133,7 @@ class Candidate:
                     watch.cancel()
                     self._end_term = None
                     term.end("")
+                    # This comes behind the end of the term: from ``done`` on the next process may get the partition.
                     if tenure.is_over:
                         tenure.done()
         finally:
@@ -139,7 +144,8 @@ class Candidate:
     # -- the beginning of a term ---------------------------------------------------------------------------------------
 
     async def _begin(self, begin: Callable[[Claim, Tenure], T]) -> tuple[T, Tenure, float]:
-        """Wait for the election, take the claim, and open a term; with the time of the group's last word."""
+        """Wait for the election, take the claim, and open a term. Returns them with the time of the group's last
+        answer."""
         failures = 0
         while True:
             tenure = await self._elected()
@@ -188,6 +194,8 @@ class Candidate:
     async def _confirmed(self, tenure: Tenure) -> float:
         while True:
             await asyncio.sleep(self._session / _LOOKS)
+            # The time of the question counts, and not that of its answer: right behind the answer the group may elect
+            # another process.
             asked = self._loop.time()
             if await self._questions.call(tenure.is_confirmed, self._patience):
                 return asked

@@ -33,14 +33,17 @@ from streams.statistics import MoveStatistics
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.5
-"""Between two reports about copies that are being prepared."""
+"""Copies that are being prepared are reported every so many seconds."""
 SIZES_SECONDS: Final = 60.0
-"""Between two requests for the sizes of changelogs."""
+"""The sizes of changelogs are requested every so many seconds."""
 ASK_SECONDS: Final = 3.0
+"""One request to the broker takes so many seconds, at most."""
 FIRST_PAUSE: Final = 1.0
+"""The first request for another round comes so many seconds after the plan."""
 LONGEST_PAUSE: Final = 30.0
+"""Each plan in vain doubles that pause, up to so many seconds."""
 MARKER_SECONDS: Final = 4.0
-"""How long a marker may take once the donor has nothing running any more."""
+"""A marker may take so many seconds once the donor has nothing running any more."""
 
 
 class Handover:
@@ -127,6 +130,7 @@ class Handover:
     # -- the donor -----------------------------------------------------------------------------------------------------
 
     async def _hand_over(self, orders: Mapping[int, Order], standby: frozenset[int]) -> None:
+        # The time is taken before the request: the age of the copy counts from it, and must not be too short.
         as_of_ms = self._member.wall_ms()
         positions = await self._positions(orders.keys() & standby)
         async with anyio.create_task_group() as tasks:
@@ -134,11 +138,12 @@ class Handover:
                 tasks.start_soon(self._hand_over_one, partition, order, positions.get(partition), as_of_ms)
 
     async def _positions(self, partitions: frozenset[int] | set[int]) -> dict[int, int]:
-        """Return the offsets where spare copies begin to read: everything below these ends is in our stores. Requested
-        before the last transaction, or records of the receiver might be missed."""
+        """Return the offsets where spare copies begin to read: everything below these ends is in our stores."""
         member = self._member
         if not partitions:
             return {}
+        # This comes before the last transaction: behind it the receiver writes, and its first records might be below
+        # the end.
         try:
             ranges = await self._thread.call(
                 member.takeover_client.log_range, member.config.changelog, partitions, member.now() + ASK_SECONDS
@@ -275,7 +280,7 @@ class Handover:
         nudges = bool(self._incoming) and now > self._nudge_at
         if nudges:
             _log.warning("the markers of %s do not come: joining again", sorted(self._incoming))
-            self._nudge_at = math.inf  # the next plan knows the owners
+            self._nudge_at = math.inf  # once for a plan: the next plan sets it again
             self._nudges += 1
         if nudges or self._insistence.is_due(now):
             report, announce = msgspec.structs.replace(report, asked=report.asked + 1), True

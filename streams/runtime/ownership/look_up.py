@@ -22,7 +22,7 @@ from streams.runtime.ownership.stalls import Stalls
 _log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 20.0
-"""For one request to the broker."""
+"""One request to the broker takes so many seconds, at most."""
 
 
 class LookUps:
@@ -53,16 +53,21 @@ class LookUps:
 
     async def _look_up_once(self, partition: int, cut: Cut, serial: int) -> bool:
         member = self._member
+        # Its slot has been opened again, which settled the transaction: its records, if any, are below this end.
         answer = await member.control.call(
             member.takeover_client.log_range, self._config.changelog, [partition], member.now() + ASK_SECONDS
         )
         low, high = answer[partition]
+        # The log is read from its end backwards: the answer is among the newest records, and there may be millions.
         window = 2 * self._config.pool.max_batch_size + member.environment.look_up_records
         while True:
             start = max(low, high - window)
             found = await self._offset_records(partition, start, high, serial)
             if any(self._is_ours(record, serial) for record in found):
                 return True
+            # An offset record that is older than ours decides, too: ours is not behind it, so it was not committed.
+            # One of another member is older only where this transaction has handed nothing over: then only this member
+            # writes to the log.
             mine = any(record.writer == member.writer for record in found)
             if mine or (found and cut.release is None):
                 return False
@@ -74,6 +79,7 @@ class LookUps:
             window *= 8
 
     def _is_ours(self, record: OffsetRecord, serial: int) -> bool:
+        # A later record of ours proves it, too: our transactions commit in their order (R2).
         return record.writer == self._member.writer and record.serial >= serial
 
     async def _offset_records(self, partition: int, start: int, end: int, serial: int) -> list[OffsetRecord]:

@@ -1,9 +1,5 @@
 """Delete what is handled from the loop's topic: nothing else does, since it is kept without a limit of time or size.
 
-Why nothing is lost: deleted is what lies below the group's *committed* offset, which the same transaction committed as
-the position in the changelog, and which no take-over ever goes back behind. So it does not matter which member deletes,
-or how late its request arrives. What this member has admitted is further, and may still be taken back.
-
 A member that was frozen may be behind what others have handled and deleted meanwhile: it finds that out
 (``Partitions.position_gone``), or learns that it was evicted, whichever comes first.
 """
@@ -21,8 +17,9 @@ from streams.runtime.member import Member
 _log = logging.getLogger(__name__)
 
 PURGE_SECONDS: Final = 60.0
-"""Between two requests to delete."""
+"""What is handled is deleted every so many seconds."""
 ASK_SECONDS: Final = 10.0
+"""One request to the broker takes so many seconds, at most."""
 
 
 class LoopPurge:
@@ -54,7 +51,10 @@ class LoopPurge:
     async def _purge(self) -> None:
         member, call = self._member, self._thread.call
         client, topic, numbers = member.takeover_client, member.config.loop_topic, list(member.workers)
-        # Not those that are stable: under load there is always a further one that is pending.
+        # Only what is committed is deleted: what this member has admitted is further, and may still be taken back. The
+        # transaction that committed these offsets has put the same ones into the changelog, and no take-over goes back
+        # behind them. So it does not matter which member deletes, or how late its request arrives. The stable offsets
+        # would wait for pending commits, and under load there is always one more.
         committed = await call(client.committed_offsets, numbers, member.now() + ASK_SECONDS, topic)
         before = {number: at for number, at in committed.items() if at is not None and at > self._purged.get(number, 0)}
         if before:

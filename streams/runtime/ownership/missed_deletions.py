@@ -32,8 +32,11 @@ from streams.runtime.partition.worker import PartitionWorker
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 20.0
+"""One request to the broker takes so many seconds, at most."""
 SHOWN_KEYS: Final = 5
+"""So many of the deleted keys are named in the log."""
 KEYS_A_LINE: Final = 50
+"""So many of the keys that need a tombstone are named in one line of the log."""
 
 T = TypeVar("T")
 Missed = dict[str, set[bytes]]
@@ -41,7 +44,7 @@ Missed = dict[str, set[bytes]]
 
 
 class MissedDeletions:
-    """Finds and deletes them. On the loop."""
+    """Finds and deletes such rows. On the loop."""
 
     def __init__(self, member: Member, replicas: Replicas, read: Read) -> None:
         self._member = member
@@ -52,8 +55,8 @@ class MissedDeletions:
         """Where no row was missed: the topic's id, the position, and up to where tombstones may be gone."""
 
     async def find(self, worker: PartitionWorker, goal: int, stands: Mapping[str, tuple[str, Range]]) -> Missed:
-        """Find them for a partition whose copy is complete up to ``goal``; what is found is of no use if the partition
-        is taken away meanwhile. ``stands``: the id of each input, and its log's start and end. Raises
+        """Find the missed deletions of a partition whose copy is complete up to ``goal``. They are void if the
+        partition is taken away meanwhile. ``stands``: the id of each input, and its log's start and end. Raises
         ``BrokerUnavailable``."""
         tables = [spec.topic for spec, _ in self._member.further_inputs if spec.table is not None]
         missed: Missed = {}
@@ -61,7 +64,7 @@ class MissedDeletions:
             where, (topic_id, log) = TopicPartition(topic, worker.partition), stands[topic]
             record, _ = self._look(where, goal, lambda copy: None)
             known = None if record is None else record.position_in(topic, worker.partition)
-            if known is None or known[0] >= log[1] - 1:  # the last one is in the active segment
+            if known is None or known[0] >= log[1] - 1:  # the last one is never compacted: its segment is active
                 continue
             try:
                 missed[topic] = await self._find(worker, where, known[0], goal, log[0], topic_id)
@@ -76,7 +79,7 @@ class MissedDeletions:
         return missed
 
     def delete(self, worker: PartitionWorker, missed: Missed) -> list[Change]:
-        """Delete them in a partition that is about to work. Returns the changes that are to be committed."""
+        """Delete these rows in a partition that is about to work. Returns the changes that are to be committed."""
         changes: list[Change] = []
         for topic, keys in missed.items():
             table = worker.joined.tables[topic]

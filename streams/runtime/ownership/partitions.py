@@ -36,11 +36,12 @@ from streams.sak.murmur2 import partition_of
 _log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.02
-"""For partitions that restart together to be ready for one take-over, with one round of requests. One that restarts
-alone does not wait: it was a third of the price of a refused event."""
+"""Partitions that restart together have so many seconds to get ready for one take-over, with one round of requests. A
+single one does not wait: that was a third of the price of a refused event."""
 
 PLACEMENT_SAMPLE = 1_000
-"""Keys whose partitions are checked, one per batch of records: a partitioner is right for all keys or for few."""
+"""So many keys are checked for their partition, one per batch of records. They are enough: a partitioner is right for
+all keys or for few."""
 
 _S = PartitionState
 
@@ -81,6 +82,7 @@ class Partitions:
         """Take these partitions over: restore, then work. Those that are here already are left alone."""
         workers = []
         for partition in sorted(set(partitions) - self.workers.keys()):
+            # The worker is entered here, and not in the task: a plan that comes before the task runs must find it.
             worker = self.workers[partition] = self._new_worker(partition)
             workers.append(worker)
         if workers:
@@ -129,6 +131,8 @@ class Partitions:
             return
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
+            # These records were read for an earlier start of the partition: they come again from its new position, and
+            # would count twice. They count as handled, or the poll thread would wait for their room without end.
             if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
                 self._member.input.handled(len(records), batch.sizes[partition])
             else:
@@ -220,7 +224,9 @@ class Partitions:
         """Run the barrier: let the running event end, commit what is complete, free the store."""
         while worker.replaced_by is not None:  # by a restart
             worker = worker.replaced_by
-        if worker.state is _S.DRAINING:  # by stop, and now by the group too
+        if worker.state is _S.DRAINING:
+            # A stop drains it, and now the group wants it, too. The group must not be answered before that drain has
+            # ended: its last transaction may still be committed.
             await worker.gone.wait()
         if worker.state in (_S.RELEASED, _S.VOID):
             return
@@ -228,6 +234,8 @@ class Partitions:
         self._close_intake(worker, _S.DRAINING)
         if not restoring:
             await self._finish(worker)
+            # This comes before the answer to the group: the next owner reads the changelog then, and misses what
+            # commits later.
             await self._member.pool.wait_settled(worker.partition)
         if worker.state is not _S.DRAINING:
             return
@@ -243,8 +251,12 @@ class Partitions:
         await self._finish(worker)
         if not _is_releasing(worker):
             return False
+        # The marker comes only now: the receiver starts behind it. An event that is admitted later would be handled on
+        # both sides.
         marker = ReleaseMarker(order.to, order.generation)
         self._member.pool.admit_release(worker.partition, worker.watermark, marker)
+        # The partition is ours until the marker is committed. If its transaction is aborted, or one of its events
+        # refused, the work goes on here.
         await self._member.pool.wait_settled(worker.partition)
         if not _is_releasing(worker):
             return False
@@ -346,8 +358,9 @@ class Partitions:
                 self._void(worker)
 
     def position_gone(self, place: tuple[int, int]) -> None:
-        """Restart a partition (number, epoch) that cannot read on in the loop. Another member has handled what it
-        deleted, and this one does not know yet that it was evicted; else the take-over names what is missing."""
+        """Restart a partition (number, epoch) whose next record in the loop is gone. Another member has handled and
+        deleted it, and this one does not know yet that it was evicted. Otherwise the take-over names what is
+        missing."""
         worker = self.workers.get(place[0])
         if worker is not None and worker.epoch == place[1]:
             self._begin_restart(worker, worker.failures, settle=True)
@@ -380,8 +393,11 @@ class Partitions:
         """Drop the state and restore it from the changelog, then go on; ``known`` failures are not tried again."""
         _log.warning("%s: its state is dropped and restored from the changelog", worker.topic_partition)
         await worker.finished.wait()
+        # Completed events are still in the pool. The state is restored from the changelog, so they have to be there
+        # first.
         if settle:
             await self._member.pool.wait_settled(worker.partition)
+        # A lost membership, or the end of the source, may have made the partition void during these waits.
         if worker.state is not _S.RESTARTING:
             return
         worker.drop_store()
@@ -389,6 +405,7 @@ class Partitions:
         worker.state = worker.state.to(_S.VOID)
         self.workers[worker.partition] = worker.replaced_by = fresh
         fresh.failures = KnownFailures(known.carried_over())
+        # The offset where it began, and the interjections that wait, outlive the restart.
         fresh.started_at = worker.started_at
         fresh.is_restart = True
         fresh.inbox.inherit(worker.inbox)

@@ -11,7 +11,7 @@ from streams.runtime.ports import Connections
 from streams.runtime.transactions.hung_calls import HungCalls
 
 STALLED_SECONDS: Final = 20.0
-"""A read without progress for so long ends with an error."""
+"""A read without progress for so many seconds ends with an error."""
 
 Range = tuple[int, int]
 """The start and the end of a partition's log, or of a part of it: the first offset, and the one behind the last."""
@@ -32,6 +32,7 @@ class RangeReader:
     ) -> None:
         """Read committed records of these ranges of partitions; ``receive`` and ``cancelled`` are called on the
         thread. Raises as ``ports.Reader.read``."""
+        # Each read has a thread: one that hangs in its client holds up no other.
         worker = self._connections.worker("kes-look-up")
         unwanted = False  # the caller does not wait for it any more
 
@@ -51,6 +52,7 @@ class RangeReader:
         try:
             await worker.call(read)
         except asyncio.CancelledError:
+            # The read ends when it looks at this the next time. A read that hangs never looks: it is counted.
             unwanted = True
             self._hung_calls.abandon(worker, f"look-up in {topic}")
             raise

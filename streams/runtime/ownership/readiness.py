@@ -16,7 +16,9 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS: Final = 5.0
+"""The progress of a restore is logged every so many seconds."""
 GATHER_SECONDS: Final = 1.0
+"""Partitions that come to work within so many seconds share a line of the log."""
 
 
 class Readiness:
@@ -32,10 +34,11 @@ class Readiness:
         self._began, self._told, self._due = 0.0, 0.0, math.inf
 
     def look(self) -> None:
-        """Log what there is to say since the last look. Called again and again, within a second."""
+        """Log the news since the last look. It is to be called at least once a second."""
         now, config, restoring = self._now(), self._config, self._partitions.restoring
         workers = self._partitions.workers.items()
         working = frozenset(number for number, worker in workers if worker.state is PartitionState.ACTIVE)
+        # Some partitions may work already. They are not reported yet: one line names all of them at the end.
         if restoring:
             if not self._is_restoring:
                 self._is_restoring, self._began, self._told = True, now, now
@@ -46,6 +49,7 @@ class Readiness:
         self._is_restoring, restored = False, dict(self._partitions.restored)
         self._partitions.restored.clear()
         if restored:
+            # The longest time counts, and not the sum: they are restored side by side.
             records, seconds = sum(one[0] for one in restored.values()), max(one[1] for one in restored.values())
             text = "restored partitions %s: %s records of %s, %.1f s"
             _log.info(text, ranges(restored.keys()), f"{records:,}", config.changelog, seconds)
@@ -60,6 +64,7 @@ class Readiness:
 
     def _log_progress(self, restoring: Collection[int], seconds: float) -> None:
         copies = [copy for copy in self._replicas.statistics() if copy.partition in restoring]
+        # These are offsets, and not records: compaction and markers leave holes, so fewer records come.
         read, left = sum(copy.records for copy in copies), sum(copy.records_left for copy in copies)
         loaded, size = sum(copy.folder_loaded for copy in copies), sum(copy.folder_bytes for copy in copies)
         slowest = max((copy.seconds_left for copy in copies if copy.seconds_left is not None), default=None)

@@ -30,9 +30,11 @@ from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 _log = logging.getLogger(__name__)
 
 NO_PAUSE_MS = 60_000
-"""Since the last record: no tombstone is gone in such a time. It is short beside ``MARGIN_MS``."""
+"""No tombstone can have gone within so many milliseconds of the last record: it is short beside ``MARGIN_MS``, an
+hour."""
 READY_WITHIN = 100_000
-"""Records behind the end of the changelog at which a copy is not warm any more: fewer are read in about a second."""
+"""A copy that is further behind the end of the changelog than so many records is not warm: fewer are read in about a
+second."""
 
 
 class Replica(FollowedPartition):

@@ -38,9 +38,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS, REQUEST_AGAIN_SECONDS = 10.0, 60.0
-"""For a request about the changelog, and until the next one if it has failed."""
+"""A request about the changelog takes the first number of seconds, at most. If it fails, the next one comes when the
+second number has passed."""
 CLOSE_SECONDS = 5.0
-"""At the end, for stores that are being written to."""
+"""Stores that are being written to have so many seconds at the end."""
 
 
 def make_store(factory: Callable[[TopicPartition], Any], where: TopicPartition) -> Any:

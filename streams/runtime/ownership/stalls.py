@@ -13,14 +13,15 @@ from streams.runtime.member import Member
 _log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 10.0
+"""One request to the broker takes so many seconds, at most."""
 
 JUDGE_SECONDS: Final = 20.0
-"""Between two tries to end one transaction: each reads logs."""
+"""Two tries to end one transaction are so many seconds apart: each reads logs."""
 
 
 class Stalls:
-    """Ends the hanging transactions that hold up restores, where a proof says how; logs the others, and those that a
-    coordinator has once they have had the time of a transaction to end."""
+    """Ends hanging transactions that hold up restores, as far as a proof says how, and logs the others. A transaction
+    that a coordinator has is logged when it has had its whole time to end."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -66,6 +67,7 @@ class Stalls:
         end: HangingEnd | None = None
         if now() < self._judged.get(txn.place, -JUDGE_SECONDS) + JUDGE_SECONDS:
             return
+        # The time is noted before the judgement: one that fails has read the logs, too.
         self._judged[txn.place] = now()
         try:
             end = await call(client.judge_hanging, txn, now() + ASK_SECONDS)

@@ -35,14 +35,14 @@ from streams.runtime.reading.log_follower import FROM_START
 _log = logging.getLogger(__name__)
 
 STEP_SECONDS = 20.0
-"""For one request to the broker; a pending transaction of another member ends within its timeout plus the broker's
-sweep."""
+"""One request to the broker takes so many seconds, at most. It may wait for a transaction of another member, which
+ends within its timeout (5 s by default) plus the broker's sweep for transactions that are overdue (10 s)."""
 
 STALLED_SECONDS = 5.0
-"""Without any progress of barrier or restore for so long all requests are made again, the fence included."""
+"""After so many seconds without progress of a barrier or a restore all requests are made again, the fence included."""
 
 CHANGES_TOGETHER = 1_000
-"""Changes of a start that are admitted as one, which no transaction cuts."""
+"""A start admits at most so many changes as one event. No transaction cuts an event, so more might not fit into one."""
 
 
 class InputStand(NamedTuple):
@@ -134,6 +134,7 @@ class TakeOvers:
             raise
         finally:
             for partition in held:
+                # With a worker here the partition works by now, or another take-over holds it, or the source stops.
                 if self._member.workers.get(partition) is None:
                     self._replicas.unhold(partition)
 
@@ -153,6 +154,7 @@ class TakeOvers:
 
     def _next_step(self, attempt: _Attempt) -> Step:
         stand = attempt.stand
+        # This is read anew before each step: the last one may have awaited, and a rebalance come meanwhile.
         stand.is_current = self._member.is_current
         if stand.at_hand is not None:
             stand.at_hand.is_restoring = is_restoring(attempt.workers[stand.at_hand.number])
@@ -176,6 +178,8 @@ class TakeOvers:
             case Step.SETTLE_LOOKUPS:
                 await member.lookups.wait_stable()
             case Step.GROUP_OFFSETS:
+                # The empty name stands for the topic that the group commits its offsets under. It is a stand-in if the
+                # source is on another cluster.
                 attempt.group_offsets = [await self._group_offsets(numbers, topic) for topic in ("", *topics[1:])]
             case Step.CHANGELOG_RANGES:
                 attempt.changelog, attempt.changelog_id = await self._changelog_range(numbers)
@@ -202,6 +206,7 @@ class TakeOvers:
                     attempt.missed[number] = await self._missed.find(worker, _goal(changelog), stands)
                     stand.searched.add(number)
                 except BrokerUnavailable as error:
+                    # Only this partition waits for another attempt. The others of the round are brought up before it.
                     attempt.failure, stand.is_unanswered = error, True
                     stand.pass_on()
             case Step.BRING_UP:
@@ -221,9 +226,12 @@ class TakeOvers:
     async def _end_round(self, step: Step, attempt: _Attempt) -> None:
         """Wait for the next round, or end the attempt."""
         if step is Step.WAIT:
+            # The wait has a limit: a copy that stands still makes no news, and the next round is what notices it.
             await self._replicas.changed.wait(STALLED_SECONDS)
             attempt.stand.begin_round()
         elif step is Step.LOOK_AT_STALL:
+            # A new attempt follows, and not a longer wait: a member that is gone may have begun a transaction behind
+            # our fence, and only the next fence ends that before its timeout.
             await self.stalls.look(attempt.positions, attempt.moved_at)
             raise BrokerUnavailable(
                 f"restoring makes no progress: {self._progress(attempt.stand.waiting, attempt.changelog)}"
@@ -283,6 +291,7 @@ class TakeOvers:
         joined tables. ``None``: it began anew, or the tail is putting records into it."""
         member, number = self._member, worker.partition
         lookups = member.lookups
+        # The copy is compared once more, under the lock of the copies: the tail has read on since the round looked.
         copy = self._replicas.take(number, lambda copy: _fits(copy, changelog) and lookups.reach(copy.offset_record))
         if copy is None:
             if self._replicas.written_at(number) >= changelog[1]:
@@ -293,7 +302,10 @@ class TakeOvers:
         self._report_trimmed(copy, changelog)
         worker.adopt(copy)
         position = self._start_position(worker, found, ids)
+        # The ids come before the first event: its offset record names the topics for which this partition was checked
+        # (A2).
         worker.ids, worker.input_ids = ids, tuple(one.topic_id for one in found[1:])
+        # This comes before the worker runs: its first event may be the one that stops the loop.
         self.blocked.meet(worker)
         self._partitions.activate(worker, position)
         record, begun = worker.offset_record, worker.joined.begun() + self._missed.delete(worker, missed)
@@ -302,7 +314,8 @@ class TakeOvers:
             if record is None
             else None in [record.position_in(one.topic, number) for one in found[1:]]
         ):
-            # The next start must not skip records from now on.
+            # The offset record is written at once, and not with the first event: a start that finds none begins at the
+            # end of the log as it is then, and the records in between would never be handled.
             for start in range(0, len(begun) or 1, CHANGES_TOGETHER):
                 member.pool.admit(number, worker.watermark, [], begun[start : start + CHANGES_TOGETHER])
         return copy
@@ -362,7 +375,9 @@ class TakeOvers:
                 return low
             if config.auto_offset_reset == "error":
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
+            # A restart keeps the first answer: the end has moved on since, over records that were not handled.
             return worker.started_at.setdefault(found.topic, low if config.auto_offset_reset == "earliest" else high)
+        # There is no reset to what is there: the lost records would be missing from the state, unnoticed.
         if not low <= known <= high:
             lost = f"records {known} to {low - 1} are gone" if known < low else f"it ends at {high}"
             raise OffsetError(
@@ -370,6 +385,8 @@ class TakeOvers:
                 f"{lost} (log start {low}, end {high}). Restore the topic, or delete the changelog and the group's "
                 "offsets to start over"
             )
+        # One transaction commits both offsets, so the group is behind or has none, but never ahead (A3). Going on from
+        # the changelog would send the outputs in between twice.
         if group_offset is not None and group_offset > known:
             accept = f"run `kes offsets accept MODULE:SOURCE --partition {worker.partition}`"
             raise OffsetError(

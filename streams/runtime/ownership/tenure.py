@@ -22,9 +22,13 @@ from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Membership, R
 from streams.settings.config import host_name
 
 SESSION_SECONDS: Final = 6.0
+"""The group gives the partitions of a process to others after so many seconds without a heartbeat."""
 REBALANCE_SECONDS: Final = 30.0
+"""A process has so many seconds to finish its work on partitions that another one gets."""
 HEARTBEAT_SECONDS: Final = 0.3
+"""A heartbeat is sent every so many seconds. By its answer a process learns of a rebalance."""
 _QUESTION_SECONDS: Final = 3.0
+"""The answer to ``Tenure.is_confirmed`` takes so many seconds, at most."""
 
 
 class Tenure:
@@ -145,6 +149,7 @@ class GroupTenures:
     def stop(self) -> None:
         """End all tenures, and begin none any more. Returns at once."""
         with self._lock:
+            # The flag comes first: a tenure that began behind ``_end_all`` would never end.
             self._stopping = True
         self._end_all("stopped")
 
@@ -156,10 +161,12 @@ class GroupTenures:
     def is_confirmed(self, tenure: Tenure, seconds: float) -> bool:
         """See ``Tenure.is_confirmed``."""
         now = self._membership.snapshot
+        # In another incarnation another process may have had the partition in between.
         if tenure.is_over or now.generation < 0 or now.incarnation != tenure.incarnation:
             return False
         with contextlib.suppress(BrokerUnavailable):
             if self._questions.is_member(now.member_id, now.generation, time.monotonic() + seconds):
+                # The tenure may have ended while the answer was on its way.
                 return not tenure.is_over
         return False
 
@@ -170,8 +177,10 @@ class GroupTenures:
             if self._tenures.get(number) is not tenure:
                 return
             del self._tenures[number]
+            # The group may have given it back while the old work was ending: its next tenure begins only now.
             new = self._new(number)
             barrier = self._barrier
+        # The lock is free here, since it is not re-entrant: the owner may call ``done`` from ``begin``.
         if new is not None:
             self._owner.begin(new)
         elif barrier is not None:  # a partition that was not revoked is ignored there
@@ -188,6 +197,7 @@ class GroupTenures:
             case Lost():
                 with self._lock:
                     self._given.clear()
+                    # The group does not know this process any more, so it waits for no answer of it.
                     self._barrier = None
                 self._end_all(f"the group lost this process: {event.reason}")
             case Fatal():
@@ -208,8 +218,10 @@ class GroupTenures:
         with self._lock:
             for number in event.partitions:
                 self._given.pop(number, None)
+            # The barrier is set with the lock, before any end: a ``done`` that comes now must find what it answers.
             self._barrier = event.incarnation, event.generation
             ending = [self._tenures[number] for number in event.partitions if number in self._tenures]
+        # Nothing works on these. The group need not wait for the ones that are ending.
         free = event.partitions - {tenure.partition for tenure in ending}
         if free:
             self._membership.released(free, event.incarnation, event.generation)

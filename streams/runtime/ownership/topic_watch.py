@@ -29,14 +29,15 @@ _log = logging.getLogger(__name__)
 Questions = TakeOver | SourceLog
 
 ASK_SECONDS: Final = 10.0
-"""For one request. A topic that does not exist for so long is gone: a broker that has just started may not know it."""
+"""One request takes so many seconds, at most. A topic that does not exist for so long is gone: a broker that has just
+started may not know it yet."""
 
 REMINDER_LOOKS: Final = 10
 """A warning of partitions that no member reads comes at every tenth look, beginning with the first."""
 
 CONFIRM_SECONDS: Final = 3.0
-"""Until the second look at a log that seems to have lost records: a leader that stood still, and is none any more,
-answers with the end that it knows until it learns of its successor."""
+"""The second look at a log that seems to have lost records comes after so many seconds. A leader that stood still, and
+is none any more, answers with the end that it knows until it learns of its successor."""
 
 
 def refuse_replaced_input(config: EventSourceConfig, topic: str, partition: int, known: str, now: str) -> None:
@@ -76,6 +77,7 @@ class TopicWatch:
     def __init__(self, member: Member, replicas: Replicas) -> None:
         self._member = member
         self._replicas = replicas
+        # It has a thread of its own: a request to a source that is away for long holds up no take-over.
         self._thread = member.thread("kes-topic-watch")
         self._ends: dict[PartitionWorker, int] = {}
         """The highest end of the changelog that was seen while a partition was here."""
@@ -94,6 +96,7 @@ class TopicWatch:
         try:
             await self._look_at_ids()
             await self._look_at_ends()
+        # A broker that is away, or a right that is missing, says nothing about the topics.
         except (BrokerUnavailable, ConfigError) as error:
             _log.debug("source and changelog cannot be looked at: %s", error)
 
@@ -114,9 +117,11 @@ class TopicWatch:
         for number, ids in sorted(known.items()):
             refuse_replaced(config, number, ids, now)
         for number, known_ids in inputs_known.items():
+            # This is not strict: a worker that is still being taken over has no ids of inputs yet.
             for topic, known_id, found in zip(further, known_ids, inputs, strict=False):
                 refuse_replaced_input(config, topic, number, known_id, found.topic_id)
         for number, worker in workers.items():  # a donor of an older version did not write them
+            # Ids that have changed since stay: they are those of a take-over that is younger than this answer.
             if worker.ids == known[number]:
                 worker.ids = TopicIds(worker.ids.source or now.source, worker.ids.changelog or now.changelog)
 
@@ -153,6 +158,8 @@ class TopicWatch:
                 f"the state of {worker.topic_partition} are lost (by an unclean election of a leader?). Restore them, "
                 "or stop all members and delete the changelog and the group's offsets to start over"
             )
+        # Ends are kept by worker, without those that are gone: while a partition is elsewhere nothing is known of its
+        # end.
         self._ends = found
 
     async def _ask_ends(self, workers: list[PartitionWorker]) -> dict[PartitionWorker, int]:

@@ -19,8 +19,9 @@ from streams.runtime.engine import Engine
 from streams.runtime.ports import Blocking
 
 SECONDS_BETWEEN_QUESTIONS: Final = 0.5
-"""Between two questions for the ends, while reads want them."""
+"""The ends are requested every so many seconds while reads want them."""
 _LONGEST_QUESTION: Final = 5.0
+"""One such request takes so many seconds, at most."""
 
 
 class CopyReads:
@@ -83,6 +84,7 @@ class CopyReads:
         before = self._ends.get(partition)
         if before is not None and (left := before[0] + pause - self._engine.environment.elapsed_seconds()) > 0:
             await asyncio.sleep(left)
+        # The question is shielded, because other reads wait for it, too.
         await asyncio.shield(self._ask(partition))
 
     def _ask(self, partition: int) -> asyncio.Task[None]:
@@ -96,6 +98,7 @@ class CopyReads:
         engine = self._engine
         if self._thread is None:
             self._thread = engine.thread("kes-copies")
+        # The time is taken before the request: what is committed behind the answer is younger.
         requested = engine.environment.elapsed_seconds()
         try:
             ranges, topic_id = await self._thread.call(self._look_up, partitions, engine.now() + _LONGEST_QUESTION)

@@ -28,9 +28,9 @@ from streams.settings.config import EventSourceConfig
 from streams.stores.journalled import JournalledBytes
 
 MOST_IN_A_TURN: Final = 128
-"""Queries in one turn: events have theirs in between."""
+"""So many queries share a turn, at most. Between two turns of queries events have theirs."""
 LOOK_SECONDS: Final = 0.005
-"""Between two looks whether a partition has come as far as a query wants it."""
+"""A query looks every so many seconds whether its partition has come as far as it wants."""
 
 Read = Callable[[Any], Any]
 Positions = dict[TopicPartition, int]
@@ -116,11 +116,13 @@ class LocalQueries:
             raise StoreError("the read of a query is a coroutine function; it must be plain: its turn cannot wait")
         if not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be more than 0")
+        # This comes before any wait: a handler that awaits a query of its own partition would wait for its own end.
         self.engine.ad_hoc.refuse_to_wait_for_itself([partition])
         least = wanted_positions(at_least, self.topics, partition)
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
+                    # A copy is read only while the owner is not here: it cannot be newer than the owner.
                     if max_staleness is not None and not self._is_active(partition):
                         answer = await self._copies.read(partition, read, least, max_staleness)
                         if answer is not None:
@@ -147,6 +149,8 @@ class LocalQueries:
         ``NotOwned`` if it is not here, and (not ``patient``) is not about to be."""
         worker = self.engine.workers.get(partition)
         if worker is not None and worker.takes_interjections:
+            # During a restart the query waits in the inbox, and its turn compares the positions: those of now are
+            # void.
             if worker.state is not PartitionState.ACTIVE or self._reached(worker, least):
                 return True
         elif not patient and (worker is None or worker.state is not PartitionState.RESTORING):
@@ -168,6 +172,7 @@ class LocalQueries:
         """Have one turn; ``None``: the partition was not as far as it is to be."""
         request = _Request(read, least, asyncio.get_running_loop().create_future())
         turn = self._turns.get((partition, confirm))
+        # A turn that has not begun takes the query in: all queries of a turn share its wait and its proof.
         if turn is not None and len(turn) < MOST_IN_A_TURN:
             turn.append(request)
         else:
@@ -180,8 +185,10 @@ class LocalQueries:
 
     async def _take_turn(self, partition: int, confirm: bool, turn: list[_Request]) -> None:
         def look(ctx: EventContext[Any]) -> None:
+            # The turn is closed first: a query that joined it from now on would be ended without a look.
             self._begun(partition, confirm, turn)
             worker = self.engine.workers[partition]
+            # One position holds for the whole turn: no event comes between its reads.
             positions, read_at = self._positions(worker), self.engine.environment.wall_seconds()
             for request in turn:
                 if not request.future.done():  # it may have been cancelled
@@ -191,6 +198,7 @@ class LocalQueries:
             await self.engine.ad_hoc.interject(
                 partition, look, blocking=False, proof=Proof.FENCE if confirm else Proof.LEASE
             )
+        # A cancellation is caught, too: the other queries of the turn would wait until their own deadlines.
         except BaseException as error:
             self._end(turn, error)
             if not isinstance(error, Exception):
@@ -198,6 +206,7 @@ class LocalQueries:
         else:
             self._end(turn, None)
         finally:
+            # A turn that was refused before its look is still open to further queries.
             self._begun(partition, confirm, turn)
 
     def _begun(self, partition: int, confirm: bool, turn: list[_Request]) -> None:
@@ -220,6 +229,7 @@ class LocalQueries:
     def _look(self, ctx: EventContext[Any], request: _Request, positions: Positions, read_at: float) -> None:
         """Read for one query. It may be once more, after a restart of the partition."""
         request.value, request.error, request.positions = None, None, {}
+        # The positions were reached when the query was queued, but a restart goes back to what is committed.
         if any(positions[place] < offset for place, offset in request.least.items()):
             return
         request.positions, request.read_at = positions, read_at
@@ -230,6 +240,7 @@ class LocalQueries:
         except Exception as error:
             request.error = error
         changes = ctx._journal[before:]
+        # The changes are taken back at once: the next query of the turn must not see them, and nothing commits them.
         if changes and isinstance(store, JournalledStore):
             store.end()
             store.undo(changes)
@@ -256,6 +267,7 @@ def unfit(value: object, store: object) -> StoreError | None:
         )
     if isinstance(value, Awaitable):
         if inspect.iscoroutine(value):
+            # Without this Python warns of a coroutine that was never awaited.
             value.close()
         return StoreError("a query returned an awaitable; its read must be a plain function: its turn cannot wait")
     parts: tuple[Any, ...] = (store, *getattr(store, "_parts", {}).values())

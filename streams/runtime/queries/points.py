@@ -67,8 +67,10 @@ class PointReads:
             worker.inbox.put(look)
 
     def _look(self, partition: int, turn: list[PointRead], done: Done) -> None:
+        # The turn is closed first: a key that comes from now on needs a look of its own.
         del self._turns[partition]
         worker, looks = self._engine.workers[partition], self._engine.looks
+        # The partition was given up, or restarts, since this was queued: what its store shows may never be committed.
         if not worker.state.admits:
             self._read_patiently(turn, done)
             return
@@ -111,6 +113,7 @@ class PointReads:
             _fail(reads, error, done)
 
     def _refused(self, partition: int, turn: list[PointRead], done: Done, error: BaseException | None) -> None:
+        # The look has taken the turn out, if it came first.
         self._turns.pop(partition, None)
         _fail(turn, error, done)
 

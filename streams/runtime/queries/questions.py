@@ -10,19 +10,24 @@ from streams.errors import ConfigError, StoreError
 from streams.stores.table import Table
 
 PATH: Final = "/api/v1/query"
+"""Members answer questions at this path."""
 LONGEST_SECONDS: Final = 5.0
-"""For one request, its body included."""
+"""One request takes so many seconds, at most, its body included."""
 PAGE: Final = 1_000
-"""TurnRows of a page, at most."""
+"""A page has so many rows, at most."""
 ROWS_IN_A_TURN: Final = 128
+"""A turn reads so many rows, at most. A page takes several turns, and events have theirs in between."""
 BUSY_SECONDS: Final = 1
-"""Seconds after which a reader tries a busy member again."""
+"""A reader tries a busy member again after so many seconds."""
 MOST_BYTES_IN: Final = 64 * 1024
+"""A request has so many bytes, at most."""
 MOST_BYTES_OUT: Final = 1024 * 1024
+"""An answer has so many bytes, at most, unless a single value is larger."""
 MOST_BYTES_READ: Final = 2 * MOST_BYTES_OUT
-"""A reader takes less than so many bytes of an answer: one large value makes it longer than the others."""
+"""A reader takes an answer of less than so many bytes: a large value makes one longer than ``MOST_BYTES_OUT``."""
 _PAGE_BYTES: Final = MOST_BYTES_OUT // 2
-"""Of keys and values: in base64, with the rest of the answer, they stay below the limit."""
+"""The keys and values of a page have so many bytes, at most: in base64, with the rest of the answer, they stay below
+the limit."""
 
 PlacedOffset = tuple[str, int, int]
 """Topic, partition, offset."""
@@ -68,7 +73,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRows(msgspec.Struct, frozen=True):
-    """TurnRows of one turn; ``more`` may come behind the last."""
+    """Rows of one turn; ``more`` may come behind the last."""
 
     rows: list[tuple[bytes, bytes]]
     more: bool
@@ -83,6 +88,7 @@ def read_of(question: Question, store: Any) -> Any:
         )
     match question.kind:
         case "get":
+            # The bytes go out as they are stored: the caller has the codecs.
             return store._get(question.key or b"")
         case "len":
             return len(store)
@@ -93,10 +99,13 @@ def read_of(question: Question, store: Any) -> Any:
 def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
     if not store.is_ordered:
         raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
+    # A page goes on behind the last key that the caller has: rows that were written meanwhile shift nothing.
     low, inclusive = (question.low, True) if question.after is None else (question.after, False)
+    # A turn reads less than a page: as long as it takes, the events of the partition wait.
     limit, size = min(question.limit, ROWS_IN_A_TURN), 0
     rows: list[tuple[bytes, bytes]] = []
     for key, value in store._ordered().range(low, question.high, reverse=False, inclusive=(inclusive, False)):
+        # There is one row at least, however large: else the caller would never get past it.
         if len(rows) == limit or (rows and size + len(key) + len(value) > _PAGE_BYTES):
             return TurnRows(rows, True)
         rows.append((key, value))

@@ -23,10 +23,12 @@ from streams.runtime.reading.log_follower import Tail
 _log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
-"""The time of one request before it is repeated."""
+"""A request without an answer is repeated after so many seconds."""
 SHORTEST_LIFE_MS = 1_000
-"""Of tombstones: below it a reader could not have its completeness proven often enough."""
+"""Tombstones have to live for so many milliseconds, at least: below that a reader could not prove often enough that it
+has all of them."""
 _PAUSE_SECONDS = 0.25
+"""Two tries of a request are so many seconds apart."""
 
 T = TypeVar("T")
 
@@ -73,6 +75,7 @@ class FollowedTopic:
     async def find(self, seconds: float) -> None:
         """Wait until the topic exists. Raises ``TopicError`` if it never does, ``BrokerUnavailable`` without an
         answer."""
+        # The clients are built on the thread, too: that may take milliseconds, in which the loop would stand still.
         self._clients.append(await self._request(self._connections.topics))
         deadline = loop_time() + seconds
         while (found := await self._identity(deadline)) is None:
@@ -119,6 +122,7 @@ class FollowedTopic:
     async def stable_ends(self) -> dict[int, int]:
         """Return the last stable offsets of the partitions that answer soon: one without a leader hides no other."""
         watermarks = self._clients[0].watermarks
+        # One request for all partitions fails if one of them has no leader. Only then each is requested by itself.
         with contextlib.suppress(BrokerUnavailable):
             marks = await self._request(watermarks, self.topic, None, REQUEST_SECONDS)
             return {number: mark.stable for number, mark in marks.items()}
@@ -187,8 +191,10 @@ class FollowedTopic:
         while True:
             left = deadline - loop_time()
             try:
+                # There is one try at least, also if no time is left.
                 return await self._request(request, min(max(left, 0.1), REQUEST_SECONDS))
             except BrokerUnavailable:
+                # This try had the rest of the time.
                 if left <= REQUEST_SECONDS:
                     raise
             await anyio.sleep(_PAUSE_SECONDS)
@@ -202,4 +208,5 @@ class FollowedTopic:
                 return await self._worker.call(request, *args)
             finally:
                 self._requests.discard(scope)
+        # Only ``close`` cancels this scope: a cancellation from outside has left it already.
         raise Stopped(f"the global change log of {self.topic} is stopped")

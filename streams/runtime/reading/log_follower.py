@@ -16,12 +16,13 @@ from streams.runtime.reading.thread import ReadingThread
 _log = logging.getLogger(__name__)
 
 FROM_START = -1
+"""This position stands for the start of the log: nothing was read yet."""
 
 IDLE_SECONDS = 30.0
-"""The consumer is closed when nothing was followed for so long; until then the next ``add`` is quick."""
+"""The consumer is closed after so many seconds without a partition. Until then the next ``add`` is quick."""
 
 BATCH = 500
-"""Records of one poll: few enough that the event loop gets the interpreter back soon."""
+"""A poll returns so many records, at most: few enough that the event loop gets the interpreter back soon."""
 
 Receive = Callable[[int, int, list[IncomingRecord], int, int], None]
 Fail = Callable[[int, int, Exception], None]
@@ -53,6 +54,8 @@ class FollowedPartition:
         records came. Returns whether it has met the end, for the first time."""
         self.position = max(self.position, position)
         self.end = max(self.end, end, self.position)
+        # A call without records means the end as well: an open transaction keeps the position below it, maybe for
+        # long.
         first = not self.caught_up and (not more or position >= end >= 0)
         self.caught_up = self.caught_up or first
         return first
@@ -86,12 +89,15 @@ class Tail(ReadingThread):
         for partition, (records, position, end, at_end) in news.items():
             epoch = self._epochs.get(partition)
             try:
+                # The partition was taken back, or added again, since the poll began: these records have no receiver
+                # any more.
                 if epoch is None or self._wanted.get(partition) != epoch:
                     continue
                 self._receive(partition, epoch, records, position, end)
                 if records and at_end and position != end and self._wanted.get(partition) == epoch:
                     self._receive(partition, epoch, [], position, end)  # an open transaction keeps the end away
             except Exception as error:
+                # The error ends this partition only. The other ones of the poll have no part in it.
                 self._give_up(partition, error)
                 self._connected().remove([partition])
 

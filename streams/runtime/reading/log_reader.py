@@ -38,16 +38,17 @@ from streams.statistics import SourceState
 _log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 5.0
-"""Between two logs of the progress while catching up, and two looks at the topic's id and number of partitions."""
+"""The progress is logged, and the topic's id and number of partitions are looked up, every so many seconds."""
 PROVE_SECONDS = 60.0
-"""Between two looks at the ends of the logs, for the time as of which everything was received."""
+"""The ends of the logs are looked up every so many seconds, to prove as of when everything was received."""
 PROOFS_IN_A_LIFE = 4
-"""Looks in the time that tombstones live, where that is short: one late look is no reason to fail."""
+"""Where tombstones live for a short time, so many looks fall into it: one late look is no reason to fail."""
 STOP_SECONDS = 10.0
-"""For ``stop``, with a receiver that does not come back."""
+"""``stop`` waits so many seconds for a receiver that does not come back."""
 RETRY_SECONDS = 0.5
-"""Until the next try of a partition that cannot be read although its topic exists."""
+"""A partition that cannot be read although its topic exists is tried again after so many seconds."""
 _POLL_SECONDS = 0.005
+"""``stop`` looks every so many seconds whether the reading thread has ended."""
 
 Missing = list[tuple[int, int, int, bool]]
 
@@ -174,6 +175,7 @@ class LogReader:
         if self.state in (SourceState.STARTING, SourceState.RUNNING):
             self.state = SourceState.STOPPING
             self._end_reading()
+        # A cancelled caller waits, too: as long as the thread runs, a receiver may be called.
         with anyio.CancelScope(shield=True):
             deadline = loop_time() + STOP_SECONDS
             while not self._is_over() and loop_time() < deadline:
@@ -215,12 +217,12 @@ class LogReader:
         return not missing
 
     async def wait_stable(self, timeout_seconds: float | None) -> Mapping[int, Watermarks]:
-        """Wait for everything below the last stable offsets of now, which are requested. Returns them. Raises as
-        ``wait_caught_up``."""
+        """Wait for everything below the last stable offsets of now. Returns those. Raises as ``wait_caught_up``."""
         following, followed = self.running(), self._followed_topic
         assert followed is not None  # it is running
         deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds
         try:
+            # The topic has to be the same one first: the ends of another one would prove nothing.
             await self._look(following, followed, deadline)
             marks = await followed.ends(deadline)
         except Stopped:
@@ -278,6 +280,7 @@ class LogReader:
         try:
             while True:
                 following = self.running()
+                # This is set before the look: what the thread receives between the two would not be reported.
                 following.awaited = True
                 missing, left = following.missing(goals), until - loop_time()
                 if not missing or left <= 0:
@@ -316,6 +319,7 @@ class LogReader:
         now = loop_time()
         began, last = self._failing.get(partition, (now, now))
         if now - last > 10 * RETRY_SECONDS:
+            # The last failure is long ago, so the time to wait begins anew.
             began = now
         self._failing[partition] = began, now
         while True:
@@ -359,6 +363,7 @@ class LogReader:
                 # Never longer than it was: a tombstone keeps the time that was set when the cleaner met it first.
                 shortest = life if shortest is None else min(shortest, life)
             following.life_seconds = life if shortest is None else shortest
+            # The time is taken before the request: what is written behind its answer is younger.
             as_of = elapsed_seconds()
             try:
                 following.prove(await followed.stable_ends(), as_of)
@@ -415,6 +420,7 @@ class LogReader:
             self._following.end()
         if self._followed_topic is not None:
             self._followed_topic.close()
+        # The present task goes on: if it has found the failure, it still has to raise it.
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         self._changed.notify()

@@ -45,9 +45,10 @@ from streams.statistics import LookupStatistics
 _log = logging.getLogger(__name__)
 
 LOST_SECONDS: Final = 10.0
-"""The wait for a recorded position before the ends of the log are looked at: they may have come back without it."""
+"""A recorded position is awaited for so many seconds. Then the ends of the log are looked at: it may have lost
+records."""
 PAUSE_SECONDS: Final = 1.0
-"""Between two tries at the start, while the broker does not answer."""
+"""Two tries at the start are so many seconds apart, while the broker does not answer."""
 
 FurtherFields = Callable[[int, Position], tuple[str, str, Raw | UnsetType]]
 
@@ -83,7 +84,9 @@ class _Reading:
         self.waits = 0
 
     def seen(self, writer: str) -> LookupPosition:
-        """Return the position that nothing was looked into beyond so far, for an offset record of this writer."""
+        """Return the position up to which rows may have been looked into so far, for an offset record of this
+        writer."""
+        # The second offset of each place counts: a row that is just coming in may have been seen.
         return LookupPosition(self.reader.topic_id, tuple(seen for _, seen in self.reader.places), writer)
 
     def reaches(self, position: LookupPosition | None) -> bool:
@@ -92,7 +95,9 @@ class _Reading:
             return True
         if position.topic_id != self.reader.topic_id:
             return self.declared.may_be_made_anew
+        # The first offset of each place counts: a row that is just coming in may not be there yet.
         received = [received for received, _ in self.reader.places]
+        # With more partitions than here the topic has grown, and this member has not noticed yet.
         return len(position.offsets) <= len(received) and all(map(le, position.offsets, received))
 
     async def wait_stable(self) -> None:
@@ -115,6 +120,7 @@ class _Reading:
             try:
                 await reader.wait_for_positions(goals, min(LOST_SECONDS, self.declared.timeout_seconds))
             except NotCaughtUp:
+                # The reader may be slow, or the log may have lost the position: only its ends tell.
                 marks = await reader.wait_stable(self.declared.timeout_seconds)
                 for number, goal in goals.items():
                     if number in marks and marks[number].end < goal:
@@ -170,6 +176,7 @@ class Lookups:
     async def start(self) -> None:
         """Begin to read, and wait until all tables are complete. Waits for a broker that does not answer. Raises
         ``TopicError``, ``NotCaughtUp``, and what a reader fails with."""
+        # All begin before the first one is waited for: they are read side by side.
         for reading in self._readings.values():
             await _answered(reading.reader.start)
         for reading in self._readings.values():
@@ -208,6 +215,8 @@ class Lookups:
         def with_lookups(partition: int, position: Position) -> tuple[str, str, Raw | UnsetType]:
             source_id, changelog_id, inputs = further_fields(partition, position)
             carried: dict[str, Any] = {} if inputs is UNSET else msgspec.json.decode(inputs, type=dict[str, Raw])
+            # The position is that of the sealing, and not of the event: handlers have looked further since, and the
+            # next owner must not look into an older table.
             carried |= {f"{LOOKUP_PREFIX}{topic}": reading.seen(writer) for topic, reading in self._readings.items()}
             return source_id, changelog_id, Raw(msgspec.json.encode(carried))
 

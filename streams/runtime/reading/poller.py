@@ -20,7 +20,7 @@ from streams.runtime.ports import LogConsumer, Polled
 from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
 
 STARVED_POLLS = 5
-"""After so many polls without room the engine has to make some: a slow partition's queue is holding it."""
+"""After so many polls without room, of ``POLL_SECONDS`` each, the engine has to make some: slow partitions hold it."""
 
 
 class Poller(ReadingThread):
@@ -110,6 +110,7 @@ class Poller(ReadingThread):
     def _received(self, news: Mapping[int, PolledPartition]) -> None:
         records = {partition: progress.records for partition, progress in news.items()}
         sizes = {partition: size_of_records(found) for partition, found in records.items()}
+        # The records are counted before they are handed over: the loop may give their room back at once.
         with self._lock:
             self._outstanding += sum(map(len, records.values()))
             self._outstanding_bytes += sum(sizes.values())

@@ -16,13 +16,13 @@ from streams.records import PolledPartition
 from streams.runtime.ports import LogConsumer
 
 POLL_SECONDS = 0.02
-"""The wait of a poll for a first record: the longest that a command has to wait for its turn."""
+"""A poll waits so many seconds for a first record. No command waits longer for its turn."""
 
 LONG_POLL_SECONDS = 0.1
-"""The same after a time without news and commands. A record ends either poll at once."""
+"""A long poll waits so many seconds. A record ends either kind at once."""
 
 LONG_AFTER_SECONDS = 1.0
-"""The time without a record and without a command after which polls are long."""
+"""Polls are long after so many seconds without a record and without a command."""
 
 
 class ReadingThread:
@@ -62,6 +62,8 @@ class ReadingThread:
     def remove(self, partitions: Collection[int]) -> None:
         gone = frozenset(partitions)
         with self._lock:
+            # This takes effect at once, and not with the command: what the poll under way brings is a left-over from
+            # now on.
             for partition in gone:
                 self._wanted.pop(partition, None)
             self._commands.put(partial(self._remove, gone))
@@ -106,6 +108,7 @@ class ReadingThread:
                 except Exception as error:
                     self._start_anew(error)
         finally:
+            # Every use of the consumer is on this thread, its end included.
             self._drop_consumer()
 
     def _carry_out_commands(self) -> bool:
@@ -173,6 +176,8 @@ class ReadingThread:
         epochs = self._epochs
         self._epochs = {number: epoch for number, epoch in epochs.items() if number != partition}
         with self._lock:
+            # Comparison and removal are one step: an ``add`` that comes now has another epoch, and is not ended by
+            # this.
             if partition not in epochs or self._wanted.get(partition) != epochs[partition]:
                 return
             del self._wanted[partition]

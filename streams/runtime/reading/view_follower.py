@@ -29,7 +29,7 @@ from streams.runtime.system import elapsed_seconds
 _log = logging.getLogger(__name__)
 
 MOST_GOALS: Final = 8
-"""Of a partition: those of two lives of tombstones, where they are short."""
+"""So many goals wait for a partition, at most: those of two lives of tombstones, where lives are short."""
 Starts = Mapping[int, tuple[int, float]]
 """Where to go on in partitions, and as of when everything below is there (``elapsed_seconds``)."""
 OnError = Retry | Callable[[IncomingRecord, RecordError], ErrorResponse]
@@ -160,6 +160,7 @@ class Following:
                 followed = self._followed[number]
                 if not followed.paused:
                     followed.paused = True
+                    # Without a new epoch the rest of the batch under way would still be handed over.
                     followed.epoch = self._new_epoch()
                     self._tail.remove([number])
 
@@ -180,6 +181,7 @@ class Following:
 
     def end(self) -> None:
         """Hand over nothing more, also of what is on its way; the tail's thread ends soon."""
+        # This comes before the tail is closed: the batch under way stops behind its present record.
         self._ended.set()
         self._tail.close()
 
@@ -288,14 +290,18 @@ class Following:
                     return
                 if followed.start < 0:
                     followed.begin_at(record.offset)
+                # This is noted before a receiver has the record: ``places`` may name too much as seen, but never too
+                # little.
                 followed.next = record.offset + 1
             try:
+                # No lock is held here: a slow receiver must not hold up a pause or the statistics.
                 skipped = self._hand_over(record)
             except RecordError as error:  # reported here: the tail reports no partition that was paused meanwhile
                 self._ended.set()
                 self._failed(partition, error)
                 return
             with lock:
+                # The position moves only now: a task that waits for it looks for the record in the table.
                 if followed.next == record.offset + 1:  # else it was sent elsewhere meanwhile
                     followed.position = record.offset + 1
                 followed.records += 1
@@ -319,6 +325,7 @@ class Following:
                 record, "a change", DecodeError("the record has no key; records of a compacted topic have"), 0
             )
             return True
+        # A record of the toolkit in a changelog is no change of its store.
         if record.key.startswith(RESERVED_KEY_PREFIX):
             return False
         passed_over = False
@@ -350,6 +357,7 @@ class Following:
                 Failure(attempt, error, WorkKind.VIEW, elapsed_seconds=elapsed_seconds), policy
             )
             if decision is Decision.RETRY:
+                # This is no sleep: the end cuts it short, since ``stop`` waits for this thread.
                 if self._ended.wait(policy.pause_seconds(attempt)):
                     raise failure
                 return True

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from streams.records import Change
 
 HEAD: Final = b"kes-state 1\n"
-"""The beginning of a data file."""
+"""A data file begins with these bytes."""
 
 _LENGTHS: Final = struct.Struct(">HIi")  # of the kind, of the key, of the value (-1: the key is deleted)
 
@@ -58,6 +58,7 @@ def decode(data: bytes) -> tuple[list[Change], int]:
         behind = value_at + max(values, 0)
         if values < -1:
             raise Damaged(f"an entry has the length {values}")
+        # The piece ends within this entry. Its rest comes with the next piece.
         if behind > end:
             break
         kind = data[at + head : key_at].decode() if kinds else ""
@@ -76,6 +77,7 @@ def decode_pieces(pieces: Iterable[bytes], name: str) -> Iterator[list[Change]]:
             if not data.startswith(HEAD):
                 raise Damaged(f"{name} does not begin as such a file does")
             data = data[len(HEAD) :]
+        # The head is not complete yet.
         if is_first:
             rest = data
             continue

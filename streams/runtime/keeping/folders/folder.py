@@ -1,8 +1,7 @@
 """The folder of one partition: a file of data, a mark that says how much of it counts, and a lock.
 
-The order of a checkpoint is what makes it safe: the data, its flush, the new mark beside the old one, its flush, the
-rename over the old one, the flush of the directory. Killed or without power anywhere between, the folder is as its last
-mark says: what is behind ``FolderMark.size`` in the data file does not count, and is written over.
+Killed or without power at any moment, the folder is as its last mark says: what is behind ``FolderMark.size`` in the
+data file does not count, and is written over.
 
 Everything here blocks; it runs on the keeper's thread.
 """
@@ -31,15 +30,16 @@ from streams.runtime.keeping.folders.entries import HEAD, Damaged, decode_pieces
 _log = logging.getLogger(__name__)
 
 BATCH: Final = 250
-"""Entries that are encoded and written without a pause: the event loop waits for the interpreter so long, at most."""
+"""So many entries are encoded and written without a pause: the event loop waits for the interpreter no longer."""
 PIECE: Final = 1 << 20
-"""Bytes that are read at a time."""
+"""So many bytes are read at a time."""
 LEAST_REWRITE: Final = 1 << 20
-"""Bytes below which a data file is not written anew."""
+"""A data file of fewer bytes is not written anew."""
 
 MARK, _NEW_MARK, LOCK = "mark", "mark.new", "lock"
 _GONE, _ASIDE = ".gone", ".aside"
-"""They end the name of a folder that is being removed, and of one that is kept for looking at."""
+"""The name of a folder that is being removed ends with the first, that of one that is kept for inspection with the
+second."""
 _NUMBERED: Final = re.compile(r"(\d+)(?:\.(\d+))?")
 
 
@@ -231,6 +231,8 @@ class StateFolder:
         ``OSError``: the mark is as it was; ``Broken``: also the data is in doubt."""
         if self._data is None:
             self._open_data()
+        # The data is flushed before its mark is written: a mark must never name bytes that a loss of power takes away
+        # (K2).
         self._sync_data()
         mark = FolderMark(identity, offset, record, as_of_ms, self._file, self._size, self._crc, self._live)
         self._replace_mark(mark)
@@ -302,6 +304,8 @@ class StateFolder:
 
     def _replace_mark(self, mark: FolderMark) -> None:
         text = msgspec.json.encode(mark)
+        # The new mark is written beside the old one, flushed, and renamed over it: at any moment one of the two is
+        # whole.
         new = self.path / _NEW_MARK
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(new, flags, 0o600), "wb") as file:
@@ -310,6 +314,8 @@ class StateFolder:
             os.fsync(file.fileno())
         os.replace(new, self.path / MARK)
         self.mark = mark
+        # The rename is flushed, too. The data of the old mark is removed next, and a loss of power might bring that
+        # mark back.
         self._sync_folder()
 
     def _sync_folder(self) -> None:

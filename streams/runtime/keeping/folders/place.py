@@ -26,6 +26,7 @@ def prepare_root(folder: str, group_id: str, topic: str) -> Path:
         for path in (root, parent.parent, parent):
             path.mkdir(mode=0o700, exist_ok=True)
             check_private(path)
+        # A file system without locks is refused here, and not when a second process is in the same folder (K6).
         probe = os.open(parent / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             lock_file(probe)

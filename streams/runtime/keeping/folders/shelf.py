@@ -26,11 +26,13 @@ from streams.runtime.ports import Topics
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
-"""Between two looks."""
+"""The folders are looked at every so many seconds."""
 TRIES: Final = 10
-"""For a folder whose file is written anew while it is read."""
+"""A folder whose file is written anew meanwhile is read so many times, at most."""
 _NAME: Final = "shelf"
+"""A file of this name has the name of the shelf."""
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EBUSY)
+"""These errors say what the machine lacks, and nothing of the folder."""
 
 
 class ShelfWatch:
@@ -57,7 +59,9 @@ class ShelfWatch:
             if named is not None:
                 mark = self._mark(name)
             if named is not None and mark is not None and self._fits(mark, named[0], log, tombstones_ms):
+                # A partition may have several folders. Its start takes the one that goes farthest.
                 offsets[named[0]] = max(mark.offset, offsets.get(named[0], 0))
+        # It is replaced as a whole, because the loop reads it at any time.
         self.found = Shelf(self.found.name, dict(sorted(offsets.items())))
 
     def _mark(self, name: str) -> FolderMark | None:
@@ -65,6 +69,7 @@ class ShelfWatch:
         try:
             check_private(path)
             found = (path / MARK).stat(follow_symlinks=False)
+            # Each mark is a new file that is renamed over the old one, so it has another number or time.
             signature = (found.st_ino, found.st_mtime_ns)
             known = self._known.get(name)
             if known is None or known[0] != signature:

@@ -4,12 +4,9 @@ Layout: ``group-G/topic-T/<topic id of the changelog>/<partition>/manifest-...``
 Blocks are written first, and read back; the manifest comes after them, so one that is there is whole.
 
 Several makers of one partition may be at work at once, and any of them may stand still anywhere, for hours, and go on:
-a store of objects has no locks. So (``tests/model/snapshot_rules.py`` has the rules, and what breaks without each):
-
-* A block has the token of the snapshot that it was written for in its name, so no name is used twice.
-* A hold with this token is there before the first block, and keeps them. Once it is gone the snapshot counts.
-* Before that its maker sees that the snapshot whose blocks it uses again is still there. Else it withdraws its own.
-* A collector lists the blocks first, then holds and manifests in one look. It removes what none of them names.
+a store of objects has no locks. A *hold* has the token of a snapshot that is being made, and keeps its blocks. Once it
+is gone the snapshot counts. The order of the steps is the point of ``save`` and ``_collect``
+(``tests/model/snapshot_rules.py`` has the rules, and what breaks without each).
 
 A log may lose its end (an unclean election). A snapshot that goes farther than the log does then holds up no new one:
 it counts neither as one that is there nor as one that was made lately. It stays until a new one is written, read back
@@ -64,8 +61,9 @@ from streams.settings.groups import StateConfig
 _log = logging.getLogger(__name__)
 
 _NOT_CUT: Final = 1 << 63
+"""No log reaches this offset: nothing is cut."""
 _TOO_SHORT: Final = 16
-"""Bytes below which a secret is none."""
+"""A secret of fewer bytes is refused."""
 
 
 class SavedSnapshot(NamedTuple):
@@ -249,6 +247,8 @@ class SnapshotStore:
         token = secrets.token_hex(8)
         hold = f"{place}/{hold_of(token)}"
         source, known = self._newest(place)
+        # The hold comes before the first block: a collector removes the blocks that neither a hold nor a manifest
+        # names.
         self._put(hold, token.encode())
         try:
             blocks, saved = self._write_blocks(place, token, known, mark, pieces)
@@ -260,15 +260,19 @@ class SnapshotStore:
             raise
         manifest = Manifest(saved, self._wall_ms(), blocks)
         name = name_of(manifest, token)
+        # The manifest comes behind its blocks: a manifest that is there is whole.
         self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))  # it may be there, also when this fails
         self._known[f"{place}/{name}"] = manifest
         is_reused = any(block.token != token for block in blocks)
+        # A collector may have removed that snapshot while this maker stood still, and its blocks with it.
         if is_reused and not self._is_there(f"{place}/{source}"):
+            # The manifest goes before its hold: without the hold it would count.
             self._blobs.delete(f"{place}/{name}")
             self._blobs.delete(hold)
             raise OSError(f"{place}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
         try:
             now = next((blob.written_at for blob in self._blobs.list(place) if blob.name == name), 0.0)
+            # From here on the new snapshot counts.
             self._blobs.delete(hold)
             self._collect(place, now, saved)
         except OSError as error:  # the snapshot is there all the same
@@ -286,6 +290,8 @@ class SnapshotStore:
             key = hashlib.sha256(piece).hexdigest(), len(piece)
             size, crc = size + len(piece), zlib.crc32(piece, crc)
             if key not in known:
+                # No name is used twice: a collector that found an older block to be garbage, and stood still, must not
+                # remove this one.
                 known[key] = block = Block(*key, token)
                 self._put(f"{place}/blocks/{block.name}", piece)
                 self._pace(len(piece))
@@ -318,6 +324,7 @@ class SnapshotStore:
 
     def _look(self, place: str) -> tuple[list[ManifestName], dict[str, float]]:
         """Return the names of the manifests, and the tokens of the holds with the times of their writing."""
+        # One list has both: between two lists a hold may go, and its snapshot be passed over.
         blobs = self._blobs.list(place)
         held = {token: blob.written_at for blob in blobs if (token := token_of_hold(blob.name))}
         return parsed_names(blob.name for blob in blobs), held
@@ -331,6 +338,8 @@ class SnapshotStore:
         def refuse(name: str, error: SnapshotRefused) -> None:
             _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
 
+        # The blocks are listed before the names: a block that is written between the two looks is not in the list, and
+        # stays.
         blocks = self._blobs.list(f"{place}/blocks")
         names, held = self._look(place)
         found = self._read(place, (one.name for one in names), refuse)

@@ -39,15 +39,15 @@ from streams.settings.config import EventSourceConfig
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at what is due."""
+"""What is due is looked for every so many seconds."""
 PATIENCE: Final = 1.25
-"""Of an owner, for a standby to make the snapshot."""
+"""An owner waits so many times ``snapshot_seconds``, for a standby to make the snapshot."""
 REQUEST_SECONDS: Final = 10.0
-"""For a request to the broker about the changelog."""
+"""One request to the broker about the changelog takes so many seconds, at most."""
 RETRY_SECONDS: Final = 60.0
-"""After a failure, at the least."""
+"""The next try comes so many seconds after a failure, at the earliest."""
 _TRIES: Final = 3
-"""To read a data file that is rewritten meanwhile. Each may upload all of it."""
+"""A data file that is rewritten meanwhile is read so many times, at most. Each time may upload all of it."""
 _WRONG: Final = (OSError, StoreError, Damaged)
 
 
