@@ -22,6 +22,7 @@ from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 3.0
+"""Seconds for a LeaveGroup under an id that this member had before."""
 
 FATAL = (
     kafka_errors.FencedInstanceIdError,
@@ -98,6 +99,8 @@ class GroupCoordinator(BaseCoordinator):
     # ------------------------------------------------------------------ overridden: the moments that it keeps to itself
 
     def _process_join_group_response(self, response: Any, send_time: float) -> Any:
+        # Each of our joins makes a newer generation. A coordinator that was restarted without its log (Kafka 4.1.1)
+        # counts anew: old orders and markers would fit again.
         before = self._generation.generation_id
         answer = super()._process_join_group_response(response, send_time)
         if (
@@ -125,16 +128,17 @@ class GroupCoordinator(BaseCoordinator):
 
     def request_rejoin(self) -> None:
         super().request_rejoin()
-        self._hooks.woken()
+        self._hooks.woken()  # the main coroutine would look for it half a second later
 
     def need_rejoin(self) -> bool:
+        # A join behind our LeaveGroup would bring a member back that does nothing.
         return not self._closing and bool(super().need_rejoin())
 
     def _handle_heartbeat_response(self, response: Any, send_time: float) -> Any:
         try:
             answer = super()._handle_heartbeat_response(response, send_time)
         except (kafka_errors.FencedInstanceIdError, kafka_errors.GroupAuthorizationFailedError) as error:
-            self._hooks.fatal(error)  # kafka-python logs it, stops heartbeating and stays "stable"
+            self._hooks.fatal(error)  # kafka-python 3.0 logs it, stops heartbeating and stays "stable"
             raise
         self._answers()
         return answer

@@ -21,8 +21,9 @@ _log = logging.getLogger(__name__)
 
 REFUSED_LOGINS: Final = kafka_errors.SaslAuthenticationFailedError, kafka_errors.UnsupportedSaslMechanismError
 LOST_SECONDS: Final = 30.0
-"""Between two tries of a bootstrap, at most: each has 6 s for its connection, and 10 s for its answer."""
+"""Seconds between two tries of a bootstrap, at most: each has 6 s for its connection, and 10 s for its answer."""
 _HANDSHAKE_MS: Final = 5000
+"""Milliseconds for a TLS handshake."""
 
 
 class _Socket(KafkaNetSocket):
@@ -42,8 +43,9 @@ class _Socket(KafkaNetSocket):
 
 
 def with_last_words(transport: Any) -> Any:
-    """Have a transport of kafka-python hand over what came right before the end of the connection, which it throws
-    away: the answer that a login is refused is always there."""
+    """Have a transport of kafka-python hand over what came right before the end of the connection."""
+    # It throws that away, and the answer that a login is refused is always there: wrong credentials would look like an
+    # outage, and be tried forever.
     receive = transport._sock_recv
 
     def received() -> tuple[bytes, BaseException | None]:
