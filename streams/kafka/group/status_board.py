@@ -85,7 +85,8 @@ class StatusBoard:
             if topic and not found.topics:
                 named = offsets_request(group, [_ASKED(name=topic, partition_indexes=[0])])
                 answer = (await self._client.send(named, node, deadline)).groups[0]
-                # A broker leaves out topics that may not be described. For one that is requested by name it answers an error.
+                # A broker leaves out topics that may not be described. For one that is requested by name it answers an
+                # error.
                 list(entries_of(answer.topics))
             return {
                 (topic.name, entry.partition_index): Note(entry.committed_offset, entry.metadata or "")
