@@ -37,6 +37,7 @@ _VERSION, _TIME = 1, 2
 _VERSION_FIELD: Final = struct.Struct(">H")
 _TIME_FIELD: Final = struct.Struct(">q")
 LAST_VERSION: Final = (1 << 16) - 1
+"""The highest version of values: a frame has two bytes for it."""
 
 
 class Framed(NamedTuple):
@@ -54,7 +55,7 @@ def unframe(data: bytes) -> Framed:
     at, version, time_ms = len(FRAME) + 1, 1, None
     try:
         flags = data[at - 1]
-        if flags & ~(_VERSION | _TIME):
+        if flags & ~(_VERSION | _TIME):  # what follows an unknown flag cannot be passed over
             raise DecodeError(f"a value's frame has the flags {flags:#x}: a newer release of this package wrote it")
         if flags & _VERSION:
             (version,) = _VERSION_FIELD.unpack_from(data, at)
@@ -98,7 +99,7 @@ class FramedCodec(Generic[V]):
             PydanticCodec,
             StrCodec,
             IntCodec,
-        )  # a frame is none of theirs
+        )  # their decoders refuse a frame, so a value of another version does not pass for one of this
         self._is_text = kind in (JsonCodec, MsgpackCodec, PydanticCodec, StrCodec)
 
     def encode(self, value: V, /) -> bytes:

@@ -18,7 +18,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 CHECKED_KEYS: Final = 100
-"""Keys of each partition that are compared with the partitioner, after each start of a partition."""
+"""Number of keys that are compared with the partitioner after each start of a partition. A wrong one is found by few of
+them, and a check of every row would cost."""
 _MISSING: Final[Any] = object()
 
 
@@ -116,7 +117,7 @@ class JoinedTable(ReadTable[K, V], Generic[K, V]):
             self._checked.append(row.key)
             self._to_check -= 1
             if not self._to_check:
-                self._checked = []
+                self._checked = []  # they were kept to find the partitioner that fits all of them
         return row
 
     def update(self, row: JoinedRow, old: bytes | None) -> Update[K, V]:
