@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 TIME_KEY: Final = OWN + b"\x00time"
 """Key of the partition's time, among the own entries of the store: milliseconds, by ``int_codec``."""
 MOST_AT_ONCE: Final = 64
-"""Number of entries that expire, or windows that close, of one structure in front of one event, at most: they are in its
-transaction, which has bounds. The others have their turn in front of the next events."""
+"""Number of entries that expire, or windows that close, of one structure in front of one event, at most: they are in
+its transaction, which has bounds. The others have their turn in front of the next events."""
 
 
 class StorePart(Protocol):
