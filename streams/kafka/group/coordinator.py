@@ -42,7 +42,7 @@ class Hooks(Protocol):
     """Calls of the coordinator client to the membership. All on the IO thread."""
 
     def subscriptions(self) -> list[tuple[str, bytes]]:
-        """(protocol, bytes) for the next JoinGroup, the preferred protocol first."""
+        """Return (protocol, bytes) for the next JoinGroup, the preferred protocol first."""
         ...
 
     def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
@@ -232,14 +232,14 @@ def refused(code: str, group_id: str, instance: str) -> StreamsError | None:
 
 
 def name_taken(group_id: str, instance: str) -> MembershipFatal:
-    """Another member has our instance name, and does not go away."""
+    """Make the error for another member with this instance name that does not go away."""
     return MembershipFatal(
         f"group {group_id}: another member is named {instance!r}; each process needs an instance name of its own"
     )
 
 
 def not_understood(group_id: str, error: ValueError) -> MembershipFatal:
-    """The assignments are not ours, or for other settings."""
+    """Make the error for assignments that are not this toolkit's, or are for other settings."""
     return MembershipFatal(
         f"group {group_id}: its leader's assignments are not understood ({error}); all members must run this toolkit "
         "with the same topic and number of partitions. A group that the broker shares out (KIP-848) has to be empty "

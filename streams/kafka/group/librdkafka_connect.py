@@ -143,7 +143,9 @@ def connect_librdkafka_group(
 
 
 def no_other_protocol(group_id: str, roster: Roster) -> None:
-    """The broker would take members of other assignors into its own hands, which they do not understand."""
+    """Raise ``MembershipFatal`` if the group has members of membership ``streams``; ``BrokerUnavailable``: not known
+    yet."""
+    # The broker would assign to them, too, by its own protocol, which they do not understand.
     if roster.kind != "classic":
         return
     if not roster.protocol:

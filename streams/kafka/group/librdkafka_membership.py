@@ -40,11 +40,11 @@ from streams.model.group import Assigned, Assignment, Copies, Fatal, GroupEvent,
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 0.02  # between looks at the group metadata; also the longest wait for a command
-_ASK_SECONDS: Final = 1.5  # for one question to the coordinator
-_PAUSE: Final = 0.2  # between tries of it
-_RIVAL_LOOK: Final = 1.0  # seconds after an assignment, and between looks for another member of our name
-_LEAVE_PATIENCE: Final = 3.0
+_LOOK_SECONDS: Final = 0.02  # seconds between looks at the group metadata; a command waits for as long at most
+_ASK_SECONDS: Final = 1.5  # seconds for one question to the coordinator
+_PAUSE: Final = 0.2  # seconds between two tries of such a question
+_RIVAL_LOOK: Final = 1.0  # seconds from an assignment to a look for another member of our name, and between looks
+_LEAVE_PATIENCE: Final = 3.0  # seconds for a LeaveGroup at the end
 
 
 class LibrdkafkaMembership:

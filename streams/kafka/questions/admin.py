@@ -88,7 +88,8 @@ class TopicAdmin:
         self._connection = ConnectionLog(settings.bootstrap_servers, "admin")
         self.tails = Tails(settings)
         self._lock = threading.Lock()
-        self._retired: list[AdminClient] = []  # one that is collected fails the requests of other threads
+        # Kept until ``close``: a client that is garbage collected fails the requests of other threads (``_DESTROY``).
+        self._retired: list[AdminClient] = []
         self._client: AdminClient = build(AdminClient, settings.admin(), self._connection)
 
     def describe(self, names: Collection[str], timeout_seconds: float = 10.0) -> dict[str, TopicDescription | None]:
@@ -267,6 +268,7 @@ class TopicAdmin:
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
             return client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
 
+        # Another client may have made it meanwhile, or our own first attempt, whose answer was lost.
         answer = self._ask("creating topic", "Create", attempt, deadline, {KafkaError.TOPIC_ALREADY_EXISTS})
         return not isinstance(answer[spec.name], KafkaError)
 
@@ -353,6 +355,7 @@ class TopicAdmin:
             key, error = failed
             client.poll(0)  # serve the error callback
             left = deadline - time.monotonic()
+            # Before the first answer credentials and certificates may be wrong: trying again would only hide that.
             hopeless = not self._connection.answered and refused(self._connection.reason, "") is not None
             if error.code() not in NO_ANSWER or left <= 0 or hopeless:
                 needed = permissions.on_topic(operation, key.topic if isinstance(key, TopicPartition) else str(key))

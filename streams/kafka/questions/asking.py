@@ -19,7 +19,7 @@ BROKER_SECONDS = 2.0
 
 
 class Questions:
-    """Ways to ask brokers, on a client that is shared and not closed. Coroutines run on the client's IO thread."""
+    """Requests to brokers, on a client that is shared and not closed here. Coroutines run on the client's IO thread."""
 
     def __init__(self, client: KafkaPythonClient) -> None:
         self._client = client
@@ -73,6 +73,7 @@ class Questions:
         ``BrokerUnavailable`` when none answers."""
         metadata = _metadata_request([])
         cluster = await self._until(deadline, step, lambda limit: self._client.send(metadata, None, limit))
+        # Side by side, so a frozen broker costs ``BROKER_SECONDS`` once, however many there are.
         limit = time.monotonic() + BROKER_SECONDS
         asking = {
             number: self._client.manager.call_soon(

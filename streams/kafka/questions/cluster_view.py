@@ -126,8 +126,8 @@ class ClusterQuestions(Questions):
         return self._ask("asking for the time", deadline, attempt, [permissions.on_cluster("Describe")])
 
     def lacking(self, rights: list[Right], deadline: float) -> list[Right]:
-        """Return those of these rights that this principal has not, as far as the cluster tells: of topics that exist,
-        of groups, and for transactional ids whether it may describe them, which those who may write to them may."""
+        """Return those of these rights that this principal lacks, as far as the cluster tells: for topics that exist,
+        and for groups. Of a transactional id only the right to describe it can be seen, which Write includes."""
 
         async def work() -> list[Right]:
             await self._connected(deadline)

@@ -100,6 +100,7 @@ class GroupChecks:
         group = self._questions.look(config.group_id, self._seconds)
         if group.state not in _AT_REST or group.members:
             raise _is_alive(config, ", ".join(member.instance for member in group.members[:5]) or group.state)
+        # A frozen member that has sent its offsets could still commit them when it goes on.
         self._group_log.fence_departed((), self._deadline())
 
     def refuse_unless_at_rest(self) -> None:
@@ -210,7 +211,7 @@ class GroupChecks:
                 ranges,
                 lambda _, records: found.extend(record for record in records if record.value is not None),
                 stalled_after_seconds=self._seconds,
-                cancelled=lambda: bool(found),
+                cancelled=lambda: bool(found),  # the first record is enough: changelogs may be large
             )
         if found:
             raise OffsetError(

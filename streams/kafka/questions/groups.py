@@ -13,8 +13,8 @@ from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, rai
 
 
 async def describe_group(client: KafkaPythonClient, group_id: str, node: int, deadline: float) -> tuple[Any, Any]:
-    """The group as a classic one, and as one of the broker's protocol: it is of one kind at a time, and ``None`` as the
-    other; twice ``None``: there is no such group."""
+    """Return the group as a classic one, and as one of the broker's protocol (KIP-848). It is of one kind, and ``None``
+    as the other; both are ``None`` if there is no such group."""
     request = DescribeGroupsRequest(groups=[group_id], min_version=4, max_version=5)
     classic = (await client.send(request, node, deadline)).groups[0]
     raise_for(classic.error_code)

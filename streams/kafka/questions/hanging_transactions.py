@@ -44,8 +44,8 @@ _FORGET_SECONDS: Final = 20 * 3600.0
 
 
 class _Finding(NamedTuple):
-    """The word of one place on a transaction. ``commit`` is ``None`` when it says nothing; ``is_doubtful``: it may say
-    commit, so that an abort is out of the question; ``is_unread``: because not all of it is there to be read."""
+    """The finding of one log about a transaction. ``commit`` is ``None`` when the log says nothing. ``is_doubtful``: it
+    may be a commit, so an abort is out of the question. ``is_unread``: because not all of the log could be read."""
 
     commit: bool | None
     words: str
@@ -102,12 +102,13 @@ class HangingTransactions(OpenTransactions, RawLogs):
     async def _proved(self, txn: OpenTransaction, min_age_seconds: float, deadline: float) -> HangingEnd:
         where = f"{txn.topic}[{txn.partition}]"
         epochs, since = await self._surroundings(txn, deadline)
-        if epochs != {txn.producer_epoch}:
+        if epochs != {txn.producer_epoch}:  # a marker ends all that is open of its producer
             raise OffsetError(
                 f"{where}: records of several epochs ({sorted(epochs)}) of producer {txn.producer_id} are open since "
                 f"offset {txn.start_offset}: more than one transaction, and one marker would end all of them. Look at "
                 f"{STATE_LOG} (kafka-dump-log.sh --transaction-log-decoder) for what became of each"
             )
+        # First, because it has every transaction; a marker may be missing where the broker has lost it.
         log = await self._coordinators_say(txn, since, deadline)
         if log.commit is not None:
             return HangingEnd(txn, log.commit, log.words)
@@ -122,6 +123,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
                 f"{markers.words}. Look whether what belongs to its records is committed elsewhere, and end it by "
                 "Kafka's own kafka-transactions.sh abort only if it is not"
             )
+        # Without a proof of a commit the only risk is a transaction that is alive and not shown to this principal.
         left = min_age_seconds - (time.time() - txn.last_timestamp_ms / 1000)
         if left > 0:
             raise OffsetError(

@@ -64,6 +64,7 @@ class Tails:
                 self._reader = PartitionReader(self._settings)
             try:
                 found = self._reader.read_all(topic, unknown, stalled_after_seconds=_SECONDS)
+                # Kept by offsets, so a partition at rest is not read again at each look.
                 self._ended |= {(topic, number): unknown[number] for number, records in found.items() if not records}
             except BrokerUnavailable:
                 pass

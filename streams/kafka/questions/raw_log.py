@@ -89,7 +89,7 @@ class RawLogs(Questions):
                 if batch.last >= start:
                     yield batch
             if found == start:
-                return  # what is left of the range is compacted
+                return  # what is left of the range is compacted; another fetch would bring as little
             start = found
 
     async def _fetch(self, topic: str, partition: int, offset: int, deadline: float) -> bytes:
@@ -106,7 +106,7 @@ class RawLogs(Questions):
                 max_wait_ms=0,
                 min_bytes=0,
                 max_bytes=_FETCH_BYTES,
-                isolation_level=0,
+                isolation_level=0,  # what hangs lies above the last stable offset, where committed reads end
                 session_id=0,
                 session_epoch=-1,
                 topics=[topic_of(topic=topic, partitions=[wanted])],

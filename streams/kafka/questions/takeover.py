@@ -46,7 +46,8 @@ log = logging.getLogger(__name__)
 
 _OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
 _EARLIEST, _LATEST = -2, -1  # in the place of a time: the first offset, the end
-_FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
+_FENCE_TIMEOUT_MS = 5000
+"""Milliseconds: the transaction timeout of the throw-away producer, which never begins a transaction."""
 
 _NOT_A_MEMBER = (
     kafka_errors.UnknownMemberIdError,
@@ -191,7 +192,7 @@ class KafkaPythonTakeOver(Questions):
         self._ask(step, deadline, lambda limit: self._delete_records(topic, before, limit), needed)
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
-        if not member_id:  # it would hit any member with the name
+        if not member_id:  # by the instance alone it would hit the successor of the dead member
             raise ValueError("remove_member needs a member id")
 
         async def attempt(limit: float) -> bool:
@@ -310,7 +311,7 @@ class KafkaPythonTakeOver(Questions):
         by_leader = await self._by_leader(topic, partitions, deadline)
         if -1 in by_leader:
             raise kafka_errors.LeaderNotAvailableError()
-        asking = [
+        asking = [  # all of them at once: a take-over waits for the slowest leader, not for their sum
             [
                 self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, end, deadline)
                 for leader, numbers in by_leader.items()

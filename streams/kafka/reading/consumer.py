@@ -42,10 +42,12 @@ _PARTITION: Final = re.compile(r" \[(\d+)\]")
 
 
 class Profile(NamedTuple):
-    """A use of the consumer. ``fetch_wait_ms``: how long the broker may hold a fetch that brings nothing; so often an
-    idle consumer asks, and so long a partition may wait that is added while all others are silent (a record ends the
-    fetch of its partition at once). ``ends``: whether ends of partitions are reported. ``bounds``: of what is
-    prefetched; the user's settings win over them."""
+    """A use of the consumer. ``fetch_wait_ms`` is the time that the broker may hold a fetch that brings nothing. An
+    idle consumer sends a request as often, and a partition that is added while all others are silent may wait for as
+    long (a record ends the fetch of its partition at once). ``ends``: whether ends of partitions are reported.
+    ``silence_seconds`` and ``longest_silence_seconds`` are the first and the longest pause after which a silent
+    partition is looked after, and ``look_seconds`` is the time between two looks for such ones. ``bounds`` are settings
+    for what is prefetched; the user's win over them."""
 
     role: str
     fetch_wait_ms: int

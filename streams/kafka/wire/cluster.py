@@ -38,7 +38,8 @@ _DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
 
 
 class Cluster:
-    """The state of the cluster, as far as the slots need it. ``wall_seconds``: the time of records without one."""
+    """The state of the cluster, as far as the slots need it. ``wall_seconds`` returns the time for records that have
+    none of their own."""
 
     def __init__(self, settings: ProducerSettings, wall_seconds: Callable[[], float] = time.time) -> None:
         self.settings, self._wall_seconds = settings, wall_seconds

@@ -44,8 +44,10 @@ REQUEST_TIMEOUT_MS = 10_000
 """Milliseconds for an answer, before the connection is taken for dead. A JoinGroup has its own time, from the rebalance
 timeout."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
-_LOG_UNREACHABLE_AFTER = 2.0  # seconds
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
+"""Seconds between two tries of one request: the first pause, and the longest, each twice as long as the one before."""
+_LOG_UNREACHABLE_AFTER = 2.0
+"""Seconds without an answer after which the log says so."""
 
 
 class KafkaPythonClient:

@@ -1,4 +1,4 @@
-"""Connections of kafka-python, and its event loop: what of their failures it would only log, leave open or wait for."""
+"""kafka-python's connections and event loop, with the failures reported that it only logs, leaves open or waits for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def with_last_words(transport: Any) -> Any:
 
 
 class ConnectionManager(KafkaConnectionManager):
-    """Remembers why a connection could not be made, which kafka-python only logs; and when a bootstrap tried on."""
+    """Remembers the failure of the last connection, which kafka-python only logs, and when a bootstrap last tried."""
 
     last_failure: BaseException | None = None
     refused_login: BaseException | None = None
@@ -77,7 +77,7 @@ class ConnectionManager(KafkaConnectionManager):
         return super().get_connection(node_id, *args, **options)
 
     def bootstrap_anew(self) -> Any:
-        """Give up a bootstrap that is lost, and what others may wait for in it; return the future of another one."""
+        """Give up a bootstrap that makes no progress, and fail what waits for it; return the future of a new one."""
         self._bootstrap_future = None
         if self.cluster.metadata_refresh_in_progress:
             self.cluster._refresh_future.failure(kafka_errors.KafkaTimeoutError("no answer"))

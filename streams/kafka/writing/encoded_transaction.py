@@ -39,8 +39,8 @@ class EncodedTransaction:
         self._filled = 0  # outputs that are encoded
 
     def fill(self, outputs: Sequence[Output]) -> None:
-        """Encode those behind the ones that are encoded, as far as that can be done now. ``outputs`` are all of the
-        transaction's; they only grow from call to call."""
+        """Encode the outputs that are not encoded yet, as far as that can be done now. ``outputs`` are all of the
+        transaction's; from call to call there are only more of them."""
         self._filled = self.encoded.add(outputs, self._filled, self._cluster.now_ms())
 
     async def complete(self, outputs: Sequence[Output]) -> None:
@@ -91,8 +91,8 @@ class EncodedTransaction:
         return found
 
     def _check(self, record: Output, output: Output, since: float) -> None:
-        """Return if a record is not taken because its topic is not known yet, or not as it is ``since`` then, and look
-        for the topic; else raise."""
+        """Look for the topic of a record that was not taken, if it is not known yet, or its metadata are older than
+        ``since`` (the loop's time). Raise where waiting does not help."""
         topic, cluster = output.topic, self._cluster
         if self._topics is not None and topic not in self._topics:  # never looked for, so no encoder ever knows it
             raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", _undeclared(topic), True, output)])

@@ -129,7 +129,7 @@ class EncodedRecords:
         return found
 
     def refusal(self, output: Output) -> RecordRefused | None:
-        """Return why a record is not taken, and never would be; ``None``: it would, or its topic is not known yet."""
+        """Return the reason why a record is never taken; ``None``: there is none, or its topic is not known yet."""
         topic, key, value = output.topic, output.key, output.value
         if not _is_text(topic):
             return RecordRefused(f"the client cannot send a record for topic {topic!r}: its name must be text in UTF-8")

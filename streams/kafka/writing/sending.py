@@ -67,7 +67,7 @@ class SendQueue:
             taken = producer.produce_reported(record, sent)
         except Stopped:
             self.check_open()
-            return False  # the same
+            return False  # another thread is making it anew, as above
         except BrokerUnavailable:
             if producer.is_broken:
                 return False  # ``serve`` makes another one
