@@ -130,6 +130,7 @@ class Declarations:
         ]
         default = [] if router.default is None else [router.default]
         routes = [*router.routes.values(), *default, *(route for route, _ in router.visits.values())]
+        # Without those of the toolkit itself, which handle rows of joined tables and requests for visits.
         handlers = tuple(_shown(route) for route in routes if route.handler not in (keep_row, requested))
         return Topology(config.group_id, tuple(topics), handlers, self._interjections(), self._store is not None)
 

@@ -327,7 +327,7 @@ class AsyncEventProducer:
 
     async def close(self, error: BaseException | None) -> None:
         """Wait for the records on their way (after an error of the block: 5 seconds), and close."""
-        if self._queue.is_foreign:
+        if self._queue.is_foreign:  # in a forked child: the records are the parent's
             return
         try:
             with contextlib.suppress(TimeoutError):
@@ -342,6 +342,7 @@ class AsyncEventProducer:
         if self._timer is not None:
             self._timer.cancel()
         if self._worker is not None:
+            # On its thread: a commit that was cancelled may still run there, and uses what is closed.
             self._worker.post(self._transactions.close)
             self._worker.abandon()
         try:

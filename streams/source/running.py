@@ -242,7 +242,7 @@ class SourceRun:
         if not self._declared.metrics_handlers:
             return config
         own = () if config.metrics_handler is None else (config.metrics_handler,)
-        handlers = (*self._declared.metrics_handlers, *own)  # the last one, since what it raises ends the call
+        handlers = (*self._declared.metrics_handlers, *own)  # that of the settings last: what it raises ends the call
 
         def measure(measurement: Measurement) -> None:
             for handler in handlers:
@@ -258,7 +258,7 @@ class SourceRun:
         except asyncio.CancelledError:
             if self._stop_asked is None or task is None:
                 raise
-            task.uncancel()  # a stop does not wait for it
+            task.uncancel()  # it was cancelled by a stop, and the run goes on to its end in order
         except Exception as error:
             what = f"the event source of group {self.config.group_id} does not start: its lifespan failed"
             raise StreamsError(f"{what}: {error!r}") from error

@@ -77,8 +77,8 @@ def put_back(data: bytes, time_ms: int) -> bytes:
 
 
 class FramedCodec(Generic[V]):
-    """Values of one version, read from any older one. ``time_ms``: the time that values are put at; ``None`` as a
-    function: they have none, ``None`` as its result: it is not known yet."""
+    """Values of one version, read from any older one. ``time_ms`` returns the time at which a value is put, or ``None``
+    while it is not known; without this function values have no time."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class Index(Generic[V]):
 
 
 class TableIndex(Generic[V]):
-    """One index of one table. Any number of entries that could not be placed is kept for ``check``."""
+    """One index of one table. Entries that could not be placed are kept for ``check``."""
 
     def __init__(
         self, index: Index[V], name: str, decode: Callable[[bytes], V], shown: Callable[[bytes], object]

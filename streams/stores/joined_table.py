@@ -24,8 +24,7 @@ _MISSING: Final[Any] = object()
 
 
 class Update(msgspec.Struct, Generic[K, V], frozen=True):
-    """A row of a joined table that is another one now: ``new`` in the place of ``old`` (``None``: it was, or is, not
-    there)."""
+    """A change of a row of a joined table, from ``old`` to ``new`` (``None``: there was, or is, no row)."""
 
     key: K
     old: V | None

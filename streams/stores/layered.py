@@ -115,6 +115,7 @@ class LayeredEngine:
         if reserved or (high is not None and high < RESERVED_KEY_PREFIX):
             return self._scan(low, high, reverse, inclusive)
         is_behind = low is not None and low >= _BEHIND
+        # In two parts: what is kept beside the entries lies between them.
         below = self._scan(low, RESERVED_KEY_PREFIX, reverse, (inclusive[0], False))
         above = self._scan(low if is_behind else _BEHIND, high, reverse, (inclusive[0] or not is_behind, inclusive[1]))
         return chain(above, below) if reverse else chain(below, above)

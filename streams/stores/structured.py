@@ -1,7 +1,7 @@
 """Several tables and other structures of one partition, in one changelog: what ``Stores`` is in memory and on disk.
 
-Each has a name, which is in front of its keys: ``fe NAME 00``. What a release does not have a name for is carried: it
-is kept as it is, and there again for one that does. The keys that begin with ``fe 00`` are the store's own.
+Each has a name, which stands in front of its keys (``fe NAME 00``). Entries of a name that a release does not have are
+carried: they stay as they are, for a release that has it. The keys that begin with ``fe 00`` are the store's own.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ V = TypeVar("V")
 
 
 class ViewChange(msgspec.Struct, Generic[K, V], frozen=True):
-    """A key that has another value now: ``new`` in the place of ``old`` (``None``: it was, or is, not there)."""
+    """A change of a key's value, from ``old`` to ``new`` (``None``: there was, or is, none)."""
 
     key: K
     old: V | None
@@ -53,7 +53,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         self._over = ""
         self._on_disk: dict[int, SharedDiskEngine] = {}
         self.as_of_ms = 0
-        """Everything is here that was committed then; 0: it was not complete yet."""
+        """Milliseconds since the epoch: everything is here that was committed by then. 0: it was not complete yet."""
         self.on_failure: Callable[[StreamsError], object] = lambda error: None
         """Called when the disk refuses, on the thread that reads."""
 
