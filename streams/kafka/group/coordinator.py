@@ -128,7 +128,7 @@ class GroupCoordinator(BaseCoordinator):
 
     def request_rejoin(self) -> None:
         super().request_rejoin()
-        self._hooks.woken()  # the main coroutine would look for it half a second later
+        self._hooks.woken()  # else the main coroutine would find out half a second later
 
     def need_rejoin(self) -> bool:
         # A join behind our LeaveGroup would bring a member back that does nothing.
