@@ -114,14 +114,20 @@ SECTIONS: Final = (
             ),
             "changelog_topic": "name of the changelog; else `<group>.<topic>.changelog`",
             "dead_letter_topic": "name of the dead-letter topic; else `<group>.<topic>.dead-letters`",
-            "replication_factor": "of topics that are created. Use 3 where it matters",
-            "min_insync_replicas": "of topics that are created, 1 to `replication_factor`. Use 2 where it matters",
+            "replication_factor": "number of replicas of the topics that are created. Use 3 where it matters",
+            "min_insync_replicas": (
+                "number of replicas that must have a record before it counts, in topics that are created: 1 to "
+                "`replication_factor`. Use 2 where it matters"
+            ),
             "alignment_seconds": (
-                "with [several inputs](../guides/inputs.md): how long the others wait for one that is not known to be "
+                "seconds that the others of [several inputs](../guides/inputs.md) wait for one that is not known to be "
                 "at its end"
             ),
             "loop": "handlers send events to the source itself, by `ctx.loop`: see [A loop](../guides/loop.md)",
-            "max_loop_hops": "so many events of the loop may lead to one another; then `LoopTooLong`. 0: no bound",
+            "max_loop_hops": (
+                "number of events of the loop that may lead to one another; the next one is a `LoopTooLong`. 0: no "
+                "bound"
+            ),
             "visits": "a topic for requests to visit the keys of the store: see [Visits](../guides/visits.md)",
             "auto_offset_reset": "where a partition begins that never had an offset: `earliest`, `latest` or `error`",
             "decode_policy": (
@@ -129,8 +135,9 @@ SECTIONS: Final = (
             ),
             "error_policy": "for handlers; `on_error=` at the registration replaces it for one event type",
             "max_time_jump_seconds": (
-                "so far ahead of the member's clock, and of [the partition's time](../guides/structures.md#time), an "
-                "event may move that time; beyond, it is a `TimeJump`, which meets its error policy. 0: no bound"
+                "seconds by which an event may be ahead of both the member's clock and [the partition's "
+                "time](../guides/structures.md#time); beyond, it is a `TimeJump`, which meets its error policy. 0: no "
+                "bound"
             ),
             "group": "see `GroupConfig`",
             "timeouts": "see `TimeoutConfig`",
@@ -155,12 +162,15 @@ SECTIONS: Final = (
             ),
             "membership": "implementation of the group protocol: `streams`, `librdkafka` or `broker` (KIP-848)",
             "static_membership": "make `instance_id` the member's `group.instance.id` too",
-            "num_standbys": "warm copies of each partition on other members",
-            "max_moves": "partitions that are prepared for a move at a time, in the whole group",
-            "max_move_bytes": "the same in bytes of changelog on disk; one is always allowed",
-            "preparation_timeout_seconds": "a copy that is not ready by then is passed over",
+            "num_standbys": "number of warm copies of each partition on other members",
+            "max_moves": "number of partitions that are prepared for a move at a time, in the whole group",
+            "max_move_bytes": (
+                "bytes of changelogs on disk that are prepared at a time; one partition is always allowed"
+            ),
+            "preparation_timeout_seconds": "seconds after which a copy that is not ready is passed over",
             "leave_timeout_seconds": (
-                "for how long a member that stops hands over, before it gives up the rest; 0: at once"
+                "seconds for which a member that stops hands its partitions over, before it gives up the rest; 0: at "
+                "once"
             ),
             "publish_status": "publish progress for `kes group`, as offsets of the group `<group>.<instance>.status`",
         },
@@ -171,17 +181,24 @@ SECTIONS: Final = (
         "less than the session's, three heartbeats must fit into a session, and a drain must be shorter than "
         "a rebalance.",
         {
-            "session_timeout_seconds": "the group gives up a member after so long without a heartbeat",
-            "transaction_timeout_seconds": "the broker aborts a transaction that takes longer",
-            "heartbeat_interval_seconds": "between two heartbeats",
-            "rebalance_timeout_seconds": (
-                "for members to take part in a rebalance; also how long the event loop may stand still before the"
-                " member leaves the group"
+            "session_timeout_seconds": (
+                "seconds without a heartbeat after which the group gives up a member. 6 is the least that brokers "
+                "allow "
+                "by default (`group.min.session.timeout.ms`)"
             ),
-            "drain_timeout_seconds": "for running events, when a partition is given up or the source stops",
-            "call_timeout_seconds": "for one transactional call",
+            "transaction_timeout_seconds": "seconds after which the broker aborts a transaction",
+            "heartbeat_interval_seconds": (
+                "seconds between two heartbeats; a member learns of a rebalance as late as that"
+            ),
+            "rebalance_timeout_seconds": (
+                "seconds that members have to take part in a rebalance. The event loop may stand still for as long "
+                "until "
+                "the event that stops it is noted for the next owners; after as long again the member leaves the group"
+            ),
+            "drain_timeout_seconds": "seconds for running events, when a partition is given up or the source stops",
+            "call_timeout_seconds": "seconds for one transactional call",
             "recovery_timeout_seconds": (
-                "for bringing a failed transaction to an end, before the source stops with an error"
+                "seconds to bring a failed transaction to an end, before the source stops with an error"
             ),
         },
     ),
@@ -189,28 +206,30 @@ SECTIONS: Final = (
         QueueConfig,
         "Records that were read and wait to be handled: [memory](../guides/running.md#memory-and-slow-lines).",
         {
-            "max_queued_records": "of one partition; it is paused beyond",
-            "max_queued_bytes": "of one partition; it is paused beyond",
+            "max_queued_records": "number of waiting records of one partition beyond which it is paused",
+            "max_queued_bytes": "bytes of waiting records of one partition beyond which it is paused",
             "max_queued_bytes_total": (
-                "of all partitions of the process. Beyond half of it, partitions that hold their share of the "
+                "bytes of waiting records of all partitions of the process. Beyond half of it, partitions that hold "
+                "their share of the "
                 "other half are paused"
             ),
-            "max_poll_records": "records that the poll thread hands over at once",
+            "max_poll_records": "number of records that the poll thread hands over at once, at most",
         },
     ),
     Section(
         PoolConfig,
         "The pool of transactional producers, and the rule by which events are batched into transactions.",
         {
-            "pool_size": "producers, used in turn; at least `pending_transactions` + 2",
-            "pending_transactions": "sealed transactions that may be under way at a time",
+            "pool_size": "number of producers, which are used in turn; at least `pending_transactions` + 2",
+            "pending_transactions": "number of sealed transactions that may be under way at a time",
             "target_batch_size": (
-                "events or records, whichever is more, at which a transaction is sealed when the pipeline is free"
+                "number of events or records, whichever is more, at which a transaction is sealed when the pipeline is "
+                "free"
             ),
-            "max_batch_size": "the same, at which intake stops",
+            "max_batch_size": "number of events or records, whichever is more, at which intake stops",
             "max_batch_bytes": "bytes of outputs and changes at which intake stops (keys, values, headers)",
             "batch_delay_seconds": (
-                "how long a transaction waits for further events when nothing is in flight; 0: it does not; "
+                "seconds that a transaction waits for further events when nothing is in flight; 0: it does not; "
                 "`None`: as long as commits take, at most 10 ms"
             ),
         },
@@ -233,20 +252,21 @@ SECTIONS: Final = (
         "the changelog.",
         {
             "folder": "where it is; processes of one machine may share it. Empty: nowhere",
-            "checkpoint_seconds": "after so long what is committed is on disk",
-            "checkpoint_bytes": "the same in bytes, of one partition",
+            "checkpoint_seconds": "seconds after which committed changes are written to disk",
+            "checkpoint_bytes": "bytes of committed changes of one partition at which they are written earlier",
             "unwritten_bytes": (
-                "what may wait to be written in the process, at least `checkpoint_bytes`; beyond it the folder that is "
+                "bytes of committed changes that may wait for the disk in the process, at least `checkpoint_bytes`; "
+                "beyond it the folder that is "
                 "farthest behind is left at its mark; for tables on an engine the intake waits"
             ),
-            "memory_bytes": "for the caches of all tables on an engine, of the process",
+            "memory_bytes": "bytes of the caches of all tables on an engine in the process",
             "snapshots": (
                 "where [snapshots](../guides/state-on-disk.md#snapshots) are: a path, or an address like "
                 "`s3://bucket/kes`. Empty: none"
             ),
-            "snapshot_seconds": "the age at which a snapshot of a partition is followed by the next one",
-            "snapshots_kept": "of each partition, 2 or more",
-            "snapshot_bytes_per_second": "written at most, of the process; 0: no limit",
+            "snapshot_seconds": "age in seconds at which a snapshot of a partition is followed by the next one",
+            "snapshots_kept": "number of snapshots that are kept of each partition, 2 or more",
+            "snapshot_bytes_per_second": "bytes of snapshots that the process writes in a second, at most; 0: no limit",
             "snapshot_secret_file": (
                 "a file with a secret of 16 bytes or more: snapshots are signed with it, and others are refused"
             ),
@@ -258,12 +278,14 @@ SECTIONS: Final = (
         "([`error_policy`, `on_error`](../guides/errors.md)), jobs, batches (`retry`) and views. Ready ones, with one "
         "attempt: `STOP`, `SKIP`, `DEAD_LETTER`.",
         {
-            "attempts": "in all, the first one included",
-            "backoff_seconds": "the wait before the second one",
-            "max_backoff_seconds": "the longest wait",
-            "backoff_factor": "each wait is so many times the one before",
+            "attempts": "number of attempts, the first one included",
+            "backoff_seconds": "seconds of the wait before the second attempt",
+            "max_backoff_seconds": "seconds of the longest wait",
+            "backoff_factor": "factor by which each wait is longer than the one before",
             "jitter": "share of a wait, up to which it is made longer or shorter at random",
-            "timeout_seconds": "no further attempt so long after the first one began; `None`: no such bound",
+            "timeout_seconds": (
+                "seconds since the first attempt began after which there is no other one; `None`: no such bound"
+            ),
             "on": "classes of exceptions that are worth another attempt (in code only)",
             "then": (
                 "the last word about an event: `FAIL_CONSUMER`, `DEAD_LETTER`, `CONTINUE` or `FATALLY_EXIT`; "
@@ -275,10 +297,10 @@ SECTIONS: Final = (
         SchedulerConfig,
         "The limits of an [`AsyncJobScheduler`](../guides/async-jobs.md), and of a handler with `concurrency=`.",
         {
-            "concurrency": "jobs that run at a time in this process, all partitions together",
-            "worker_queue_depth": "jobs of one key that may wait behind the one that runs",
-            "max_concurrent_keys": "keys of one partition that may have jobs",
-            "timeout_seconds": "for one attempt of a job",
+            "concurrency": "number of jobs that run at a time in this process, all partitions together",
+            "worker_queue_depth": "number of jobs of one key that may wait behind the one that runs",
+            "max_concurrent_keys": "number of keys of one partition that may have jobs",
+            "timeout_seconds": "seconds for one attempt of a job; `None`: as long as it takes",
             "retry": "a `Retry`; `None`: one attempt",
         },
     ),
@@ -286,11 +308,11 @@ SECTIONS: Final = (
         BatcherConfig,
         "The limits of an [`AsyncBatcher`](../guides/batching.md).",
         {
-            "max_batch_size": "items of one call, at most",
-            "max_delay_seconds": "how long an item waits for company when a call may begin",
-            "max_concurrent_batches": "calls that run at a time in this process",
-            "max_queued_items": "items of one partition that wait or run; its reading waits beyond",
-            "timeout_seconds": "for one attempt of a call",
+            "max_batch_size": "number of items of one call, at most",
+            "max_delay_seconds": "seconds that an item waits for company when a call may begin",
+            "max_concurrent_batches": "number of calls that run at a time in this process",
+            "max_queued_items": "number of items of one partition that wait or run, beyond which its reading waits",
+            "timeout_seconds": "seconds for one attempt of a call; `None`: as long as it takes",
             "retry": "a `Retry` for a call that raises, with all of its items; `None`: one attempt",
         },
     ),
@@ -301,9 +323,9 @@ SECTIONS: Final = (
             "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
             "client_settings": "as those of `EventSourceConfig`",
             "transactional_id": "name of the producer of `transaction()`: one per process, the same after a restart",
-            "max_queued_records": "records sent and not acknowledged; calls wait beyond",
-            "delivery_timeout_seconds": "how long a record is tried",
-            "transaction_timeout_seconds": "the broker aborts a transaction that takes longer",
+            "max_queued_records": "number of records sent and not acknowledged beyond which calls wait",
+            "delivery_timeout_seconds": "seconds for which a record is tried",
+            "transaction_timeout_seconds": "seconds after which the broker aborts a transaction",
         },
     ),
     Section(
@@ -312,8 +334,10 @@ SECTIONS: Final = (
         {
             "bootstrap_servers": "the brokers; else those of the event source",
             "client_settings": "on top of those of the event source; with `bootstrap_servers` in place of them",
-            "max_queued_records": "records on their way; events beyond wait, and their partitions' reading with them",
-            "delivery_timeout_seconds": "how long a record is tried",
+            "max_queued_records": (
+                "number of records on their way; events beyond wait, and their partitions' reading with them"
+            ),
+            "delivery_timeout_seconds": "seconds for which a record is tried",
             "name": "name in logs and statistics",
         },
     ),
@@ -325,12 +349,14 @@ SECTIONS: Final = (
             "database": "address for psycopg, or `sqlite:FILE`; else `KES_OUTBOX_DATABASE`",
             "bootstrap_servers": "the brokers; else `KES_BOOTSTRAP_SERVERS`",
             "client_settings": "as those of `EventSourceConfig`",
-            "table": "of the outbox",
-            "batch_rows": "rows of one transaction, at most",
+            "table": "name of the outbox's table",
+            "batch_rows": "number of rows of one transaction, at most",
             "batch_bytes": "bytes of keys and values of one transaction, about",
-            "backoff_seconds": "until a refused row is tried again; doubled each time",
-            "max_backoff_seconds": "the longest such time",
-            "session_seconds": "until a relay that was killed or cut off is replaced; brokers allow 6 and more",
+            "backoff_seconds": "seconds until a refused row is tried again; doubled each time",
+            "max_backoff_seconds": "seconds of the longest such wait",
+            "session_seconds": (
+                "seconds until a relay that was killed or cut off is replaced; brokers allow 6 and more by default"
+            ),
         },
     ),
     Section(
@@ -342,7 +368,7 @@ SECTIONS: Final = (
             "client_settings": "as those of `EventSourceConfig`",
             "on_error": ("for a record that cannot be decoded, or a receiver that raises: a `Retry`, or a function"),
             "client_id": "name of the client at the broker",
-            "topic_timeout_seconds": "how long the start waits for a topic that is missing",
+            "topic_timeout_seconds": "seconds that the start waits for a topic that is missing",
             "only_compacted": "a topic that is not compacted is refused, where there is a warning else",
         },
     ),

@@ -27,6 +27,7 @@ is still loading (``GETPID``: the call that waits for it has its own error)."""
 _STOPPED: Final = "gap-less guarantee"
 """A producer's line has this when it stopped at a refused batch, to keep its order (``writing.plain_producer``)."""
 _LEADERS_SECONDS: Final = 1.0
+"""Seconds for the answer of a broker; librdkafka's own timer comes after as long."""
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL})
 
 
@@ -51,6 +52,7 @@ class ConnectionLog:
             self._about_topics.append(error)
             return
         self.failed_at = time.monotonic()
+        # "All brokers down" says nothing that the error of a connection before it did not say better.
         if code != KafkaError._ALL_BROKERS_DOWN or not self.reason:
             self.reason = f"{error.name()}: {error.str()}"
         if code in _DOWN and not self.down:
@@ -83,11 +85,9 @@ class ConnectionLog:
 
 def find_leaders(consumer: Consumer, topic: str) -> bool:
     """Fetch the leaders of a topic that the consumer was just assigned for the first time. ``False``: no broker
-    answered within a second.
-
-    librdkafka asks by a timer of one second: the first record came after 590 ms (median; 146 to 992), with this after
-    1.4 ms. Before the assignment it would do as well, but what is learnt is forgotten after 15 minutes.
-    """
+    answered within a second."""
+    # librdkafka asks by a timer of one second: the first record came after 590 ms (median; 146 to 992), with this after
+    # 1.4 ms. Before the assignment it would do as well, but what is learnt is forgotten after 15 minutes.
     try:
         consumer.list_topics(topic, _LEADERS_SECONDS)
     except KafkaException:  # then the timer does it

@@ -78,30 +78,30 @@ _SHOWN: Final = frozenset(
 """Settings of logins and TLS whose values are no secrets. Those of others are hidden: one may be a name misspelt."""
 
 _COMMON: Final[Mapping[str, object]] = {
-    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.ms": 50,  # 100 ms by default
     "reconnect.backoff.max.ms": 1_000,  # 10 s by default: the longest pause after a broker is back
     "socket.timeout.ms": 10_000,  # a minute by default, in which a dead connection holds up everything
     "socket.keepalive.enable": True,
     "socket.nagle.disable": True,
-    "enable.metrics.push": False,
-    "log.connection.close": False,
+    "enable.metrics.push": False,  # else each client asks its broker which metrics it wants (KIP-714)
+    "log.connection.close": False,  # brokers close idle connections, which is no news
 }
 
 _PRODUCER: Final[Mapping[str, object]] = {
-    "retry.backoff.ms": 5,
-    "retry.backoff.max.ms": 250,
-    "linger.ms": 0,
+    "retry.backoff.ms": 5,  # 100 ms by default
+    "retry.backoff.max.ms": 250,  # 1 s by default
+    "linger.ms": 0,  # 5 ms by default, which each record would wait
     "queue.buffering.max.messages": 1_000_000,
-    "queue.buffering.max.kbytes": 256 * 1024,
+    "queue.buffering.max.kbytes": 256 * 1024,  # 1 GB by default; bounds memory
     # How long a topic may be unknown before its records are refused: 30 s by default.
     "topic.metadata.propagation.max.ms": 2_000,
 }
 
 _CONSUMER: Final[Mapping[str, object]] = {
     "fetch.min.bytes": 1,
-    "fetch.error.backoff.ms": 50,
+    "fetch.error.backoff.ms": 50,  # 500 ms by default: how long a partition waits after an error
     "fetch.queue.backoff.ms": 5,  # 1 s by default: how long a full local queue keeps a fetcher asleep
-    "queued.min.messages": 20_000,
+    "queued.min.messages": 20_000,  # 100,000 by default
     "queued.max.messages.kbytes": 32 * 1024,  # bounds memory, whatever the number of partitions
     "check.crcs": True,
     # How long a topic may be unknown before that is an error: 30 s by default.
@@ -173,7 +173,7 @@ class ClientSettings:
             "group.id": self.group_id or self.client_id,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
+            "auto.offset.reset": "error",  # a lost position must not become a silent jump over records
             "isolation.level": "read_committed",
             "enable.partition.eof": partition_eof,
             "allow.auto.create.topics": False,

@@ -33,7 +33,8 @@ GROUP_KINDS: Final = {
     KafkaError.FENCED_INSTANCE_ID: "lost",
     KafkaError.FENCED_MEMBER_EPOCH: "lost",
 }
-"""What the group coordinator says to offsets whose metadata is not the group's. None of these is fatal: abort works."""
+"""The kinds of failure for the coordinator's answers to offsets whose metadata is not the group's. None of these is
+fatal: the transaction can be aborted."""
 
 REFUSED: Final = frozenset(
     {

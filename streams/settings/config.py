@@ -47,6 +47,7 @@ INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, if the settings have none (``kes run`` sets it)."""
 
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]+")
+"""The characters of an instance name. No dot: a transactional id is ``<group>.<instance>.<slot>``, and taken apart."""
 
 
 def host_name() -> str:
@@ -65,16 +66,16 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     * Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
-      ``error``. With several inputs (``EventSource.input``), ``alignment_seconds`` is how long the others wait for one
-      that is not known to be at its end.
+      ``error``. With several inputs (``EventSource.input``), ``alignment_seconds`` is the time that the others wait for
+      one that is not known to be at its end.
     * Loop: with ``loop`` handlers send events to this source itself (``ctx.loop``), over a topic of its own;
-      ``max_loop_hops`` bounds how often one leads to the next (0: no bound).
+      ``max_loop_hops`` is the number of them that may lead to one another (0: no bound).
     * Visits: with ``visits`` the source has a topic for the requests to visit the keys of its store
       (``EventSource.register_visit``).
     * Errors: ``decode_policy`` for records that cannot be read or have an unknown type; ``error_policy`` for
-      handlers (each handler may have its own). ``max_time_jump_seconds``: so far ahead of the member's clock, and of
-      the partition's time, an event may move that time; beyond, it is a ``TimeJump``, which meets its error policy
-      (0: no bound).
+      handlers (each handler may have its own). ``max_time_jump_seconds`` is the time by which an event may be ahead of
+      both the member's clock and the partition's time; beyond, it is a ``TimeJump``, which meets its error policy (0:
+      no bound).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
       (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
       transactions), ``state`` (``StateConfig``: state on disk), ``queries`` (``QueryConfig``: between processes).
@@ -89,19 +90,19 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     client_settings: dict[str, Any] = {}
     source_bootstrap_servers: str = ""
     source_client_settings: dict[str, Any] = {}
-    instance_id: str = ""
+    instance_id: str = ""  # one that is made up is another one after a restart
     changelog_topic: str = ""
     dead_letter_topic: str = ""
-    replication_factor: int = 1
+    replication_factor: int = 1  # works on one broker; 3, with 2 in sync, is for where it matters
     min_insync_replicas: int = 1
-    auto_offset_reset: str = "earliest"
+    auto_offset_reset: str = "earliest"  # not Kafka's default, "latest", which passes over what was there before
     alignment_seconds: float = 0.5
     loop: bool = False
-    max_loop_hops: int = 100
+    max_loop_hops: int = 100  # a chain that never ends stops with an error that names it
     visits: bool = False
     decode_policy: Retry = STOP
     error_policy: Retry = STOP
-    max_time_jump_seconds: float = 86_400.0
+    max_time_jump_seconds: float = 86_400.0  # microseconds taken for milliseconds are thousands of years ahead
     group: GroupConfig = GroupConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     queues: QueueConfig = QueueConfig()

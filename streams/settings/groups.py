@@ -11,14 +11,15 @@ from streams.model.topics import MAX_NAME_LENGTH
 from streams.sak.numbers import is_number, is_whole
 
 DELIVERY_SHARE = 0.8
-"""Share of a transaction's time in which its records must be acknowledged: they fail before the broker aborts it."""
+"""Share of a transaction's time in which its records must be acknowledged. So they fail here, with a reason, before the
+broker aborts the transaction without one."""
 
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """Strategies that share partitions among the members (``core/strategies.py``)."""
 MEMBERSHIPS = ("streams", "librdkafka", "broker")
 """Implementations of the group protocol for a member."""
 A_DAY = 86_400
-"""In seconds."""
+"""Seconds of a day."""
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 """The characters of names in Kafka."""
@@ -44,7 +45,7 @@ def _number(setting: str, value: object) -> None:
 
 def check_type(kinds: tuple[type, ...], setting: str, value: object, wanted: str) -> None:
     """Check that a value is of one of these types; else ``ConfigError``, without the value."""
-    if not isinstance(value, kinds):  # what it is may be a secret
+    if not isinstance(value, kinds):  # the value stays out of the message: it may be a secret in the wrong place
         raise ConfigError(f"{setting} is of type {type(value).__name__}; it must be {wanted}")
 
 
@@ -69,23 +70,26 @@ def check_duration(setting: str, value: float) -> None:
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool of transactional producers and its batching rule (names and defaults of go-kafka-event-source's
-    ``EosConfig``).
+    """The pool of transactional producers and its batching rule. Names, and the defaults that are numbers of
+    transactions or events, are those of go-kafka-event-source's ``EosConfig``.
 
-    ``pool_size``: producers ("slots") used in turn; at least ``pending_transactions`` + 2, because one transactional id
-    cannot commit back to back. ``pending_transactions``: sealed transactions that may be under way at a time.
-    ``target_batch_size``, ``max_batch_size``: events or records (whichever is more) at which a transaction is sealed
-    when the pipeline is free, and at which intake stops. ``max_batch_bytes``: intake also stops at so many bytes of
-    outputs and changes (keys, values and headers), because they are kept until their outcome is known; if a line is too
-    slow for so much, transactions get smaller. ``batch_delay_seconds``: how long a transaction waits for further events
-    when nothing is in flight; 0 sends at once. ``None``: as long as commits take, at most 10 ms.
+    * ``pool_size`` is the number of producers ("slots"), which are used in turn: ``pending_transactions`` + 2 or more.
+    * ``pending_transactions`` is the number of sealed transactions that may be under way at a time.
+    * ``target_batch_size`` is the number of events or of records, whichever is more, at which a transaction is sealed
+      when the pipeline is free. At ``max_batch_size`` intake stops.
+    * ``max_batch_bytes`` is the number of bytes of outputs and changes (keys, values, headers) at which intake stops,
+      too. If a line is too slow for so much, transactions get smaller.
+    * ``batch_delay_seconds`` is the time that a transaction waits for further events when nothing is in flight. 0 sends
+      at once. ``None`` waits for as long as commits take, 10 ms at most.
     """
 
+    # One is filled, one commits, and one waits for the markers of its last commit: until they are written a broker lets
+    # the same transactional id begin nothing new.
     pool_size: int = 3
     pending_transactions: int = 1
     target_batch_size: int = 1000
     max_batch_size: int = 10_000
-    max_batch_bytes: int = 32 * 1024 * 1024
+    max_batch_bytes: int = 32 * 1024 * 1024  # kept in memory until the outcome is known
     batch_delay_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -108,17 +112,22 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The consumer group: how its members share the partitions.
 
-    ``strategy``: ``incremental`` (a partition moves once its new owner has restored it), ``cooperative-sticky``,
-    ``range``, ``roundrobin``; two of them, the wanted one first, while a running group migrates. ``membership``: the
-    implementation of the group protocol: ``streams`` (all strategies), ``librdkafka`` (its classic one; not
-    ``incremental``), ``broker`` (KIP-848: the broker decides). ``static_membership`` makes ``instance_id`` the group's
-    ``group.instance.id`` too. ``publish_status``: publish the progress of copies and moves for ``kes group`` (offsets
-    of a group ``<group_id>.<instance_id>.status``).
+    * ``strategy`` is ``incremental`` (a partition moves once its new owner has restored it), ``cooperative-sticky``,
+      ``range`` or ``roundrobin``; or two of them, the wanted one first, while a running group migrates.
+    * ``membership`` is the implementation of the group protocol: ``streams`` (all strategies), ``librdkafka`` (its
+      classic one; not ``incremental``) or ``broker`` (KIP-848: the broker decides).
+    * ``static_membership`` makes ``instance_id`` the group's ``group.instance.id``, too.
+    * ``publish_status`` publishes the progress of copies and moves for ``kes group``, as offsets of a group
+      ``<group_id>.<instance_id>.status``.
 
-    For ``incremental``: ``num_standbys`` warm copies of each partition on other members; ``max_moves`` and
-    ``max_move_bytes`` (changelog bytes on disk) that are prepared at a time in the group; a copy that is not ready
-    after ``preparation_timeout_seconds`` is passed over; a member that stops hands its partitions over for
-    ``leave_timeout_seconds``, then gives up the rest.
+    The others are for ``incremental``:
+
+    * ``num_standbys`` is the number of warm copies of each partition on other members.
+    * ``max_moves`` is the number of partitions that are prepared at a time in the group, and ``max_move_bytes`` the
+      bytes of their changelogs on disk.
+    * ``preparation_timeout_seconds`` is the time after which a copy that is not ready is passed over.
+    * ``leave_timeout_seconds`` is the time for which a member that stops hands its partitions over. Then it gives up
+      the rest.
     """
 
     strategy: str | tuple[str, ...] = "incremental"
@@ -126,7 +135,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     static_membership: bool = False
     num_standbys: int = 0
     max_moves: int = 64
-    max_move_bytes: int = 1024 * 1024 * 1024
+    max_move_bytes: int = 1024 * 1024 * 1024  # one partition is always allowed, however large
     preparation_timeout_seconds: float = 300.0
     leave_timeout_seconds: float = 10.0
     publish_status: bool = True
@@ -164,22 +173,28 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The times that an event source waits.
 
-    ``session_timeout_seconds``: the group gives up a member after so long without a heartbeat. It must be more than
-    ``transaction_timeout_seconds``, and at least three times ``heartbeat_interval_seconds``.
-    ``rebalance_timeout_seconds``: for members to take part in a rebalance; also how long the event loop may stand still
-    until the event that stops it is noted for the next owners; after as long again the member leaves the group.
-    ``drain_timeout_seconds``: for running events when a partition is given up or
-    the source stops. ``call_timeout_seconds``: for one transactional call. ``recovery_timeout_seconds``: for bringing a
-    failed transaction to an end before the source stops with an error.
+    * ``session_timeout_seconds`` is the time without a heartbeat after which the group gives up a member. It must be
+      more than ``transaction_timeout_seconds``, and at least three times ``heartbeat_interval_seconds``.
+    * ``transaction_timeout_seconds`` is the time of a transaction after which the broker aborts it.
+    * ``heartbeat_interval_seconds`` is the time between two heartbeats.
+    * ``rebalance_timeout_seconds`` is the time that members have to take part in a rebalance. The event loop may stand
+      still for as long until the event that stops it is noted for the next owners; after as long again the member
+      leaves the group.
+    * ``drain_timeout_seconds`` is the time for running events when a partition is given up or the source stops.
+    * ``call_timeout_seconds`` is the time of one transactional call.
+    * ``recovery_timeout_seconds`` is the time to bring a failed transaction to an end. Then the source stops with an
+      error.
     """
 
+    # The least that brokers allow unless they are set otherwise (group.min.session.timeout.ms): after a crash the
+    # others wait for as long.
     session_timeout_seconds: float = 6.0
-    transaction_timeout_seconds: float = 5.0
-    heartbeat_interval_seconds: float = 0.3
+    transaction_timeout_seconds: float = 5.0  # below the session's: a transaction must not outlive its membership
+    heartbeat_interval_seconds: float = 0.3  # a member learns of a rebalance by a heartbeat, so this late
     rebalance_timeout_seconds: float = 15.0
-    drain_timeout_seconds: float = 8.0
+    drain_timeout_seconds: float = 8.0  # below the rebalance's: the group does not wait longer
     call_timeout_seconds: float = 5.0
-    recovery_timeout_seconds: float = 300.0
+    recovery_timeout_seconds: float = 300.0  # restarts of a broker took up to 50
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -206,16 +221,17 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were read and wait to be handled.
 
-    ``max_queued_records`` and ``max_queued_bytes`` are per partition; beyond either the partition is paused.
-    ``max_queued_bytes_total`` is for all partitions of the process: beyond half of it, partitions that hold their share
-    of the other half are paused, too. ``max_poll_records``: records that the poll thread hands over at once. Each
-    hand-over waits for the event loop's thread, so with a backlog many at once cost less.
+    * ``max_queued_records`` and ``max_queued_bytes`` are the records of one partition, and their bytes, beyond which
+      that partition is paused.
+    * ``max_queued_bytes_total`` is the bytes of all partitions of the process. Beyond half of it, partitions that hold
+      their share of the other half are paused, too.
+    * ``max_poll_records`` is the number of records that the poll thread hands over at once, at most.
     """
 
     max_queued_records: int = 5_000
     max_queued_bytes: int = 16 * 1024 * 1024
     max_queued_bytes_total: int = 256 * 1024 * 1024
-    max_poll_records: int = 500
+    max_poll_records: int = 500  # each hand-over waits for the event loop's thread: with a backlog, many at once
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -223,21 +239,27 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """State on disk: in ``folder`` (empty: nowhere), which processes of one machine may share. ``checkpoint_seconds``,
-    ``checkpoint_bytes``: what of a partition may wait to be written; ``unwritten_bytes``: of the process.
-    ``memory_bytes``: for the caches of all tables on an engine, of the process.
+    """State on disk.
 
-    ``snapshots``: a path, or an address that ``pyarrow.fs`` knows (``s3://bucket/kes``); empty: none. One of each
-    partition is made every ``snapshot_seconds``, ``snapshots_kept`` are kept, ``snapshot_bytes_per_second`` are written
-    at most (0: no limit). ``snapshot_secret_file``: with its content they are signed, and others refused."""
+    * ``folder`` is where it is; processes of one machine may share it. Empty: nowhere.
+    * ``checkpoint_seconds`` is the time after which committed changes of a partition are written, and
+      ``checkpoint_bytes`` the bytes of them at which they are written earlier.
+    * ``unwritten_bytes`` is the bytes of committed changes that may wait for the disk in the process.
+    * ``memory_bytes`` is the bytes of the caches of all tables on an engine in the process.
+    * ``snapshots`` is where snapshots are: a path, or an address that ``pyarrow.fs`` knows (``s3://bucket/kes``).
+      Empty: there are none.
+    * ``snapshot_seconds`` is the age at which a partition's snapshot is followed by the next one, and
+      ``snapshots_kept`` the number that is kept of each partition.
+    * ``snapshot_bytes_per_second`` is the rate at which the process writes them, at most. 0: no limit.
+    * ``snapshot_secret_file`` is a file with a secret. Snapshots are signed with it, and others are refused."""
 
     folder: str = ""
-    checkpoint_seconds: float = 5.0
+    checkpoint_seconds: float = 5.0  # as much of the changelog is read again after a kill
     checkpoint_bytes: int = 8 * 1024 * 1024
     unwritten_bytes: int = 64 * 1024 * 1024
     memory_bytes: int = 256 * 1024 * 1024
     snapshots: str = ""
-    snapshot_seconds: float = 900.0
+    snapshot_seconds: float = 900.0  # far below delete.retention.ms: one as old as that has missed tombstones
     snapshots_kept: int = 3
     snapshot_bytes_per_second: int = 32 * 1024 * 1024
     snapshot_secret_file: str = ""
@@ -256,11 +278,13 @@ class StateConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Queries between processes. ``secret_file``: its content is the group's secret, of all members and readers.
-    ``address``: published for readers, ``https://HOST:PORT``; ``kes run --queries`` fills it in, and where it is set,
-    further workers take the ports behind it.
-    ``tls_certificate_file`` and ``tls_key_file``: of the server; ``tls_ca_file``: what readers check it with (default:
-    the system's)."""
+    """Queries between processes.
+
+    * ``secret_file`` is a file with the group's secret, the same for all members and readers.
+    * ``address`` is published for readers: ``https://HOST:PORT``. ``kes run --queries`` fills it in; where it is set,
+      further workers take the ports behind it.
+    * ``tls_certificate_file`` and ``tls_key_file`` are those of the server. By ``tls_ca_file`` readers check it; empty:
+      by the certificates of the system."""
 
     secret_file: str = ""
     address: str = ""

@@ -13,13 +13,16 @@ from streams.sak.numbers import is_number, is_whole
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a scheduler (names of go-kafka-event-source's ``SchedulerConfig``).
+    """Limits of a scheduler. The names are those of go-kafka-event-source's ``SchedulerConfig``.
 
-    ``concurrency``: jobs that run at a time in this process, all partitions together. ``worker_queue_depth``: jobs of
-    one key that may wait behind the one that runs. ``max_concurrent_keys``: keys of one partition that may have jobs.
-    (And of all jobs of one partition at most 16 per slot wait, 1,000 at least.) If there is no room for a partition's
-    next event, that partition stops reading, and no other one does. ``timeout_seconds``: for one attempt of a job
-    (``None``: as long as it takes). ``retry``: ``None`` means one attempt.
+    * ``concurrency`` is the number of jobs that run at a time in this process, all partitions together.
+    * ``worker_queue_depth`` is the number of jobs of one key that may wait behind the one that runs.
+    * ``max_concurrent_keys`` is the number of keys of one partition that may have jobs. (Of all jobs of one partition
+      at most 16 per slot wait, 1,000 at least.)
+    * ``timeout_seconds`` is the time of one attempt of a job. ``None``: as long as it takes.
+    * ``retry`` is the policy for a job that raises. ``None`` means one attempt.
+
+    If there is no room for a partition's next event, that partition stops reading, and no other one does.
     """
 
     concurrency: int
@@ -38,12 +41,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class BatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Size, delay and limits of a batcher's calls.
 
-    ``max_batch_size``: items of one call, at most. ``max_delay_seconds``: how long an item waits for company when there
-    is a slot for a batch; 0: a batch begins as soon as there is a slot (what comes while all slots are taken makes the
-    next ones). ``max_concurrent_batches``: calls that run at a time in this process. ``max_queued_items``: items of one
-    partition that wait or run; beyond, its reading waits (that of no other partition does). An event with more items
-    than that goes in alone. ``timeout_seconds``: for one attempt of a call (``None``: as long as it takes). ``retry``:
-    of a call that raises, with all of its items; ``None`` means one attempt.
+    * ``max_batch_size`` is the number of items of one call, at most.
+    * ``max_delay_seconds`` is the time that an item waits for company when there is a slot for a batch. With 0 a batch
+      begins as soon as there is a slot; what comes while all slots are taken makes the next ones.
+    * ``max_concurrent_batches`` is the number of calls that run at a time in this process.
+    * ``max_queued_items`` is the number of items of one partition that wait or run. Beyond, its reading waits; that of
+      no other partition does. An event with more items than that goes in alone.
+    * ``timeout_seconds`` is the time of one attempt of a call. ``None``: as long as it takes.
+    * ``retry`` is the policy for a call that raises, with all of its items. ``None`` means one attempt.
     """
 
     max_batch_size: int = 100
@@ -93,13 +98,14 @@ def _check_retry(settings: SchedulerConfig | BatcherConfig) -> None:
         raise ConfigError(f"{name} has then={value.then}; the last word is that of the event: its on_error")
 
 
+# The four are those of go-kafka-event-source.
 _CPUS: Final = os.cpu_count() or 1
 
 COMPUTE: Final = SchedulerConfig(concurrency=_CPUS, worker_queue_depth=1000)
-"""Work that keeps a processor busy: a job per processor."""
+"""Limits for work that keeps a processor busy: one job per processor."""
 FAST_NETWORK: Final = SchedulerConfig(concurrency=4 * _CPUS)
-"""Calls that return within milliseconds."""
+"""Limits for calls that return within milliseconds: four per processor."""
 SLOW_NETWORK: Final = SchedulerConfig(concurrency=16 * _CPUS)
-"""Calls that take tens of milliseconds or more."""
+"""Limits for calls that take tens of milliseconds or more: 16 per processor."""
 WIDE_NETWORK: Final = SchedulerConfig(concurrency=32 * _CPUS, worker_queue_depth=1000)
-"""Slow calls, often many for one key."""
+"""Limits for slow calls, often many for one key: 32 per processor, and a thousand may wait for one key."""

@@ -24,9 +24,11 @@ import msgspec
 from streams.errors import ConfigError
 
 PREFIX: Final = "KES_"
+"""Text at the beginning of the variables of all settings."""
 FILE_VARIABLE: Final = "KES_CONFIG"
 """Environment variable with the path of the settings file."""
 FILE_NAME: Final = "kes.toml"
+"""Name of the settings file in the current directory, unless ``KES_CONFIG`` names another one."""
 COMMANDS: Final = "commands"
 """The table of the file that has the options of ``kes``, by command."""
 PER_PROCESS: Final = frozenset({"instance_id"})
@@ -61,7 +63,7 @@ class SettingsSources:
             self.tables = tomllib.loads(self.path.read_text(encoding="utf-8"))
             self.has_file = True
         except FileNotFoundError:
-            if named:
+            if named:  # the file in the current directory may be missing, one that is named may not
                 raise ConfigError(f"{FILE_VARIABLE} names {named}, which does not exist") from None
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from None
@@ -182,7 +184,9 @@ class TakesOutsideSettings(msgspec.StructMeta):
                 if isinstance(given := settings.get(table), Mapping):
                     settings[table] = {**outside.get(table, {}), **given}
             settings = {**outside, **settings}
-            if not settings.get("source_bootstrap_servers"):  # they are for other sources
+            # What stands outside is for all sources of a program. One whose topic is on the group's cluster has no use
+            # for these, and would be refused with them.
+            if not settings.get("source_bootstrap_servers"):
                 for table in CLIENTS[1:]:
                     if settings.get(table) == outside.get(table):
                         settings.pop(table, None)
@@ -275,7 +279,7 @@ def _converted(found: Found, kind: Any) -> Any:
 
 def _content(file: str, origin: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")  # editors end the last line of a secret
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{origin} names the file {file}, which cannot be read: {error}") from None
 

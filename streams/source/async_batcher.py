@@ -25,6 +25,7 @@ Given = BatchItem[ValueT] | tuple[Hashable, ValueT]
 AtTurn = Callable[[EventContext[StoreT], list[BatchItem[ValueT]]], Answer | Awaitable[Answer]]
 
 DEFAULTS = BatcherConfig()
+"""Settings of a batcher that is given none."""
 
 
 class AsyncBatcher(Generic[StoreT, ValueT]):
@@ -121,8 +122,7 @@ def _checked(what: str, _: IncomingRecord, planned: Any) -> list[BatchItem[Any]]
 
 
 def items_of(what: str, planned: Any, *, own: bool = False) -> list[BatchItem[Any]] | None:
-    """Turn the answer of a planner into items. ``own``: copy those that are items already, since a planner may return
-    the same object for many events, and each has a result of its own. Raises ``BatchError``."""
+    """Turn the answer of a planner into items. ``own``: copy those that are items already. Raises ``BatchError``."""
     if planned is None:
         return None
     if not isinstance(planned, list):
@@ -136,6 +136,8 @@ def items_of(what: str, planned: Any, *, own: bool = False) -> list[BatchItem[An
 
 def _item(what: str, given: Any, own: bool) -> BatchItem[Any]:
     if isinstance(given, BatchItem):
+        # A planner may return one object for many events, and each has a result of its own. Items of ``submit`` are the
+        # caller's, who reads the results in them.
         item: BatchItem[Any] = copy.copy(given) if own else given
     elif isinstance(given, tuple) and len(given) == 2:
         item = BatchItem(given[0], given[1])

@@ -65,7 +65,8 @@ class BatchProducer(Generic[StoreT]):
         for key in ("message.timeout.ms", "delivery.timeout.ms"):
             if key in settings:
                 raise ConfigError(f"kafka setting {key!r} can not be overridden: use delivery_timeout_seconds")
-        ClientSettings(bootstrap_servers or "the-sources:9092", settings)  # refuses what cannot be
+        # Only for its checks: without an address it is that of the source, which is not known before the start.
+        ClientSettings(bootstrap_servers or "the-sources:9092", settings)
         if type(max_queued_records) is not int or max_queued_records < 1:
             raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")
         seconds: object = delivery_timeout_seconds  # whatever it is

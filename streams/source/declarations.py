@@ -86,7 +86,8 @@ class Declarations:
         made.router.routes, made.router.default = dict(self.router.routes), self.router.default
         made.router.tracer, made.router.visits = self.router.tracer, dict(self.router.visits)
         made.handlers.schedules[:] = self.handlers.schedules
-        made.inputs.by_topic.clear()  # its own inputs, which are among those of the original
+        # The copy was made with its own inputs; those of the original have them, too, in the order that counts.
+        made.inputs.by_topic.clear()
         made.inputs.by_topic.update(self.inputs.by_topic)
         made.outputs.by_topic.update(self.outputs.by_topic)
         made.lookups.by_topic.update(self.lookups.by_topic)
@@ -104,7 +105,7 @@ class Declarations:
     def freeze(self) -> None:
         """Check what can only be checked when all is declared, and refuse further declarations: the source starts.
         Raises ``RegistrationError``."""
-        from streams.runtime.ownership.replicas import make_store
+        from streams.runtime.ownership.replicas import make_store  # with the engine, which a declaration does without
 
         self.inputs.check()
         self.visits.check(lambda: make_store(self.store_factory, TopicPartition(self.config.topic, 0)))
@@ -129,6 +130,7 @@ class Declarations:
         ]
         default = [] if router.default is None else [router.default]
         routes = [*router.routes.values(), *default, *(route for route, _ in router.visits.values())]
+        # Without those of the toolkit itself, which handle rows of joined tables and requests for visits.
         handlers = tuple(_shown(route) for route in routes if route.handler not in (keep_row, requested))
         return Topology(config.group_id, tuple(topics), handlers, self._interjections(), self._store is not None)
 

@@ -33,12 +33,14 @@ if TYPE_CHECKING:  # the clients of Kafka are loaded with the first producer, no
     from streams.kafka.writing.sending import SendQueue
 
 POLL_SECONDS: Final = 0.001
-"""Time between two checks for acknowledgements on an event loop, while any is missing. A check takes a microsecond; one
-from a thread of its own would wait for the GIL once per record."""
+"""Seconds between two checks for acknowledgements on an event loop, while any is missing. A check takes a microsecond;
+one from a thread of its own would wait for the GIL once per record."""
 SENDS_PER_SERVE: Final = 64
-"""Records between two checks for acknowledgements by the calls that send them."""
+"""Number of records between two checks for acknowledgements by the calls that send them."""
 _BLOCKING_SECONDS: Final = 0.01
+"""Seconds of one wait for acknowledgements, of a call that blocks."""
 _CLOSE_SECONDS: Final = 5.0
+"""Seconds to wait for records on their way, at the end of a block that has failed."""
 
 
 class RecordOptions(TypedDict, total=False):
@@ -100,7 +102,7 @@ class EventProducer:
         self._limit = max_queued_records
         self._delivery_seconds = delivery_timeout_seconds
         self._transaction_seconds = transaction_timeout_seconds
-        self._transactions()  # to refuse its settings here
+        self._transactions()  # made to refuse its settings here, not at the first commit
         self._running: BlockingEventProducer | AsyncEventProducer | None = None
         self._tracer: Tracer | None = None
 
@@ -208,7 +210,7 @@ class BlockingEventProducer:
         records = TransactionRecords(self._transactions.transactional_id, self._limit, self._tracer)
         yield records
         self._queue.check_open()
-        with self._committing:
+        with self._committing:  # the id has one transaction at a time, whichever threads use it
             self._transactions.commit(records.outputs)
 
     def close(self, error: BaseException | None) -> None:
@@ -231,7 +233,7 @@ class BlockingEventProducer:
             self._serve_some()
 
     def _serve_some(self) -> None:
-        if self._serving.acquire(blocking=False):
+        if self._serving.acquire(blocking=False):  # else another thread is taking them already
             try:
                 self._queue.serve(0)
             finally:
@@ -325,7 +327,7 @@ class AsyncEventProducer:
 
     async def close(self, error: BaseException | None) -> None:
         """Wait for the records on their way (after an error of the block: 5 seconds), and close."""
-        if self._queue.is_foreign:
+        if self._queue.is_foreign:  # in a forked child: the records are the parent's
             return
         try:
             with contextlib.suppress(TimeoutError):
@@ -340,6 +342,7 @@ class AsyncEventProducer:
         if self._timer is not None:
             self._timer.cancel()
         if self._worker is not None:
+            # On its thread: a commit that was cancelled may still run there, and uses what is closed.
             self._worker.post(self._transactions.close)
             self._worker.abandon()
         try:

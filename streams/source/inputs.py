@@ -25,7 +25,8 @@ class DeclaredInputs:
             registry.router.add(
                 Route(event_type.name, event_type, requested, blocking=False, policy=config.error_policy)
             )
-        awaited = config.loop_topic  # no event is the worse for a request that comes a moment later
+        # Of its own inputs only the loop is waited for: no event is the worse for a visit's request that comes later.
+        awaited = config.loop_topic
         self.by_topic: dict[str, InputSpec] = {
             topic: InputSpec(topic, is_own=True, is_awaited=topic == awaited) for topic in config.own_inputs
         }

@@ -145,7 +145,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         """
         stage = ctx._host.stages.get(self._definition)
         assert isinstance(stage, JobStage)
-        answer: Answer = await stage.in_turn(ctx, (object(), item))
+        answer: Answer = await stage.in_turn(ctx, (object(), item))  # a key of its own: it waits behind no other job
         return answer
 
 
@@ -170,6 +170,7 @@ def _check_importable(name: str, job: Callable[..., Any]) -> None:
     found: Any = sys.modules.get(getattr(job, "__module__", ""))
     for part in getattr(job, "__qualname__", "").split("."):
         found = getattr(found, part, None)
+    # Found by its name in the other process: a lambda, or a function within one, would fail there with each job.
     if inspect.isroutine(job) and found is not job:
         raise RegistrationError(
             f"the job {name} cannot be found by its name in another process; it must be a function at the top of a "

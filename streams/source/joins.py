@@ -70,6 +70,7 @@ class DeclaredJoins:
             topic, (keys, values), partitions=partitions, ordered=ordered, partitioner=partitioner, engine=engine
         )
         name, policy = f"{ROUTE_PREFIX}{topic}", self._registry.config.error_policy
+        # A handler for its records from the start: without one for updates they change rows and nothing else.
         self._registry.router.add(Route(name, None, keep_row, blocking=False, policy=policy, kind=JoinKind(topic)))
         self._inputs[topic] = InputSpec(topic, ((TYPE_HEADER, name.encode()),), None, on_error, table)
         return table

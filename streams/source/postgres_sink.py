@@ -7,9 +7,9 @@ sink = PostgresSink(source, DATABASE, name="stock")
 async def moved(db: psycopg.AsyncConnection[Any], items: Sequence[SinkItem[StockMoved]]) -> None:
     await db.execute(CHANGE, ([item.event.product for item in items], [item.event.count for item in items]))
 
-The *fence* of a partition is a row with the offset that comes next, locked first and moved last, in the transaction of
-the handler. A batch that is written again, after a lost answer or beside a frozen owner, finds it moved, and what is
-done is left out. No epoch is needed: what is written depends on the log alone, and both have the same log.
+The *fence* of a partition is a row with the offset that comes next. A batch that is written again, after a lost answer
+or beside a frozen owner, finds it moved, and what is done is left out. No epoch is needed: what is written depends on
+the log alone, and both have the same log.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ E = TypeVar("E")
 Handler = Callable[[psycopg.AsyncConnection[Any], Sequence["SinkItem[E]"]], Awaitable[None]]
 
 SINK_BATCHES: Final = BatcherConfig(max_batch_size=500)
+"""Settings of a sink that is given none: one transaction has 500 events, at most."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two tries of a transaction that the server may take in a moment: the first pause, and the longest."""
 _TABLE: Final = """
 SELECT pg_advisory_xact_lock(hashtext('kes_inbox')); -- processes that start together make it once
 CREATE TABLE IF NOT EXISTS kes_inbox (
@@ -115,7 +117,8 @@ class PostgresSink:
         self._batcher: AsyncBatcher[Any, SinkItem[Any]] = AsyncBatcher(
             source, self._write, config=config, name=f"sink {name}"
         )
-        source._declared.lifespans.append(self._opened)  # behind the user's own
+        # Behind the user's own lifespan, so that it is entered after that, and left before.
+        source._declared.lifespans.append(self._opened)
 
     def register_event_type(
         self, event_class: type[E], /, *, on_error: Retry | None = None
@@ -184,10 +187,11 @@ class PostgresSink:
     async def _write_partition(self, db: psycopg.AsyncConnection[Any], items: list[BatchItem[SinkItem[Any]]]) -> None:
         topic = self._source.config.topic
         where = (self.name, topic, items[0].key)
+        # Locked first: a frozen owner that goes on waits here, and then finds the fence moved.
         row = await (await db.execute(_LOCK_FENCE, (*where, self._topic_id))).fetchone()
         assert row is not None
         topic_id, done = row
-        if topic_id != self._topic_id:
+        if topic_id != self._topic_id:  # offsets of another topic: events would be taken for written ones, and left out
             raise TopicReplaced(
                 f"{topic} has the id {self._topic_id}, and the fences of sink {self.name} belong to the topic "
                 f"{topic_id}: it was recreated, or another cluster answers, and its offsets start over. If its events "
@@ -196,7 +200,7 @@ class PostgresSink:
         new = [item for item in items if item.value.record.offset >= done]
         for handler, of in groupby(new, key=attrgetter("user_data")):
             await handler(db, [item.value for item in of])
-        if new:
+        if new:  # in the transaction of the handler: both are there, or neither
             await db.execute(_MOVE_FENCE, (new[-1].value.record.offset + 1, *where))
 
     # -- connections ---------------------------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ class PostgresSink:
         db = self._idle.pop() if self._idle else await self._connect()
         try:
             yield db
-        except BaseException:
+        except BaseException:  # also cancelled: what is under way on it must not meet the next user
             await db.close()
             raise
         self._idle.append(db)

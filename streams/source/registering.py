@@ -73,6 +73,7 @@ class DeclaredHandlers:
     def _check(self, what: str, function: Callable[..., Any], *arguments: str) -> None:
         """Refuse a function that cannot be called so, or that wants a store of a source without one."""
         check_callable(what, function, *arguments)
+        # By its annotation, where it has one: without this check the first event would find out.
         ctx = None if self._registry.has_store else next(iter(parameter_types(function)), None)
         store = next(iter(get_args(ctx)), None)
         is_context = issubclass(get_origin(ctx) or object, EventContext)

@@ -46,6 +46,7 @@ class SourceRequests:
             raise RegistrationError(f"this source has no visit {request.visit!r}; it has {known}")
         if request.run or request.action == "start":
             check_visit_name("run_id", request.run)
+        # Without a run there are no connections of one: the request is a record that any process may write.
         engine = self._run.engine
         config = self._declared.config.resolved() if engine is None else engine.config
         connections = connected(config) if engine is None else engine.connections

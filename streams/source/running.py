@@ -1,8 +1,4 @@
-"""The life of an event source: its state, the engine of its present run, and what starts and stops it.
-
-The engine and the clients of Kafka are imported when a source starts: a program that only declares one (a view, a
-replay, the command line) does not pay for them.
-"""
+"""The life of an event source: its state, the engine of its present run, and what starts and stops it."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 ENDS_SECONDS: Final = 1.0
-"""The wait for the thread that reads, for the ends of partitions; it may be busy or gone."""
+"""Seconds to wait for the ends of partitions, which the thread that reads has; it may be busy or gone."""
 _AT_WORK: Final = (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING)
 
 
@@ -53,6 +49,8 @@ def load_engine() -> None:
 
 def connected(config: EventSourceConfig) -> Connections:
     """Make the clients of a source, without any I/O."""
+    # Imported when a source starts, as the engine is: a program that only declares one (a replay, a command) does not
+    # pay for the clients of Kafka.
     from streams.runtime.connections import KafkaConnections
 
     return KafkaConnections(config)
@@ -196,7 +194,7 @@ class SourceRun:
             async for number in signals:
                 received += 1
                 if received > 1:
-                    os._exit(128 + number)
+                    os._exit(128 + number)  # at once: what hangs may be a thread that nothing else ends
                 _log.info("%s: draining; a second signal exits at once", signal.Signals(number).name)
                 self.ask_to_stop(drain=True)
 
@@ -219,7 +217,7 @@ class SourceRun:
         finally:
             self.engine = None
             self._stop_asked = None
-            self._stopped.set()
+            self._stopped.set()  # last: who waits for it may start the next run at once
 
     async def _consume_until_stopped(
         self, connect: Callable[[EventSourceConfig], Connections], environment: Environment
@@ -235,11 +233,11 @@ class SourceRun:
             outputs = declared.outputs.by_topic.values()
             inputs, looked_into = declared.inputs.topics(), declared.lookups.topics()
             await source_topics.prepare(config, connections, outputs, inputs, looked_into)
-        if self._stop_asked is not None:
+        if self._stop_asked is not None:  # it came while there was no engine that could be stopped
             return
         async with AsyncExitStack() as resources:
             lookups = Lookups(declared.lookups.by_topic.values(), lambda topic: connections.followed(topic))
-            resources.push_async_callback(lookups.stop)
+            resources.push_async_callback(lookups.stop)  # before the start: one that is cut short is stopped, too
             with anyio.CancelScope() as self._preparing:
                 await lookups.start()
             if self._stop_asked is None:
@@ -252,7 +250,7 @@ class SourceRun:
         if not self._declared.metrics_handlers:
             return config
         own = () if config.metrics_handler is None else (config.metrics_handler,)
-        handlers = (*self._declared.metrics_handlers, *own)  # the last one, since what it raises ends the call
+        handlers = (*self._declared.metrics_handlers, *own)  # that of the settings last: what it raises ends the call
 
         def measure(measurement: Measurement) -> None:
             for handler in handlers:
@@ -268,7 +266,7 @@ class SourceRun:
         except asyncio.CancelledError:
             if self._stop_asked is None or task is None:
                 raise
-            task.uncancel()  # a stop does not wait for it
+            task.uncancel()  # it was cancelled by a stop, and the run goes on to its end in order
         except Exception as error:
             what = f"the event source of group {self.config.group_id} does not start: its lifespan failed"
             raise StreamsError(f"{what}: {error!r}") from error
@@ -296,7 +294,7 @@ class SourceRun:
             inputs=[*declared.inputs.by_topic.values()],
             lookups=lookups,
         )
-        lookups.on_failure(engine.fail)
+        lookups.on_failure(engine.fail)  # one of before, while a lifespan was entered, is reported now
         try:
             await engine.run(self._started)
         except BaseExceptionGroup as group:
@@ -311,6 +309,7 @@ class SourceRun:
         if self.is_at_work:
             self.state = SourceState.STOPPING
             self._stop_asked = drain
+            # By way of the loop: scopes and tasks may be cancelled there only.
             if self.loop is not None:
                 self.loop.call_soon_threadsafe(self._stop_on_loop, drain)
 

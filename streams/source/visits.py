@@ -48,7 +48,7 @@ class DeclaredVisits:
             store = make()
             for name, (_, table) in visits.items():
                 table_of(store, name, table)
-            store.revoked()
+            store.revoked()  # it was made to be looked at: no partition has it
 
 
 def check_visit_name(what: str, name: object) -> None:

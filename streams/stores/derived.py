@@ -74,7 +74,7 @@ class Ranking:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._place_of: dict[bytes, bytes] = {}
+        self._place_of: dict[bytes, bytes] = {}  # without it the old place of a key would be a scan
         self._places = OrderedEngine()
 
     def entered(self, key: bytes, value: bytes, /) -> None:
@@ -115,7 +115,7 @@ class Ranking:
 
     def has_place(self, key: bytes, place: bytes) -> bool:
         """Check that a key is still where a scan found it."""
-        return self._place_of.get(key) == place
+        return self._place_of.get(key) == place  # it may have been put anew while the scan goes on
 
     def others(self, rank: bytes, key: bytes) -> Iterator[bytes]:
         """Scan the other keys of a rank."""
@@ -128,7 +128,7 @@ class Ranking:
 
 def start_of(rank: bytes) -> bytes:
     """Return what all places of a rank begin with."""
-    return _placed.encode_prefix((rank,))
+    return _placed.encode_prefix((rank,))  # escaped and ended by 0: no rank is the beginning of another one
 
 
 def place_of(rank: bytes, key: bytes) -> bytes:

@@ -37,6 +37,7 @@ _VERSION, _TIME = 1, 2
 _VERSION_FIELD: Final = struct.Struct(">H")
 _TIME_FIELD: Final = struct.Struct(">q")
 LAST_VERSION: Final = (1 << 16) - 1
+"""The highest version of values: a frame has two bytes for it."""
 
 
 class Framed(NamedTuple):
@@ -54,7 +55,7 @@ def unframe(data: bytes) -> Framed:
     at, version, time_ms = len(FRAME) + 1, 1, None
     try:
         flags = data[at - 1]
-        if flags & ~(_VERSION | _TIME):
+        if flags & ~(_VERSION | _TIME):  # what follows an unknown flag cannot be passed over
             raise DecodeError(f"a value's frame has the flags {flags:#x}: a newer release of this package wrote it")
         if flags & _VERSION:
             (version,) = _VERSION_FIELD.unpack_from(data, at)
@@ -76,8 +77,8 @@ def put_back(data: bytes, time_ms: int) -> bytes:
 
 
 class FramedCodec(Generic[V]):
-    """Values of one version, read from any older one. ``time_ms``: the time that values are put at; ``None`` as a
-    function: they have none, ``None`` as its result: it is not known yet."""
+    """Values of one version, read from any older one. ``time_ms`` returns the time at which a value is put, or ``None``
+    while it is not known; without this function values have no time."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class FramedCodec(Generic[V]):
             PydanticCodec,
             StrCodec,
             IntCodec,
-        )  # a frame is none of theirs
+        )  # their decoders refuse a frame, so a value of another version does not pass for one of this
         self._is_text = kind in (JsonCodec, MsgpackCodec, PydanticCodec, StrCodec)
 
     def encode(self, value: V, /) -> bytes:

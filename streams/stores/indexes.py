@@ -37,7 +37,7 @@ class Index(Generic[V]):
 
 
 class TableIndex(Generic[V]):
-    """One index of one table. Any number of entries that could not be placed is kept for ``check``."""
+    """One index of one table. Entries that could not be placed are kept for ``check``."""
 
     def __init__(
         self, index: Index[V], name: str, decode: Callable[[bytes], V], shown: Callable[[bytes], object]
@@ -55,7 +55,7 @@ class TableIndex(Generic[V]):
 
     def entered(self, key: bytes, value: bytes, /) -> None:
         self._unreadable.pop(key, None)
-        if self._known is not _NOTHING:
+        if self._known is not _NOTHING:  # as ``prepare`` has it, which saw the value before it was encoded
             self.order.place(key, self._known)
             return
         try:
@@ -83,7 +83,7 @@ class TableIndex(Generic[V]):
                 raise StoreError(
                     f"{self._name} is unique: {self._shown(key)!r} was put with what {self._shown(other)!r} has already"
                 )
-        self._known = rank
+        self._known = rank  # the last step: whatever is refused above has changed nothing
 
     def done(self) -> None:
         """Forget the value that was put."""

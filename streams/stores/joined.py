@@ -116,7 +116,7 @@ class Joined(Generic[K, V]):
         due = place(key, self.partitions)
         if due == record.partition:
             return
-        known = {key, *others}
+        known = {key, *others}  # several: one key alone is by chance where a wrong partitioner has it, too
         fitting = [
             repr(name)
             for name, other in PARTITIONERS.items()

@@ -18,13 +18,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 CHECKED_KEYS: Final = 100
-"""Keys of each partition that are compared with the partitioner, after each start of a partition."""
+"""Number of keys that are compared with the partitioner after each start of a partition. A wrong one is found by few of
+them, and a check of every row would cost."""
 _MISSING: Final[Any] = object()
 
 
 class Update(msgspec.Struct, Generic[K, V], frozen=True):
-    """A row of a joined table that is another one now: ``new`` in the place of ``old`` (``None``: it was, or is, not
-    there)."""
+    """A change of a row of a joined table, from ``old`` to ``new`` (``None``: there was, or is, no row)."""
 
     key: K
     old: V | None
@@ -116,7 +116,7 @@ class JoinedTable(ReadTable[K, V], Generic[K, V]):
             self._checked.append(row.key)
             self._to_check -= 1
             if not self._to_check:
-                self._checked = []
+                self._checked = []  # they were kept to find the partitioner that fits all of them
         return row
 
     def update(self, row: JoinedRow, old: bytes | None) -> Update[K, V]:

@@ -96,12 +96,12 @@ class JournalledBytes(StoredBytes):
 
     def undo(self, journal: list[Change], /) -> None:
         """Put back what these changes replaced; see ``JournalledStore``."""
-        for change in reversed(journal):
+        for change in reversed(journal):  # of a key that was written twice, the first one has the bytes of before
             self._apply(change.key, change.previous)
 
     def receive_change(self, change: Change, /) -> None:
         """Apply one record of the changelog; see ``StateStore``. Raises ``StoreError`` for keys of the toolkit."""
-        if change.key >= RESERVED_KEY_PREFIX:
+        if change.key >= RESERVED_KEY_PREFIX:  # cheap, and false for all text: it is only looked at closely above
             self._refuse_reserved(change.key)
         self._apply(change.key, change.value)
 
@@ -128,7 +128,7 @@ class JournalledBytes(StoredBytes):
         if previous is None:
             return None
         change = Change(key, None, previous)
-        journal.append(change)
+        journal.append(change)  # first: an engine on disk takes the journal's last change
         self._engine.delete(key)
         return change
 

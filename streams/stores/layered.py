@@ -1,9 +1,7 @@
 """The engine over a database on disk: what is newer than the disk, then a cache, then the database.
 
-* The *overlay* holds the last change of each key that is not known to be on disk. An entry goes when that very change
-  has been written: by identity, because an equal value may be older or younger than what the disk has then.
+* The *overlay* holds the last change of each key that is not known to be on disk.
 * A write does not read. Its undo puts the entry back that it displaced.
-* What was written is let go between events only: within one the displaced entries still count.
 """
 
 from __future__ import annotations
@@ -22,12 +20,14 @@ from streams.records import UNREAD, Change
 
 FIRST_PAGE: Final = 16
 LARGEST_PAGE: Final = 512
+"""Number of keys of the first page of a scan, and of the largest: many scans end early, and the others soon have large
+ones."""
 LET_GO: Final = 500
-"""Written changes that are let go at a time, at least: the event waits for that."""
+"""Number of written changes that are let go at a time, at least: the next event waits for that."""
 ENTRY_BYTES: Final = 200
-"""Of a cached row beside its key and value."""
+"""Bytes of memory that a cached row takes beside its key and value, about."""
 CACHE_BYTES: Final = 1 << 20
-"""Of a cache whose size is not set."""
+"""Bytes of a cache whose size is not set."""
 _BEHIND: Final = RESERVED_KEY_PREFIX[:-1] + bytes([RESERVED_KEY_PREFIX[-1] + 1])
 """The first key behind those of the toolkit."""
 
@@ -115,6 +115,7 @@ class LayeredEngine:
         if reserved or (high is not None and high < RESERVED_KEY_PREFIX):
             return self._scan(low, high, reverse, inclusive)
         is_behind = low is not None and low >= _BEHIND
+        # In two parts: what is kept beside the entries lies between them.
         below = self._scan(low, RESERVED_KEY_PREFIX, reverse, (inclusive[0], False))
         above = self._scan(low if is_behind else _BEHIND, high, reverse, (inclusive[0] or not is_behind, inclusive[1]))
         return chain(above, below) if reverse else chain(below, above)
@@ -157,7 +158,7 @@ class LayeredEngine:
         except (DiskDamaged, OSError) as error:
             self._unreadable(error)
             raise
-        if self._new_keys:
+        if self._new_keys:  # sorted in when a scan needs them: most handlers only get and put
             self._order.update(self._new_keys)
             self._new_keys.clear()
         rows = dict(page)
@@ -187,7 +188,7 @@ class LayeredEngine:
 
     def receive(self, change: Change) -> None:
         """Enter a change that is not of an event."""
-        if self._written:
+        if self._written:  # a restore has no events between which it would be let go
             self.let_go()
         if change.key not in self._overlay:
             self._new_keys.add(change.key)
@@ -223,6 +224,7 @@ class LayeredEngine:
     def begin(self, journal: list[Change]) -> None:
         """Begin a journal: what the one before has displaced will not be put back any more."""
         self._displaced.clear()
+        # Not within an event: what that has displaced would be passed over, and an undo would put it back for good.
         if self._written:
             self.let_go()
         self.journal = journal
@@ -235,14 +237,15 @@ class LayeredEngine:
 
     def let_go(self) -> None:
         """Move some of what is on disk from the overlay to the cache. Not within an event."""
-        overlay, left = self._overlay, LET_GO + len(self._overlay) // 8
+        overlay, left = self._overlay, LET_GO + len(self._overlay) // 8  # a share of it, so that it cannot only grow
         self._times += 1
         while self._written and left > 0:
             for change in self._going or ():
                 left -= 1
+                # By identity: an equal value may be older or younger than what the disk has by now.
                 if overlay.get(change.key) is change:
                     self._drop(change.key)
-                    self._young.pop(change.key, None)
+                    self._young.pop(change.key, None)  # an older value of the key
                     self._old.pop(change.key, None)
                     if change.value is not None:
                         self._cache(change.key, change.value)
@@ -262,6 +265,8 @@ class LayeredEngine:
     def _cache(self, key: bytes, value: bytes) -> None:
         self._young[key] = value
         self._young_bytes += len(key) + len(value) + ENTRY_BYTES
+        # Two generations, of half of the bytes each: what is read again moves to the young one, and the old one goes as
+        # a whole.
         if self._young_bytes > self.cache_bytes // 2:
             self._old, self._young, self._young_bytes = self._young, {}, 0
 

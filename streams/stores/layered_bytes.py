@@ -54,7 +54,7 @@ class LayeredBytes(JournalledBytes):
         self._layers.written(changes)
 
     def relieve(self) -> None:
-        if self._journal is None:
+        if self._journal is None:  # not within an event
             self._layers.let_go()
 
     def limit_cache(self, size_bytes: int, /) -> None:

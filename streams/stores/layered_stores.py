@@ -25,7 +25,7 @@ from streams.stores.structured import StructuredBytes
 _log = logging.getLogger(__name__)
 
 _LOGGED: Final = 100_000
-"""Entries from which something is derived are worth a line in the log, if they are so many."""
+"""Number of entries from which something is derived at a start, above which the log says so: it takes time."""
 
 StoresT = TypeVar("StoresT", bound=StructuredBytes)
 End = bytes | None
@@ -100,7 +100,7 @@ class LayeredStores(LayeredBytes, StructuredBytes):
     """A ``Stores`` on disk (a ``DiskStore``). ``on_disk`` makes a class of it and the user's."""
 
     def __init__(self, partition: TopicPartition) -> None:
-        self._layers = LayeredEngine()
+        self._layers = LayeredEngine()  # both before the base class, which makes the structures, over their engines
         self._own_engine = OwnEngine(self._layers, self._own_spans)
         super().__init__(partition)
         self._derived = {part: engine for part in self._parts.values() if (engine := _derived(part.table)) is not None}
@@ -164,6 +164,7 @@ class LayeredStores(LayeredBytes, StructuredBytes):
     def undo(self, journal: list[Change], /) -> None:
         """Take these changes back; see ``JournalledStore``."""
         super().undo(journal)
+        # The layers do not go through the engines that derive: these have to follow by themselves.
         for change in reversed(journal):
             self._derive(change.key, change.previous)
 

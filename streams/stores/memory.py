@@ -19,7 +19,7 @@ class HashEngine:
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Return all keys and values, in no promised order. Takes the list of keys at the start: 8 bytes a key."""
-        for key in list(self.data):
+        for key in list(self.data):  # a dict that is written to meanwhile ends the loop by an error
             value = self.data.get(key)
             if value is not None:
                 yield key, value

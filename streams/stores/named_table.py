@@ -23,7 +23,7 @@ V = TypeVar("V")
 Key = TypeVar("Key")  # of `of`, which is called on the bare class
 Value = TypeVar("Value")
 
-_UNKNOWN_TIME: Final = int_codec.encode(-1)
+_UNKNOWN_TIME: Final = int_codec.encode(-1)  # in front of all times
 _EARLIEST: Final = start_of(int_codec.encode(0))
 
 
@@ -100,6 +100,7 @@ class NamedTable(Table[K, V], Generic[K, V]):
             self._refuse_null_key()
         key_bytes = self._encode_key(key)
         try:
+            # All of them before the write: one that refuses the value leaves the table and the others as they were.
             for index in self._indexes.values():
                 index.prepare(value, key_bytes)
             table_access.put(self, key, value)
@@ -193,7 +194,7 @@ class _Expiry:
     def sweep(self, time_ms: int) -> None:
         """Delete what is due, within an event."""
         began = self._home.own_number(self._mark)
-        if began is None:
+        if began is None:  # what was there before expiry was declared has no time, and lives from here on
             self._home.set_own(self._mark, int_codec.encode(time_ms))
             began = time_ms
         low = None if began + self._expires_ms <= time_ms else _EARLIEST  # those of unknown time are at the low end

@@ -1,9 +1,4 @@
-"""The ordered engine in memory: a dict for the values, a sorted list for the keys.
-
-New keys wait in a set and are merged into the sorted list when a caller asks for order. So restoring a large
-changelog is one sort instead of one insertion per record, and a handler that only gets and puts never pays for the
-order.
-"""
+"""The ordered engine in memory: a dict for the values, a sorted list for the keys."""
 
 from __future__ import annotations
 
@@ -15,12 +10,11 @@ from sortedcontainers import SortedList
 
 _FIRST_CHUNK: Final = 8
 _LARGEST_CHUNK: Final = 512
+"""Number of keys of the first chunk of a scan, and of the largest: many scans end early (``first`` takes one key)."""
 
 
 class OrderedEngine:
-    """Keys in the order of their bytes. A scan goes by chunks of keys and looks each chunk up anew by the last key
-    seen.
-    """
+    """Keys in the order of their bytes."""
 
     def __init__(self) -> None:
         self._data: dict[bytes, bytes] = {}
@@ -29,6 +23,8 @@ class OrderedEngine:
         self.get: Callable[[bytes], bytes | None] = self._data.get
 
     def put(self, key: bytes, value: bytes, /) -> None:
+        # A new key waits in a set until order is needed: a restored changelog is one sort, instead of one insertion per
+        # record, and a handler that only gets and puts never pays for the order.
         if key not in self._data:
             self._new_keys.add(key)
         self._data[key] = value
@@ -53,6 +49,7 @@ class OrderedEngine:
         reverse: bool = False,
         inclusive: tuple[bool, bool] = (True, False),
     ) -> Iterator[tuple[bytes, bytes]]:
+        # By chunks, each looked up anew behind the last key: entries may change while the scan goes on.
         size = _FIRST_CHUNK
         while True:
             chunk = self._chunk(low, high, inclusive, reverse, size)

@@ -74,7 +74,7 @@ class SimpleStore(JournalledBytes, Generic[T]):
             self._refuse_write()
         change = self.to_change(item)
         assert change.value is not None
-        journal.append(change)
+        journal.append(change)  # first: an engine on disk takes the journal's last change
         self._put(change.key, change.value)
         return change
 

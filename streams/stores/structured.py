@@ -1,7 +1,7 @@
 """Several tables and other structures of one partition, in one changelog: what ``Stores`` is in memory and on disk.
 
-Each has a name, which is in front of its keys: ``fe NAME 00``. What a release does not have a name for is carried: it
-is kept as it is, and there again for one that does. The keys that begin with ``fe 00`` are the store's own.
+Each has a name, which stands in front of its keys (``fe NAME 00``). Entries of a name that a release does not have are
+carried: they stay as they are, for a release that has it. The keys that begin with ``fe 00`` are the store's own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 TIME_KEY: Final = OWN + b"\x00time"
 """Key of the partition's time, among the own entries of the store: milliseconds, by ``int_codec``."""
 MOST_AT_ONCE: Final = 64
-"""Entries that expire, or windows that close, of one structure in front of one event, at most: a transaction has
-bounds."""
+"""Number of entries that expire, or windows that close, of one structure in front of one event, at most: they are in
+its transaction, which has bounds. The others have their turn in front of the next events."""
 
 
 class StorePart(Protocol):
@@ -166,7 +166,7 @@ class StructuredBytes(JournalledBytes):
         try:
             for table in self._tables:
                 table.begin(journal)
-        except StoreError:
+        except StoreError:  # of an index that cannot be built: no structure may be left in an event
             self.end()
             raise
 
@@ -260,6 +260,7 @@ class StructuredBytes(JournalledBytes):
     @property
     def before_event(self) -> Callable[[Any], None] | None:
         """A function that gets the context of each event before its handler does; see ``protocols.ObservingStore``."""
+        # ``None`` where there is nothing to do: it costs a call an event.
         return self._before_event if self._timed or any(map(self._get, self._useless_marks)) else None
 
     def _before_event(self, ctx: Any) -> None:
@@ -283,7 +284,7 @@ class StructuredBytes(JournalledBytes):
             self.set_own(TIME_KEY, int_codec.encode(time_ms))
         for key in self._useless_marks:  # a structure that has a use for its mark again must not find an old one
             self.set_own(key, None)
-        for part in self._timed:
+        for part in self._timed:  # also for an event from before that time: a backlog goes on with each event
             part.sweep(max(time_ms, before or 0))
         while self._early:  # now that all of it is done
             self.out_of_time("expired_early", *self._early.pop())
@@ -330,7 +331,7 @@ class StructuredBytes(JournalledBytes):
         journal = self._journal
         if journal is None:
             self._refuse_write()
-        journal.append(Change(key, value, self._get(key)))
+        journal.append(Change(key, value, self._get(key)))  # first: an engine on disk takes the journal's last change
         self._put(key, value)
 
     # -- for tools -----------------------------------------------------------------------------------------------------

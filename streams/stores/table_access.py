@@ -22,7 +22,7 @@ def get(self: TableFields, key: Any, default: Any = None) -> Any:
     try:
         key_bytes = encode_key(key)
     except Exception:
-        key_bytes = self._encode_key(key)
+        key_bytes = self._encode_key(key)  # which takes it after all, or says what is wrong with it
     data = self._data
     if data is not None:
         value = data.get(key_bytes)
@@ -34,7 +34,7 @@ def get(self: TableFields, key: Any, default: Any = None) -> Any:
     decode_value = self._bare_decode_value
     try:
         return decode_value(value)
-    except Exception:
+    except Exception:  # a frame, or a value that cannot be read
         return self._decoded_value(value, key)
 
 
@@ -73,6 +73,7 @@ def put(self: JournalledFields, key: Any, value: Any) -> None:
         value_bytes = self._encode_value(value)
     if key_bytes >= RESERVED_KEY_PREFIX:
         self._refuse_reserved(key_bytes)
+    # The journal first: an engine on disk takes its last change, and without it a failed event could not be undone.
     data = self._data
     if data is not None:
         journal.append(Change(key_bytes, value_bytes, data.get(key_bytes)))

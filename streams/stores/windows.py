@@ -30,7 +30,7 @@ decides); or a function of (ctx, key, item, time in ms), which may forward it. A
 (``metrics.OutOfTime``)."""
 
 MOST_WINDOWS: Final = 1000
-"""Windows that one item is in, at most."""
+"""Number of windows that one item is in, at most: each is a read, a call of ``add`` and a write."""
 
 _parts: Final = TupleCodec(bytes, int, int)
 
@@ -222,7 +222,7 @@ class Windows(Generic[K, V, E]):
 
     def _fixed(self, key: K, item: E, at: int) -> list[Window]:
         shape, key_bytes = self._shape, self._keys.encode(key)
-        last = at - at % shape.advance_ms
+        last = at - at % shape.advance_ms  # the start of the latest window that has it; ``first``: of the earliest
         first = last - (shape.size_ms - 1 - at % shape.advance_ms) // shape.advance_ms * shape.advance_ms
         starts = range(first, last + 1, shape.advance_ms)
         windows = [Window(start, start + shape.size_ms) for start in starts]
@@ -236,7 +236,7 @@ class Windows(Generic[K, V, E]):
         merge, gap_ms, key_bytes = self._plan.merge, self._shape.size_ms, self._keys.encode(key)
         assert merge is not None
         start, end, value = at, at + gap_ms, None
-        lowest = -(1 << 63)
+        lowest = -(1 << 63)  # below all times
         near = self.table.range((key_bytes, lowest, lowest), (key_bytes, at + gap_ms, lowest), reverse=True)
         for (_, begin, until), found in near:  # their ends are in the order of their starts
             if until <= at or self._is_closed(key_bytes, Window(begin, until)):
@@ -272,6 +272,7 @@ class Windows(Generic[K, V, E]):
         ended = start_of(int_codec.encode(time_ms - shape.grace_ms + 1))
         closed = None
         try:
+            # From the first place behind the mark on: places are bytes, and the next one is a 0 longer.
             for place, key_bytes in islice(self._order.scan(None if mark is None else mark + b"\0", ended), most):
                 value = self.table._get(key_bytes)
                 if on_close is not None and value is not None:
@@ -282,6 +283,7 @@ class Windows(Generic[K, V, E]):
                 home.set_own(self._mark, closed)
                 mark = closed
         if mark is not None:
+            # Not beyond the mark: what is not reported yet is kept, however old.
             kept_until = start_of(int_codec.encode(time_ms - shape.grace_ms - shape.keep_ms + 1))
             for _, key_bytes in islice(self._order.scan(None, min(kept_until, mark + b"\0")), most):
                 self.table._delete(key_bytes)
@@ -313,7 +315,7 @@ class Windows(Generic[K, V, E]):
             return True
         if mark is None:
             return False
-        # it ended before the grace was made longer
+        # By the mark, too: with a grace that was made longer the time alone would open it again, and report it twice.
         return place_of(int_codec.encode(window.end_ms), self._codec.encode((key_bytes, *window))) <= mark
 
     def _rank(self, key: bytes, _: bytes) -> bytes:

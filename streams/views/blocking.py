@@ -66,7 +66,7 @@ class LoopThread:
             raise RegistrationError(
                 "`with View(...)` blocks its thread, and this one runs an event loop: use async with"
             )
-        self._made_here.check()
+        self._made_here.check()  # a forked child has the loop, and no thread that runs it: it would wait forever
         coroutine = start()
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -77,7 +77,7 @@ class LoopThread:
             return future.result()
         except concurrent.futures.CancelledError:
             raise Stopped("the view was stopped") from None
-        except BaseException:
+        except BaseException:  # Ctrl-C, while it waits: the coroutine must not go on without its caller
             future.cancel()
             raise
 
@@ -87,6 +87,7 @@ class LoopThread:
         self._thread.join()
 
     async def _hold(self, view: AbstractAsyncContextManager[object]) -> None:
+        # Entered and left in this one task: a view cancels the task that entered it when it fails.
         async with view:
             self._entered.set_result(None)
             await self._leave

@@ -79,7 +79,7 @@ class GlobalTable(ReadTable[K, V], Generic[K, V]):
             if self._closed:
                 return
             self._closed = why
-            views, self._views = self._views, {}
+            views, self._views = self._views, {}  # no view is made from here on, so all of them are closed below
         self._close(why)
         for view, _ in views.values():
             view._close(why)
@@ -104,12 +104,12 @@ class GlobalTable(ReadTable[K, V], Generic[K, V]):
         with self._views_lock:
             if self._closed:
                 raise StoreError(self._closed)
-            found = self._views.get(number)
+            found = self._views.get(number)  # again: another thread may have made it while this one waited
             if found is None:
                 engine = self._make_engine(number)
                 found = ReadTable(TopicPartition(self._topic, number), engine, *self._codecs), engine
                 self._all.add(number, engine)
-                self._views[number] = found
+                self._views[number] = found  # last: what is found without the lock is complete
             return found
 
     def _checked(self, record: IncomingRecord, value: bytes) -> bytes:

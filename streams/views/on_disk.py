@@ -1,8 +1,7 @@
 """Views on disk: an engine that one thread writes to while all read, and the folders that a view goes on from.
 
-What is not written yet waits in memory, in front of the database. Its mark says how far a folder goes, and it is made
-only for a view that was proven to be complete at some time, which the mark names: a tombstone behind it is younger, so
-it is still in the topic as long as the mark is younger than ``delete.retention.ms``.
+What is not written yet waits in memory, in front of the database. The mark of a folder says how far it goes, and when
+the view was proven to be complete.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 MEMORY_BYTES: Final = 64 << 20
-"""For the caches and buffers of the databases of one view."""
+"""Bytes for the caches and buffers of the databases of one view."""
 MOST_WAITING: Final = 5_000
 MOST_BYTES: Final = 16 << 20
-"""Changes of a partition that wait in memory for the disk, and their keys and values: no more of either."""
+"""Number of changes of a partition that wait in memory for the disk, and the bytes of their keys and values: beyond
+either they are written."""
 
 
 class SharedDiskEngine:
@@ -104,6 +104,7 @@ class SharedDiskEngine:
         end = high + b"\0" if high is not None and inclusive[1] else high
         left = size
         while left > 0 and (first is None or end is None or first < end):
+            # At once: it sees the values of this turn.
             page = self._read(lambda: self._database.scan(first, end, reverse=reverse, limit=left))  # noqa: B023
             keys.update(key for key, _ in page)
             if not more_may_follow(page, left):
@@ -139,6 +140,8 @@ class SharedDiskEngine:
     def flush(self, as_of_ms: int) -> None:
         """Write what waits; it counts if the view was complete once. Raises ``OSError``."""
         changes = [Change(key, None if value is ABSENT else value) for key, value in self._newer.items()]
+        # A mark only for a view that was complete, with that time: a tombstone behind the mark is younger, so it is
+        # still in the topic as long as the mark is younger than delete.retention.ms.
         point = Point(self.position, b"", as_of_ms) if as_of_ms and self.position >= 0 else None
         self._folder.write(changes, self._identity, point)
         self._newer, self._bytes = SharedOrderedEngine(), 0  # after the write: a reader finds each key in one of them
@@ -183,7 +186,7 @@ class ViewFolders:
             for number in sorted(ends):
                 opened[number] = self.open(number)
         except BaseException:
-            for engine in opened.values():
+            for engine in opened.values():  # a folder that stays open is locked for the next block
                 engine.close(0)
             raise
         return opened
@@ -222,5 +225,7 @@ class ViewFolders:
             return
         assert folder.mark is not None
         offset, log = folder.mark.offset, self._ends.get(number)
+        # Below the start records are missing between; above the end the log was cut, and other records will have these
+        # offsets.
         if log is None or not log.start <= offset <= log.end:
             raise Damaged(f"it goes on at offset {offset}, and the log is {log}")

@@ -15,9 +15,10 @@ from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
 
 _CHUNK: Final = 512
+"""Number of keys of one chunk of a scan: so long the lock of an engine is held at most."""
 
-ABSENT: Final = b"".join((b"not", b" there"))
-"""In a ``Frozen``: a key that was not there. By identity."""
+ABSENT: Final = b"".join((b"not", b" there"))  # joined, so that no literal of the same text is this object
+"""Value of a key that was not there, in a ``Frozen``. It is compared by identity: any bytes may be a real value."""
 
 
 class SharedHashEngine(HashEngine):
@@ -34,7 +35,7 @@ class SharedOrderedEngine(OrderedEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # the dict needs none: ``get`` is one operation under the GIL
 
     def put(self, key: bytes, value: bytes, /) -> None:
         """Set the value of a key."""
@@ -69,11 +70,8 @@ class Scanned(Protocol):
 
 
 class Frozen:
-    """An engine as it was at one moment: the live one, and what was replaced in it since then.
-
-    The writer calls ``note`` *before* it changes the live engine, and readers look into the live one *before* they look
-    at what was replaced. So a reader that finds a later value finds the earlier one, too, without a lock.
-    """
+    """An engine as it was at one moment: the live one, and what was replaced in it since then. The writer calls
+    ``note`` before it changes the live engine."""
 
     def __init__(self, live: SharedHashEngine) -> None:
         self._live: SharedHashEngine | Scanned = live
@@ -86,6 +84,8 @@ class Frozen:
 
     def get(self, key: bytes, /) -> bytes | None:
         """Return the value of then."""
+        # The live one first, then what was replaced, which the writer fills first. So a reader that finds a later value
+        # finds the earlier one, too, without a lock.
         value = self._live.get(key)
         replaced = self._replaced.get(key)
         return value if replaced is None else None if replaced is ABSENT else replaced

@@ -22,7 +22,7 @@ V = TypeVar("V")
 
 
 class ViewChange(msgspec.Struct, Generic[K, V], frozen=True):
-    """A key that has another value now: ``new`` in the place of ``old`` (``None``: it was, or is, not there)."""
+    """A change of a key's value, from ``old`` to ``new`` (``None``: there was, or is, none)."""
 
     key: K
     old: V | None
@@ -53,7 +53,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         self._over = ""
         self._on_disk: dict[int, SharedDiskEngine] = {}
         self.as_of_ms = 0
-        """Everything is here that was committed then; 0: it was not complete yet."""
+        """Milliseconds since the epoch: everything is here that was committed by then. 0: it was not complete yet."""
         self.on_failure: Callable[[StreamsError], object] = lambda error: None
         """Called when the disk refuses, on the thread that reads."""
 
@@ -100,6 +100,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         was handed over, as far as holes and markers have moved them on. Raises ``StoreError`` for a closed table."""
         with self._lock:
             self._check_going()
+            # Under the lock: no record comes in between the positions and the snapshot that they describe.
             positions = {number: max(position, self._positions.get(number, 0)) for number, position in passed().items()}
             snapshot = ViewSnapshot[K, V](self._topic, self._all, positions, *self._codecs)
             self._observe(snapshot)
@@ -109,6 +110,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         """Return a watch of all writes from now on. ``wake`` is called when it has news, by the writing thread. With
         ``initial`` it begins with everything that is there."""
         with self._lock:
+            # Under one lock: what is not in the snapshot is in the watch.
             watch = ViewWatch(self, self._lock, wake, self.freeze(dict) if initial else None)
             self._check_going()
             self._observe(watch)
@@ -130,7 +132,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
     def _observe(self, observer: _Observer) -> None:
         """Add one, and forget those that are gone: a write would do so, too, but a quiet view has none."""
         going = (one for one in self._observers if (known := one()) is not None and not known.ended)
-        self._observers = (*going, weakref.ref(observer))
+        self._observers = (*going, weakref.ref(observer))  # weak: one that its reader has let go costs nothing more
 
     def _check_going(self) -> None:
         if self._over:
@@ -154,7 +156,8 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
                 raise
 
     def _announce(self, number: int, key: bytes, value: bytes | None) -> None:
-        """Before the write: a snapshot looks there after it has looked into the table."""
+        """Hand a write to the observers, before it is made."""
+        # Before: a snapshot looks at what was replaced after it has looked into the table.
         old = self._view(number)[1].get(key)
         alive = []
         for reference in self._observers:
@@ -187,6 +190,7 @@ class ViewSnapshot(ReadTable[K, V], Generic[K, V]):
             number: Frozen(engine) if isinstance(engine, SharedHashEngine) else FrozenInOrder(engine)
             for number, engine in live.engines
         }
+        # On disk a count reads everything: only when it is needed.
         on_disk = any(isinstance(engine, SharedDiskEngine) for _, engine in live.engines)
         self._count = None if on_disk else len(live)
         super().__init__(WholeTopic(topic, -1), type(live)(topic, self._frozen.items()), key_codec, value_codec)
@@ -260,7 +264,7 @@ class ViewWatch(Generic[K, V]):
         place, pending = (partition, key), self._pending
         is_first = not pending
         old = pending.get(place, (old, None))[0]
-        if old != new:
+        if old != new:  # a value that is back where it was is no change for a reader that has not seen the one between
             pending[place] = old, new
             if is_first:
                 self._wake()

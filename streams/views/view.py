@@ -42,11 +42,11 @@ Value = TypeVar("Value")
 StoreT_co = TypeVar("StoreT_co", covariant=True)
 
 MARK_SECONDS: Final = 60.0
-"""Between two proofs that a view on disk is complete: from the last one on the next block reads on."""
+"""Seconds between two proofs that a view on disk is complete. From the last one on the next block reads on."""
 SETTLE_SECONDS: Final = 1.0
-"""For open transactions to end, before everything behind them counts as not committed yet."""
+"""Seconds for open transactions to end, before everything behind them counts as not committed yet."""
 _LOOK_SECONDS: Final = 0.25
-"""Between two looks at the state."""
+"""Seconds between two looks at the state."""
 
 
 class ViewedSource(Protocol[StoreT_co]):
@@ -207,7 +207,7 @@ class View(ViewReads[K, V], Generic[K, V]):
 
     async def _complete(self, reader: LogReader, table: ViewTable[K, V]) -> None:
         while True:
-            as_of_ms = _now_ms()
+            as_of_ms = _now_ms()  # before the proof: everything that was committed by then is here after it
             try:
                 await reader.wait_caught_up(None, SETTLE_SECONDS)
             except StreamsError:  # the reader raises it
@@ -347,7 +347,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         reader, deadline = self._running(), elapsed_seconds() + timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._proving.acquire()
+                await self._proving.acquire()  # one proof at a time, and those who waited take the last one
         except TimeoutError:
             raise self._not_proven(seconds, timeout_seconds) from None
         try:
@@ -356,7 +356,7 @@ class View(ViewReads[K, V], Generic[K, V]):
                 or elapsed_seconds() - self._proof[0] > seconds
                 or reader.state is not SourceState.RUNNING  # below that is raised
             ):
-                requested = elapsed_seconds()
+                requested = elapsed_seconds()  # before the question: the proof is as old as that
                 if requested >= deadline:
                     raise self._not_proven(seconds, timeout_seconds)
                 settle_seconds = min(SETTLE_SECONDS, seconds / 2)

@@ -22,6 +22,7 @@ from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 3.0
+"""Seconds for a LeaveGroup under an id that this member had before."""
 
 FATAL = (
     kafka_errors.FencedInstanceIdError,
@@ -41,7 +42,7 @@ class Hooks(Protocol):
     """Calls of the coordinator client to the membership. All on the IO thread."""
 
     def subscriptions(self) -> list[tuple[str, bytes]]:
-        """(protocol, bytes) for the next JoinGroup, the preferred protocol first."""
+        """Return (protocol, bytes) for the next JoinGroup, the preferred protocol first."""
         ...
 
     def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
@@ -98,6 +99,8 @@ class GroupCoordinator(BaseCoordinator):
     # ------------------------------------------------------------------ overridden: the moments that it keeps to itself
 
     def _process_join_group_response(self, response: Any, send_time: float) -> Any:
+        # Each of our joins makes a newer generation. A coordinator that was restarted without its log (Kafka 4.1.1)
+        # counts anew: old orders and markers would fit again.
         before = self._generation.generation_id
         answer = super()._process_join_group_response(response, send_time)
         if (
@@ -125,16 +128,17 @@ class GroupCoordinator(BaseCoordinator):
 
     def request_rejoin(self) -> None:
         super().request_rejoin()
-        self._hooks.woken()
+        self._hooks.woken()  # else the main coroutine would find out half a second later
 
     def need_rejoin(self) -> bool:
+        # A join behind our LeaveGroup would bring a member back that does nothing.
         return not self._closing and bool(super().need_rejoin())
 
     def _handle_heartbeat_response(self, response: Any, send_time: float) -> Any:
         try:
             answer = super()._handle_heartbeat_response(response, send_time)
         except (kafka_errors.FencedInstanceIdError, kafka_errors.GroupAuthorizationFailedError) as error:
-            self._hooks.fatal(error)  # kafka-python logs it, stops heartbeating and stays "stable"
+            self._hooks.fatal(error)  # kafka-python 3.0 logs it, stops heartbeating and stays "stable"
             raise
         self._answers()
         return answer
@@ -228,14 +232,14 @@ def refused(code: str, group_id: str, instance: str) -> StreamsError | None:
 
 
 def name_taken(group_id: str, instance: str) -> MembershipFatal:
-    """Another member has our instance name, and does not go away."""
+    """Make the error for another member with this instance name that does not go away."""
     return MembershipFatal(
         f"group {group_id}: another member is named {instance!r}; each process needs an instance name of its own"
     )
 
 
 def not_understood(group_id: str, error: ValueError) -> MembershipFatal:
-    """The assignments are not ours, or for other settings."""
+    """Make the error for assignments that are not this toolkit's, or are for other settings."""
     return MembershipFatal(
         f"group {group_id}: its leader's assignments are not understood ({error}); all members must run this toolkit "
         "with the same topic and number of partitions. A group that the broker shares out (KIP-848) has to be empty "

@@ -26,7 +26,8 @@ EAGER: Final = frozenset({"range", "roundrobin"})
 BROKER_SIDE: Final = {"cooperative-sticky": "uniform", "range": "range"}
 """Strategies by the broker's assignor that does the same: ``uniform`` is sticky and moves one by one."""
 
-_DEFAULT_SESSION_MS: Final = 45_000  # the broker's own default
+_DEFAULT_SESSION_MS: Final = 45_000
+"""Milliseconds: the default of a broker for ``consumer.session.timeout.ms``."""
 
 
 def classic_assignors(strategies: Sequence[str]) -> str:
@@ -111,7 +112,7 @@ def connect_librdkafka_group(
             "session.timeout.ms": session_timeout_ms,
             "heartbeat.interval.ms": heartbeat_interval_ms,
         }
-        eager = strategies[0] in EAGER
+        eager = strategies[0] in EAGER  # those of a member are all eager, or none is
     client = KafkaPythonClient(settings.bootstrap_servers, instance, security or {})
     take_over = RosterTakeOver(client, group_id, topic, changelog=changelog)
 
@@ -142,7 +143,9 @@ def connect_librdkafka_group(
 
 
 def no_other_protocol(group_id: str, roster: Roster) -> None:
-    """The broker would take members of other assignors into its own hands, which they do not understand."""
+    """Raise ``MembershipFatal`` if the group has members of membership ``streams``; ``BrokerUnavailable``: not known
+    yet."""
+    # The broker would assign to them, too, by its own protocol, which they do not understand.
     if roster.kind != "classic":
         return
     if not roster.protocol:

@@ -26,7 +26,7 @@ from streams.kafka.wire.kafka_python_client import GROUP, raise_for
 
 log = logging.getLogger(__name__)
 
-_GROUP_RESOURCE = 32
+_GROUP_RESOURCE = 32  # Kafka's number for the settings of groups
 
 
 class RosterMember(msgspec.Struct, frozen=True):
@@ -64,16 +64,15 @@ class RosterTakeOver(KafkaPythonTakeOver):
     member_id: Callable[[], str] = str
 
     async def _present(self, members: Collection[str], deadline: float) -> frozenset[str]:
-        """List the group's instances by the coordinator, after the open transactions; ``members`` is ignored.
-
-        In this order, so that no live member is fenced. An instance with a transaction open when they were listed, and
-        still at work, was a member before, and is one still; if it left in between, it has settled all it had; if it
-        was evicted, its transaction is to be ended. An instance that joins in between is on neither list, or on the
-        second one only. The list counts as complete only if this member is on it itself: else
-        ``BrokerUnavailable``, nothing is fenced, and the take-over is tried again.
-        """
+        """List the group's instances by the coordinator; ``members`` is ignored. ``BrokerUnavailable``: this member is
+        not on the list. Then nothing is fenced, and the take-over is tried again."""
+        # After the open transactions, so that no live member is fenced. An instance with a transaction open when they
+        # were listed, and still at work, was a member before, and is one still. If it left in between, it has settled
+        # all it had; if it was evicted, its transaction is to be ended. One that joins in between has none listed.
         roster = await self._roster(deadline)
         own = self.member_id()
+        # Without ourselves the list is not complete: a restarted coordinator may have loaded a part of its log only
+        # (Kafka 4.1.1).
         if own not in {member.member_id for member in roster.members}:
             raise BrokerUnavailable(
                 f"group {self._group_id}: the coordinator's list of members does not have this member "

@@ -4,10 +4,8 @@ Either by the classic protocol (librdkafka's own assignors decide), or by the br
 A thread drives a Consumer that is subscribed, and takes nothing of what it is assigned: no partition is ever fetched.
 The rules are those of ``membership.py``; this is how they hold here:
 
-* **Incarnation first.** ``on_lost`` replaces the snapshot before anything else. It does not always come: when a member
-  is evicted while a rebalance callback of it runs, librdkafka joins again and reports nothing. So the group metadata
-  are looked at after every poll and callback, and while one is blocked: another member id, or an older generation, is a
-  loss. A member id is never used twice by the classic protocol; with KIP-848 it stays, and ``on_lost`` does come.
+* **Incarnation first.** ``on_lost`` replaces the snapshot before anything else. It does not always come, so the group
+  metadata are looked at after every poll and callback, and while one is blocked.
 * **A loss in the middle of a rebalance ends the Consumer.** What librdkafka believes to hold is not to be trusted
   then; another Consumer joins in its place.
 * **Revoke is a barrier**: ``on_revoke`` does not return before all was released. Heartbeats go on meanwhile.
@@ -42,11 +40,11 @@ from streams.model.group import Assigned, Assignment, Copies, Fatal, GroupEvent,
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 0.02  # between looks at the group metadata; also the longest wait for a command
-_ASK_SECONDS: Final = 1.5  # for one question to the coordinator
-_PAUSE: Final = 0.2  # between tries of it
-_RIVAL_LOOK: Final = 1.0  # seconds after an assignment, and between looks for another member of our name
-_LEAVE_PATIENCE: Final = 3.0
+_LOOK_SECONDS: Final = 0.02  # seconds between looks at the group metadata; a command waits for as long at most
+_ASK_SECONDS: Final = 1.5  # seconds for one question to the coordinator
+_PAUSE: Final = 0.2  # seconds between two tries of such a question
+_RIVAL_LOOK: Final = 1.0  # seconds from an assignment to a look for another member of our name, and between looks
+_LEAVE_PATIENCE: Final = 3.0  # seconds for a LeaveGroup at the end
 
 
 class LibrdkafkaMembership:
@@ -176,7 +174,7 @@ class LibrdkafkaMembership:
                 self._pause(_PAUSE)
                 continue
             if self._static or not roster.rivals(self._instance, ""):
-                return True  # the broker sees to it that a static name is there once
+                return True  # of a static name the broker itself allows one member only
             until = until or time.monotonic() + self._patience
             if time.monotonic() > until:
                 raise self._taken()
@@ -276,6 +274,7 @@ class LibrdkafkaMembership:
         rivals = [] if self._static or not own else roster.rivals(self._instance, own)
         if not rivals:
             self._rival_since, self._rivals_at = -1.0, float("inf")
+        # The one with the least id stays: both would go, otherwise.
         elif self._rival_for(now) > self._patience and own > min(rival.member_id for rival in rivals):
             raise self._taken()
 
@@ -301,6 +300,8 @@ class LibrdkafkaMembership:
             if self._broker_side and fresh and not term.held:
                 self._publish(term, seen)
                 self._tell_assigned(frozenset())
+        # Evicted while a rebalance callback of it runs, a member joins again without ``on_lost``. By the classic
+        # protocol it has another id then; with KIP-848 the id stays, and ``on_lost`` does come.
         elif not seen.is_member or seen.member_id != known.member_id or seen.generation < known.generation:
             self._void(term.reason)
             term.stale_since = time.monotonic() if term.held else None

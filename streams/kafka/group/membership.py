@@ -1,8 +1,7 @@
 """A member of a consumer group, without a consumer: ``streams.model.group.Membership`` over kafka-python.
 
 The rules that carry the exactly-once guarantee are those of ``core/group_member.py``, the machine that is driven here
-(``docs/internals/membership.md`` has the facts behind them). A new generation is published with the JoinGroup answer:
-from then on the broker refuses the old one. Heartbeats go on during a barrier.
+(``docs/internals/membership.md`` has the facts behind them).
 
 Threads: all state below belongs to kafka-python's IO thread, except ``snapshot`` (replaced by one assignment, read
 anywhere). The public methods post to that thread and return.
@@ -272,11 +271,9 @@ class KafkaPythonMembership:
             self.fatal(error)
 
     async def _step(self, coordinator: GroupCoordinator) -> None:
-        """Join if there is a reason to, then wait for the next reason.
-
-        When the engine is not alive, heartbeats go on without ``poll_heartbeat``, until kafka-python leaves the group
-        after the rebalance timeout. It would join again at once, to leave again: a dead engine does not come to join.
-        """
+        """Join if there is a reason to, then wait for the next reason."""
+        # Without ``poll_heartbeat`` kafka-python leaves the group after the rebalance timeout. A dead engine must not
+        # join again after that: it would leave again, each rebalance timeout anew.
         if self._alive():
             await coordinator.ensure_active_group_async(timeout_ms=None)
             coordinator.poll_heartbeat()
@@ -309,7 +306,7 @@ class KafkaPythonMembership:
         if self._stopped:  # the answer to a join that was under way at the departure: it is no member any more
             return
         before = self.snapshot
-        if before.generation >= 0 and before.member_id != member_id:
+        if before.generation >= 0 and before.member_id != member_id:  # orders and markers name the former id
             self.voided("the group gave this member another id")
         metadata = group_bytes.group_metadata(self._group_id, generation, member_id, self._static_id)
         self._state.joined(generation, member_id, metadata)
@@ -366,6 +363,8 @@ class KafkaPythonMembership:
             self._strange(error)
             return None
         self._state.undecodable.passed()
+        # A restarted static member is first given what was assigned to its predecessor (no rebalance). A marker that is
+        # addressed to that one's member id would be awaited forever.
         return assignment if self._state.is_answer_to_report(assignment) else None
 
     def _strange(self, error: ValueError) -> None:
@@ -438,7 +437,7 @@ class KafkaPythonMembership:
         member_id = self.joining_as
         if self._coordinator is not None:
             self._coordinator.stop()
-        self._state.void()
+        self._state.void()  # before the LeaveGroup: from then on the partitions may be another member's
         self._released.notify()
         self.woken()
         if member_id and (self._static_id is None or self._state.holdings.leaving):

@@ -28,8 +28,9 @@ from streams.kafka.wire.kafka_python_client import Place as Place
 
 _ASKED = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
 _CLOSE_SECONDS = 1.0
+"""Seconds for the end of the thread and its connections."""
 LONGEST = 4000
-"""Bytes of a note; a broker takes 4096 (``offset.metadata.max.bytes``)."""
+"""Characters of a note, at most. A broker takes 4096 bytes by default (``offset.metadata.max.bytes``)."""
 
 
 class Note(NamedTuple):
@@ -84,7 +85,9 @@ class StatusBoard:
             if topic and not found.topics:
                 named = offsets_request(group, [_ASKED(name=topic, partition_indexes=[0])])
                 answer = (await self._client.send(named, node, deadline)).groups[0]
-                list(entries_of(answer.topics))  # raises if it is hidden
+                # A broker leaves out topics that may not be described. For one that is requested by name it answers an
+                # error.
+                list(entries_of(answer.topics))
             return {
                 (topic.name, entry.partition_index): Note(entry.committed_offset, entry.metadata or "")
                 for topic in found.topics

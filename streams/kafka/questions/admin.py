@@ -39,10 +39,12 @@ _untyped: Any = _admin
 _EARLIEST: Final = _untyped.OffsetSpec.earliest()
 _LATEST: Final = _untyped.OffsetSpec.latest()
 _ATTEMPT_SECONDS: Final = 3.0
+"""Seconds of one request; then it is made again, until the call's own time is over."""
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
+"""Seconds between two requests: the first pause, and the longest, each twice as long as the one before."""
 _CALLBACK_SECONDS: Final = 0.5
-"""Interval of serving error callbacks while a call waits for an answer: all connections may be refused."""
+"""Seconds between two calls of error callbacks while an answer is waited for: all connections may be refused."""
 _STUCK: Final = frozenset(
     {
         KafkaError.FENCED_LEADER_EPOCH,
@@ -86,7 +88,8 @@ class TopicAdmin:
         self._connection = ConnectionLog(settings.bootstrap_servers, "admin")
         self.tails = Tails(settings)
         self._lock = threading.Lock()
-        self._retired: list[AdminClient] = []  # one that is collected fails the requests of other threads
+        # Kept until ``close``: a client that is garbage collected fails the requests of other threads (``_DESTROY``).
+        self._retired: list[AdminClient] = []
         self._client: AdminClient = build(AdminClient, settings.admin(), self._connection)
 
     def describe(self, names: Collection[str], timeout_seconds: float = 10.0) -> dict[str, TopicDescription | None]:
@@ -173,12 +176,13 @@ class TopicAdmin:
     def watermarks(
         self, topic: str, partitions: Collection[int] | None = None, timeout_seconds: float = 10.0
     ) -> dict[int, Watermarks]:
-        """Start, LSO and end of partitions (all, if none are named). Three requests per broker, at once."""
+        """Return start, LSO and end of partitions (all, if none are named). Three requests per broker."""
         deadline = time.monotonic() + timeout_seconds
         numbers = range(self._partitions(topic, deadline)) if partitions is None else partitions
         wanted = [TopicPartition(topic, number) for number in numbers]
         if not wanted:
             return {}
+        # In this order: all three only grow, so start <= stable <= end also of a log that moves meanwhile.
         start = self._offsets(wanted, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, deadline)
         stable = self._offsets(wanted, _LATEST, IsolationLevel.READ_COMMITTED, deadline)
         end = self._offsets(wanted, _LATEST, IsolationLevel.READ_UNCOMMITTED, deadline)
@@ -264,6 +268,7 @@ class TopicAdmin:
         def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
             return client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
 
+        # Another client may have made it meanwhile, or our own first attempt, whose answer was lost.
         answer = self._ask("creating topic", "Create", attempt, deadline, {KafkaError.TOPIC_ALREADY_EXISTS})
         return not isinstance(answer[spec.name], KafkaError)
 
@@ -350,6 +355,7 @@ class TopicAdmin:
             key, error = failed
             client.poll(0)  # serve the error callback
             left = deadline - time.monotonic()
+            # Before the first answer credentials and certificates may be wrong: trying again would only hide that.
             hopeless = not self._connection.answered and refused(self._connection.reason, "") is not None
             if error.code() not in NO_ANSWER or left <= 0 or hopeless:
                 needed = permissions.on_topic(operation, key.topic if isinstance(key, TopicPartition) else str(key))
@@ -425,7 +431,7 @@ def _gather(
         if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
             raise error.__cause__ from None  # a signal arrived within the C client, which hides what its handler raised
         raise
-    deadline = time.monotonic() + seconds + 1.0
+    deadline = time.monotonic() + seconds + 1.0  # the client's own error comes first, and says more
     for key, future in futures.items():
         while not future.done() and time.monotonic() < deadline:
             wait([future], min(_CALLBACK_SECONDS, seconds))

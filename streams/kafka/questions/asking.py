@@ -15,11 +15,11 @@ from streams.kafka.wire.kafka_python_client import KafkaPythonClient, entries_of
 T = TypeVar("T")
 
 BROKER_SECONDS = 2.0
-"""Time for one answer of one broker; a frozen one costs as much, not the time of the whole step."""
+"""Seconds for one answer of one broker. A frozen one costs as much, not the time of the whole step."""
 
 
 class Questions:
-    """Ways to ask brokers, on a client that is shared and not closed. Coroutines run on the client's IO thread."""
+    """Requests to brokers, on a client that is shared and not closed here. Coroutines run on the client's IO thread."""
 
     def __init__(self, client: KafkaPythonClient) -> None:
         self._client = client
@@ -37,9 +37,9 @@ class Questions:
         return self._client.call(work, deadline)
 
     async def _connected(self, deadline: float) -> None:
-        """Wait until a broker has answered, for the first time or after a question in vain. Otherwise the cluster's own
-        list is used: the client's ``connected`` begins at one of the configured addresses again, by chance at the
-        frozen one (18 s were seen)."""
+        """Wait until a broker has answered, for the first time or after a question in vain."""
+        # Otherwise the cluster's own list is used: ``connected`` begins at one of the configured addresses again, by
+        # chance at a frozen one (18 s were seen).
         if self._lost or not self._client.manager.cluster.brokers():
             await self._client.connected(deadline)
             self._lost = False
@@ -48,7 +48,7 @@ class Questions:
         self, deadline: float, step: str, attempt: Callable[[float], Awaitable[T]], needed: Sequence[Right] = ()
     ) -> T:
         """Try as the client's ``until`` does; but no try waits longer for a broker than ``BROKER_SECONDS``: another one
-        may lead by then. A broker that is only slow is given more with each try that took too long."""
+        may lead by then."""
         patience = BROKER_SECONDS
 
         async def one_try() -> T:
@@ -58,7 +58,7 @@ class Questions:
                 return await attempt(limit)
             finally:
                 if time.monotonic() >= limit:
-                    patience *= 1.5
+                    patience *= 1.5  # it may only be slow, and would never be done in time otherwise
 
         try:
             return await self._client.until(deadline, step, one_try, needed)
@@ -73,6 +73,7 @@ class Questions:
         ``BrokerUnavailable`` when none answers."""
         metadata = _metadata_request([])
         cluster = await self._until(deadline, step, lambda limit: self._client.send(metadata, None, limit))
+        # Side by side, so a frozen broker costs ``BROKER_SECONDS`` once, however many there are.
         limit = time.monotonic() + BROKER_SECONDS
         asking = {
             number: self._client.manager.call_soon(
@@ -107,9 +108,9 @@ class Questions:
     async def _list_offsets(
         self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float, *, stable: bool = False
     ) -> dict[int, int]:
-        """Read uncommitted, so the high watermark, unless it is to be ``stable``; without a leader epoch, so an old one
-        cannot be fenced."""
+        """Read uncommitted, so the high watermark, unless it is to be ``stable``."""
         topic_of = ListOffsetsRequest.ListOffsetsTopic
+        # Without a leader epoch: an old one would be refused (FENCED_LEADER_EPOCH) after a broker's restart.
         queries = [
             topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
             for number in partitions

@@ -26,6 +26,7 @@ from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, rai
 _BROKER: Final = 4
 """Kafka's number for settings of brokers."""
 _CLOSE_SECONDS: Final = 2.0
+"""Seconds for the end of the thread and its connections."""
 
 
 def librdkafka_version() -> str:
@@ -99,8 +100,8 @@ class ClusterQuestions(Questions):
         return self._ask(step, deadline, attempt, [permissions.on_cluster("DescribeConfigs")])
 
     def clock(self, deadline: float) -> ClockView:
-        """The time of the active controller, which is always caught up with itself. Raises ``ConfigError`` without the
-        right to describe the cluster, and for a cluster that is too old."""
+        """Compare the clock of the active controller with ours. Raises ``ConfigError`` without the right to describe
+        the cluster, and for a cluster that is too old."""
         topic_of = DescribeQuorumRequest.TopicData
         topic = topic_of(topic_name="__cluster_metadata", partitions=[topic_of.PartitionData(partition_index=0)])
         request = DescribeQuorumRequest(topics=[topic], min_version=1)
@@ -112,18 +113,21 @@ class ClusterQuestions(Questions):
             raise_for(answer.error_code)
             partition = answer.topics[0].partitions[0]
             raise_for(partition.error_code)
+            # No request asks for the time. But the controller tells when each voter was caught up with it, by its own
+            # clock, and it is always caught up with itself: that is now.
             [theirs] = [
                 voter.last_caught_up_timestamp / 1000
                 for voter in partition.current_voters
                 if voter.replica_id == partition.leader_id
             ]
+            # It looked at its clock at some time between request and answer: at half of it, give or take that half.
             return ClockView(theirs - (before + after) / 2, (after - before) / 2)
 
         return self._ask("asking for the time", deadline, attempt, [permissions.on_cluster("Describe")])
 
     def lacking(self, rights: list[Right], deadline: float) -> list[Right]:
-        """Return those of these rights that this principal has not, as far as the cluster tells: of topics that exist,
-        of groups, and for transactional ids whether it may describe them, which those who may write to them may."""
+        """Return those of these rights that this principal lacks, as far as the cluster tells: for topics that exist,
+        and for groups. Of a transactional id only the right to describe it can be seen, which Write includes."""
 
         async def work() -> list[Right]:
             await self._connected(deadline)
@@ -155,7 +159,7 @@ class ClusterQuestions(Questions):
             )
             topic = (await self._client.send(request, None, deadline)).topics[0]
             if topic.error_code == kafka_errors.UnknownTopicOrPartitionError.errno:
-                return None
+                return None  # rights on a topic that is still to be made are not shown
             raise_for(topic.error_code)
             found: set[int] | None = topic.authorized_operations
             return found

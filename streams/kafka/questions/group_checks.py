@@ -32,9 +32,12 @@ from streams.records import IncomingRecord, Record
 from streams.settings.config import EventSourceConfig
 
 _SECONDS: Final = 30.0
+"""Seconds for one question, unless the caller sets another time."""
 _POLL_SECONDS: Final = 0.1
+"""Seconds of one wait for delivery reports."""
 _CLOSE_SECONDS: Final = 2.0
-_AT_REST: Final = ("Empty", "Dead", "")
+"""Seconds for the end of the thread and its connections."""
+_AT_REST: Final = ("Empty", "Dead", "")  # the last one: there is no such group
 
 
 class GroupChecks:
@@ -97,6 +100,7 @@ class GroupChecks:
         group = self._questions.look(config.group_id, self._seconds)
         if group.state not in _AT_REST or group.members:
             raise _is_alive(config, ", ".join(member.instance for member in group.members[:5]) or group.state)
+        # A frozen member that has sent its offsets could still commit them when it goes on.
         self._group_log.fence_departed((), self._deadline())
 
     def refuse_unless_at_rest(self) -> None:
@@ -107,18 +111,18 @@ class GroupChecks:
         self._refuse_position(self.committed(list(range(self._config.num_partitions))))
 
     def hold(self, slot: BlockingSlot, offsets: Mapping[int, int], topic: str = "") -> None:
-        """Send offsets of the group (in an input, by default the source's own topic) into a transaction, and check
-        after that that no member is alive: a member that joins later waits, before it takes over one of these
-        partitions, for the end of the transaction (its barrier: committed offsets that are pending). Raises
-        ``OffsetError``, ``TransactionFailed``."""
+        """Send offsets of the group (in an input, by default the source's own topic) into a transaction, then check
+        that no member is alive. Raises ``OffsetError``, ``TransactionFailed``."""
         metadata = metadata_of_no_member(self._config.group_id)
         slot.send_offsets(topic or self._config.offsets_topic, offsets, metadata)
+        # Not before: a member that joins from now on finds the pending offsets, and waits for the end of the
+        # transaction before it takes over one of these partitions. One that joined earlier is found here.
         self.refuse_if_alive()
 
     def refuse_if_begun(self) -> None:
-        """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group:
-        while they are pending there is no barrier to wait for."""
+        """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group."""
         self.refuse_if_alive()
+        # What is committed, without the barrier: our own offsets are pending, and it would wait for them.
         group = self._questions.look(self._config.group_id, self._seconds)
         self._refuse_position(group.committed.get(self._config.offsets_topic, {}))
 
@@ -207,7 +211,7 @@ class GroupChecks:
                 ranges,
                 lambda _, records: found.extend(record for record in records if record.value is not None),
                 stalled_after_seconds=self._seconds,
-                cancelled=lambda: bool(found),
+                cancelled=lambda: bool(found),  # the first record is enough: changelogs may be large
             )
         if found:
             raise OffsetError(

@@ -30,9 +30,11 @@ NONE: Final = "none"
 """Kinds of groups. ``none``: there is no such group."""
 
 _OURS: Final = "kes-"  # how the names of our protocols begin
-_ANY_PARTITION: Final = 2**31
+_ANY_PARTITION: Final = 2**31  # above all numbers: how many partitions the topic has is not known here
 _CLOSE_SECONDS: Final = 2.0
+"""Seconds for the end of the thread and its connections."""
 _YEARS: Final = 20 * 365 * 86_400
+"""Seconds in 20 years: a time of start before that, or a day ahead, is no time."""
 
 Places = dict[str, frozenset[int]]
 """Topic -> partitions."""

@@ -13,8 +13,8 @@ from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, rai
 
 
 async def describe_group(client: KafkaPythonClient, group_id: str, node: int, deadline: float) -> tuple[Any, Any]:
-    """The group as a classic one, and as one of the broker's protocol: it is of one kind at a time, and ``None`` as the
-    other; twice ``None``: there is no such group."""
+    """Return the group as a classic one, and as one of the broker's protocol (KIP-848). It is of one kind, and ``None``
+    as the other; both are ``None`` if there is no such group."""
     request = DescribeGroupsRequest(groups=[group_id], min_version=4, max_version=5)
     classic = (await client.send(request, node, deadline)).groups[0]
     raise_for(classic.error_code)
@@ -34,10 +34,9 @@ async def describe_group(client: KafkaPythonClient, group_id: str, node: int, de
 async def leave_group(
     client: KafkaPythonClient, group_id: str, member_id: str, instance: str | None, deadline: float
 ) -> bool:
-    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it.
-
-    Not on the coordinator's own connection: a JoinGroup that waits there would hold this up. On the IO thread.
-    """
+    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it. On the
+    IO thread."""
+    # Not on the connection that the coordinator client has of its own: a JoinGroup that waits there would hold this up.
     node = await client.coordinator(GROUP, group_id, deadline)
     leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
     answer = await client.send(

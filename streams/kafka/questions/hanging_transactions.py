@@ -35,14 +35,17 @@ _INT32: Final = struct.Struct(">i")
 _VALUE: Final = struct.Struct(">hqhib")  # format, producer id and epoch, time-out, state
 _CLIENT_VERSION: Final = 2  # the tag of that field in the coordinators' log
 _WINDOW: Final = 1_000
-_SKEW_MS: Final = 60_000  # between the clocks of two brokers
+"""Number of offsets that are read first, backwards, in search of the marker before a transaction."""
+_SKEW_MS: Final = 60_000
+"""Milliseconds by which the clocks of two brokers may differ."""
 _FORGET_SECONDS: Final = 20 * 3600.0
-"""Brokers forget idle producers a day after their last record (``producer.id.expiration.ms``)."""
+"""Seconds for which a broker is sure to remember an idle producer: it forgets it a day after its last record
+(``producer.id.expiration.ms``)."""
 
 
 class _Finding(NamedTuple):
-    """The word of one place on a transaction. ``commit`` is ``None`` when it says nothing; ``is_doubtful``: it may say
-    commit, so that an abort is out of the question; ``is_unread``: because not all of it is there to be read."""
+    """The finding of one log about a transaction. ``commit`` is ``None`` when the log says nothing. ``is_doubtful``: it
+    may be a commit, so an abort is out of the question. ``is_unread``: because not all of the log could be read."""
 
     commit: bool | None
     words: str
@@ -99,25 +102,28 @@ class HangingTransactions(OpenTransactions, RawLogs):
     async def _proved(self, txn: OpenTransaction, min_age_seconds: float, deadline: float) -> HangingEnd:
         where = f"{txn.topic}[{txn.partition}]"
         epochs, since = await self._surroundings(txn, deadline)
-        if epochs != {txn.producer_epoch}:
+        if epochs != {txn.producer_epoch}:  # a marker ends all that is open of its producer
             raise OffsetError(
                 f"{where}: records of several epochs ({sorted(epochs)}) of producer {txn.producer_id} are open since "
                 f"offset {txn.start_offset}: more than one transaction, and one marker would end all of them. Look at "
                 f"{STATE_LOG} (kafka-dump-log.sh --transaction-log-decoder) for what became of each"
             )
+        # First, because it has every transaction; a marker may be missing where the broker has lost it.
         log = await self._coordinators_say(txn, since, deadline)
         if log.commit is not None:
             return HangingEnd(txn, log.commit, log.words)
         markers = await self._markers_say(txn, since, deadline)
+        # A log that was read to its end, and has no commit, contradicts the marker of one: then neither is believed.
         if markers.commit and log.is_unread:
             return HangingEnd(txn, True, markers.words)
-        if log.is_doubtful or markers.is_doubtful or markers.commit:  # a log without this commit contradicts the marker
+        if log.is_doubtful or markers.is_doubtful or markers.commit:
             raise OffsetError(
                 f"{where}: nothing proves what became of the transaction at offset {txn.start_offset} (producer "
                 f"{txn.producer_id}, epoch {txn.producer_epoch}), so it is neither committed nor aborted: {log.words}; "
                 f"{markers.words}. Look whether what belongs to its records is committed elsewhere, and end it by "
                 "Kafka's own kafka-transactions.sh abort only if it is not"
             )
+        # Without a proof of a commit the only risk is a transaction that is alive and not shown to this principal.
         left = min_age_seconds - (time.time() - txn.last_timestamp_ms / 1000)
         if left > 0:
             raise OffsetError(
@@ -146,7 +152,9 @@ class HangingTransactions(OpenTransactions, RawLogs):
         return epochs, since
 
     async def _coordinators_say(self, txn: OpenTransaction, since: int, deadline: float) -> _Finding:
-        """Read the log of all coordinators: a producer id may have been exchanged for another one since."""
+        """Read the log of the coordinators."""
+        # All of its partitions: which one has it follows from the transactional id, and a producer id may have been
+        # exchanged for another one since.
         found: list[_Entry] = []
         has_holes, is_cut, is_older = False, False, False
         try:
@@ -159,6 +167,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
                     at = batch.last + 1
                     if _PRODUCER.pack(txn.producer_id) in batch.content:
                         found += _entries(batch, txn.producer_id)
+                # Compaction leaves the newest entry of an id, so a commit may be gone where later ones are there.
                 has_holes = has_holes or at < place.end
                 is_cut = is_cut or (place.start > 0 and not reaches_back)
                 is_older = is_older or reaches_back
@@ -191,6 +200,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
 
     async def _was_in(self, txn: OpenTransaction, topic: str, numbers: list[int], deadline: float) -> list[int]:
         """The partitions of a topic, but for its own, in which its producer may have been."""
+        # Later than that the leaders may have forgotten it, and it may have been in any partition.
         if time.time() - txn.last_timestamp_ms / 1000 < _FORGET_SECONDS:
             needed = [permissions.on_topic("Read", topic)]
             step = f"asking for producers in topic {topic}"

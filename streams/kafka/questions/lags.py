@@ -12,8 +12,10 @@ from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 
 TAIL_OFFSETS: Final = 16
-"""A longer tail is not read: one transaction leaves one marker in a partition, behind its last record."""
+"""Number of offsets behind the committed one that are read, at most: a transaction leaves one marker in a partition,
+so a longer tail has records in it."""
 _SECONDS: Final = 3.0
+"""Seconds without progress after which the reading of tails is given up."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
@@ -62,6 +64,7 @@ class Tails:
                 self._reader = PartitionReader(self._settings)
             try:
                 found = self._reader.read_all(topic, unknown, stalled_after_seconds=_SECONDS)
+                # Kept by offsets, so a partition at rest is not read again at each look.
                 self._ended |= {(topic, number): unknown[number] for number, records in found.items() if not records}
             except BrokerUnavailable:
                 pass

@@ -169,6 +169,7 @@ class OpenTransactions(Questions):
             return [entry.transactional_id for entry in answer.transaction_states]
 
         lists, silent = await self._each_broker("listing transactions", deadline, ids)
+        # A silent broker may coordinate it: without its answer a live transaction would look as if it were hanging.
         for number, error in silent.items():
             raise BrokerUnavailable(f"broker {number} does not report whether it knows a transaction: {error}")
         return lists

@@ -16,10 +16,11 @@ from streams.kafka.wire.kafka_python_client import raise_for
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # of record batches v2 (Kafka's documentation, "Message Format")
 _CONTROL: Final = 0x20  # in the attributes
 _MARKER_TYPE: Final = _HEADER.size + 7
-"""Of a marker: behind five numbers of one byte each (length, attributes, time, offset, length of the key), and the
-version of the key."""
+"""Bytes of a batch in front of a marker's type: its head, five numbers of one byte each (length, attributes, time,
+offset, length of the key), and the version of the key (two bytes)."""
 _FETCH_BYTES: Final = 4 << 20
-_EARLIEST, _LATEST = -2, -1
+"""Bytes of one fetch, at most."""
+_EARLIEST, _LATEST = -2, -1  # in the place of a time: the first offset, the end
 
 
 class LogBatch(NamedTuple):
@@ -48,8 +49,7 @@ class Stretch(NamedTuple):
 
 
 def batches(data: bytes) -> Iterator[LogBatch]:
-    """Read the batches of an answer, without the last one if it is cut off. Older formats than v2 are left out: they
-    have no transactions."""
+    """Read the batches of an answer, without the last one if it is cut off. Formats before v2 are left out."""
     at = 0
     while at + _HEADER.size <= len(data):
         base, length, _, magic, _, attributes, delta, _, newest, producer, epoch, _, count = _HEADER.unpack_from(
@@ -58,9 +58,9 @@ def batches(data: bytes) -> Iterator[LogBatch]:
         end = at + 12 + length
         if end > len(data):
             return
-        if magic >= 2:
+        if magic >= 2:  # older ones have no transactions
             marker, is_control = None, bool(attributes & _CONTROL)
-            if is_control and count:
+            if is_control and count:  # compaction may have emptied it
                 marker = struct.unpack_from(">h", data, at + _MARKER_TYPE)[0] == 1
             content = data[at:end]
             yield LogBatch(base, base + delta, count, producer, epoch, is_control, marker, newest, content)
@@ -89,7 +89,7 @@ class RawLogs(Questions):
                 if batch.last >= start:
                     yield batch
             if found == start:
-                return  # what is left of the range is compacted
+                return  # what is left of the range is compacted; another fetch would bring as little
             start = found
 
     async def _fetch(self, topic: str, partition: int, offset: int, deadline: float) -> bytes:
@@ -106,7 +106,7 @@ class RawLogs(Questions):
                 max_wait_ms=0,
                 min_bytes=0,
                 max_bytes=_FETCH_BYTES,
-                isolation_level=0,
+                isolation_level=0,  # what hangs lies above the last stable offset, where committed reads end
                 session_id=0,
                 session_epoch=-1,
                 topics=[topic_of(topic=topic, partitions=[wanted])],

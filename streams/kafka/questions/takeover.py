@@ -45,8 +45,9 @@ from streams.model.topics import TopicIdentity
 log = logging.getLogger(__name__)
 
 _OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
-_EARLIEST, _LATEST = -2, -1
-_FENCE_TIMEOUT_MS = 5000  # of the throw-away producer, which never begins a transaction
+_EARLIEST, _LATEST = -2, -1  # in the place of a time: the first offset, the end
+_FENCE_TIMEOUT_MS = 5000
+"""Milliseconds: the transaction timeout of the throw-away producer, which never begins a transaction."""
 
 _NOT_A_MEMBER = (
     kafka_errors.UnknownMemberIdError,
@@ -56,8 +57,9 @@ _NOT_A_MEMBER = (
     kafka_errors.StaleMemberEpochError,  # of the broker's protocol (KIP-848)
 )
 _CLOSE_SECONDS = 2.0
+"""Seconds for the end of the thread and its connections."""
 FENCE_SECONDS = 3.0
-"""Time for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
+"""Seconds for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
 
 
 class KafkaPythonTakeOver(Questions):
@@ -77,12 +79,7 @@ class KafkaPythonTakeOver(Questions):
         ``ConfigError`` without the right to describe and write transactional ids.
 
         Brokers are queried side by side. One that does not answer within ``BROKER_SECONDS``, or an abort that takes
-        longer than ``FENCE_SECONDS``, is left out with a warning: **a missed fence costs time, no record**. What a
-        departed member left open has either sent its offsets, then the barrier (``stable_offsets``) waits for its end;
-        or it has not, then the broker refuses them, because the generation is over, and without offsets no producer
-        commits it. Records of it below the high watermark keep a ``read_committed`` reader below, until they are
-        settled. So it holds up the partitions that it wrote to, and no others; a take-over that it holds up fences
-        again.
+        longer than ``FENCE_SECONDS``, is left out with a warning: **a missed fence costs time, no record**.
         """
 
         async def work() -> list[str]:
@@ -126,7 +123,7 @@ class KafkaPythonTakeOver(Questions):
         return self._ask(step, deadline, attempt, needed)
 
     def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
-        if member.generation < 0:
+        if member.generation < 0:  # -1 is never fenced: the note could be written by a member that has been lost
             return False
         place = {(self._changelog, partition): (0, text)}
         request = commit_request(self._group_id, place, member.generation, member.member_id)
@@ -195,7 +192,7 @@ class KafkaPythonTakeOver(Questions):
         self._ask(step, deadline, lambda limit: self._delete_records(topic, before, limit), needed)
 
     def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
-        if not member_id:  # it would hit any member with the name
+        if not member_id:  # by the instance alone it would hit the successor of the dead member
             raise ValueError("remove_member needs a member id")
 
         async def attempt(limit: float) -> bool:
@@ -264,6 +261,10 @@ class KafkaPythonTakeOver(Questions):
         try:
             return await fence
         except BrokerUnavailable as error:
+            # A missed fence costs time, no record. If it has sent its offsets, the barrier (``stable_offsets``) waits
+            # for its end. If not, the broker refuses them, because the generation is over, and without offsets no
+            # producer commits it. Its records keep ``read_committed`` readers below them, so they hold up the
+            # partitions that it wrote to, and no others; a take-over that is held up fences again.
             log.warning("the open transaction of %s is not ended yet: %s", name, error)
             return False
 
@@ -310,7 +311,7 @@ class KafkaPythonTakeOver(Questions):
         by_leader = await self._by_leader(topic, partitions, deadline)
         if -1 in by_leader:
             raise kafka_errors.LeaderNotAvailableError()
-        asking = [
+        asking = [  # all of them at once: a take-over waits for the slowest leader, not for their sum
             [
                 self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, end, deadline)
                 for leader, numbers in by_leader.items()

@@ -36,16 +36,18 @@ logger = logging.getLogger(__name__)
 LOG_START: Final = -1
 """The offset that stands for "whatever the log begins with"."""
 END_SECONDS: Final = 5.0
-"""Until the question for the end of a silent partition is given up. Nothing waits for it."""
+"""Seconds until the question for the end of a silent partition is given up. Nothing waits for it."""
 _LATEST: Final[Any] = import_module("confluent_kafka.admin").OffsetSpec.latest()  # its types leave it out
 _PARTITION: Final = re.compile(r" \[(\d+)\]")
 
 
 class Profile(NamedTuple):
-    """A use of the consumer. ``fetch_wait_ms``: how long the broker may hold a fetch that brings nothing; so often an
-    idle consumer asks, and so long a partition may wait that is added while all others are silent (a record ends the
-    fetch of its partition at once). ``ends``: whether ends of partitions are reported. ``bounds``: of what is
-    prefetched; the user's settings win over them."""
+    """A use of the consumer. ``fetch_wait_ms`` is the time that the broker may hold a fetch that brings nothing. An
+    idle consumer sends a request as often, and a partition that is added while all others are silent may wait for as
+    long (a record ends the fetch of its partition at once). ``ends``: whether ends of partitions are reported.
+    ``silence_seconds`` and ``longest_silence_seconds`` are the first and the longest pause after which a silent
+    partition is looked after, and ``look_seconds`` is the time between two looks for such ones. ``bounds`` are settings
+    for what is prefetched; the user's win over them."""
 
     role: str
     fetch_wait_ms: int
@@ -58,7 +60,7 @@ class Profile(NamedTuple):
 
 INPUT: Final = Profile("input", 40, False, 10.0, 300.0, 1.0)
 ONE_OF_SEVERAL: Final = INPUT._replace(ends=True)
-"""The others wait for an input that is not known to be at its end."""
+"""An input beside others: they wait for it unless it is known to be at its end, so ends are reported."""
 # A look-up reads much at once: fetching anew drops an answer of megabytes that is still on its way over a slow line.
 LOOK_UP: Final = Profile("reader", 20, True, 10.0, 300.0, 1.0)
 TAIL: Final = LOOK_UP._replace(
@@ -155,11 +157,9 @@ class LogConsumer:
         self._unassign(partitions)
 
     def pause(self, partitions: Collection[int]) -> None:
-        """Return nothing of these partitions until ``resume``. What was prefetched is dropped, and fetched again.
-
-        By giving them up and taking them again: librdkafka's own pause drops as much, and its resume lets a consumer
-        that fetches nothing else wait for 850 ms (this one for one fetch that is under way).
-        """
+        """Return nothing of these partitions until ``resume``. What was prefetched is dropped, and fetched again."""
+        # librdkafka's own pause drops as much, and its resume lets a consumer that fetches nothing else wait for
+        # 850 ms; one that is assigned anew waits for the fetch that is under way.
         self._paused.update(self._unassign(partitions))
 
     def resume(self, partitions: Collection[int]) -> None:
@@ -180,15 +180,15 @@ class LogConsumer:
         news = self._accept(messages)
         for error in self._connection.take_topic_errors():
             self._note(error, partition_in(error.str()))
-        if news or self._answered:
+        if news or self._answered:  # an end of a partition is an answer, too
             self._answered = False
             self._connection.on_answer()
         self._mind_silence(news)
         return news
 
     def take_failures(self) -> dict[int, StreamsError]:
-        """Partitions that can not be read on, since the last call; they are removed already. ``OffsetError``: the
-        position is not in the log (any more). ``TopicError``: the topic is gone, or not to be read."""
+        """Return the partitions that failed since the last call; they are removed already. ``OffsetError``: the
+        position is not in the log (any more). ``TopicError``: the topic is gone, or may not be read."""
         failures = self._failures
         if failures:
             self._failures = {}
@@ -278,9 +278,8 @@ class LogConsumer:
         return end if end >= self._positions[partition] else -1  # not known, or the log was cut: the next fetch tells
 
     def _mind_silence(self, news: Mapping[int, PolledPartition]) -> None:
-        """Look after silent partitions, ever more rarely. Assigning one partition makes librdkafka drop the fetches
-        that are under way for the others, and it reports each end once only. (Seen after an outage of 30 s in the
-        middle of a hand-over: nothing more was fetched, without an error, from a broker that was back.)
+        """Look after silent partitions, ever more rarely. (Seen after an outage of 30 s in the middle of a hand-over:
+        nothing more was fetched, without an error, from a broker that was back.)
 
         Where ends are reported, a partition that is not known to be at its end is fetched anew (an open transaction
         keeps it from its end for a while); after an outage all are, as soon as the cluster answers. Elsewhere the
@@ -289,7 +288,7 @@ class LogConsumer:
         now, profile = time.monotonic(), self._profile
         for partition, progress in news.items():
             if progress.at_end:
-                self._silent.pop(partition, None)
+                self._silent.pop(partition, None)  # librdkafka reports each end once: what is silent there is well
             else:
                 self._silent[partition] = (now + profile.silence_seconds, profile.silence_seconds)
         if self._question is not None:
@@ -302,6 +301,8 @@ class LogConsumer:
             if partition not in self._silent and (self._connection.down or self._end(partition) > position):
                 self._silent[partition] = (now + profile.silence_seconds, profile.silence_seconds)
         due = sorted((when, partition) for partition, (when, _) in self._silent.items() if now >= when)
+        # Assigning one makes librdkafka drop the fetches that are under way for the others. So an input is looked after
+        # one at a time, and assigned anew only where the broker says that there is more.
         numbers = [partition for _, partition in due[: None if profile.ends else 1]]
         if not numbers:
             return
@@ -319,9 +320,9 @@ class LogConsumer:
             self._silent[number] = (now + pause, pause)
 
     def _ask_end(self, partition: int) -> None:
-        """Request the end by another client, which does not block: the consumer's own question would hold up all
-        partitions for as long as a frozen broker is silent, and a call from another thread would wait until this one
-        does not poll."""
+        """Request the end of a partition; the answer is taken in by a later poll."""
+        # By another client, which does not block: the consumer's own question would hold up all partitions for as long
+        # as a frozen broker is silent, and a call from another thread would wait until this one does not poll.
         if self._admin is None:
             quiet: Any = {"log_level": 0, "error_cb": lambda _: None}  # outages are reported by the consumer
             self._admin = AdminClient(self._settings.admin() | quiet)

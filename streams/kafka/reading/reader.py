@@ -14,8 +14,9 @@ from streams.kafka.translate import broker_unavailable
 from streams.records import IncomingRecord
 
 _POLL_SECONDS = 0.05
+"""Seconds of one wait for records; so often ``cancelled`` is looked at."""
 _STRETCH = 10_000
-"""Offsets that are read first where the last record of a kind is looked for."""
+"""Number of offsets, from the end, that are read first in search of the last record of a kind."""
 
 
 class PartitionReader:
@@ -37,8 +38,7 @@ class PartitionReader:
         """Read each partition from ``start`` until its position has reached ``end``, several partitions at once.
 
         ``ranges``: partition -> (first offset to read, high watermark). ``receive(partition, records)`` is called on
-        this thread with the committed records below ``end``, per partition in order; never with an empty list. The
-        position counts, not the records: the end of a log may be markers, aborted records and compacted holes.
+        this thread with the committed records below ``end``, per partition in order; never with an empty list.
 
         Open transactions hold the position back (at the last stable offset); so does an outage. When nothing moves for
         ``stalled_after_seconds``, ``BrokerUnavailable`` names the partitions and their positions. ``OffsetError``: a
@@ -59,6 +59,8 @@ class PartitionReader:
                     raise Stopped(f"reading {topic} was cancelled")
                 for number, progress in consumer.poll_batch(_POLL_SECONDS).items():
                     end = ranges[number][1]
+                    # The position counts, not the records: the end of a log may be markers, aborted records and holes
+                    # of compaction, and "the record before the end" would be waited for in vain.
                     if progress.position > positions[number]:
                         positions[number], last_progress = progress.position, time.monotonic()
                     records = [record for record in progress.records if record.offset < end]
@@ -112,7 +114,7 @@ class PartitionReader:
             spans = {number: (max(low, high - stretch), high) for number, (low, high) in left.items()}
             self.read(topic, spans, receive, stalled_after_seconds=stalled_after_seconds, cancelled=lambda: False)
             left = {number: (left[number][0], start) for number, (start, _) in spans.items() if number not in found}
-            stretch *= 8
+            stretch *= 8  # each search costs round trips; the record is near the end of most logs
         return found
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from streams.records import ReceivedHeaders
 
 _MOST_SHARED = 1024
+"""Headers that are kept to be shared."""
 _shared: dict[ReceivedHeaders, ReceivedHeaders] = {}
 
 

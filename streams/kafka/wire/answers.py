@@ -29,13 +29,13 @@ class Meaning(enum.Enum):
     """The meaning of an answer for the request that got it."""
 
     AGAIN = "again"
-    """It had no effect, and may have one later: the same bytes again."""
+    """The request had no effect, and may have one later: send the same bytes again."""
     AGAIN_LEADER = "again, at the leader"
-    """It had no effect: fetch the metadata, then again at the partition's leader."""
+    """The request had no effect: fetch the metadata, and send it again, to the partition's leader."""
     AGAIN_COORDINATOR = "again, at the coordinator"
-    """It had no effect: look for the coordinator, then again there."""
+    """The request had no effect: look for the coordinator, and send it again, to that one."""
     DONE = "done"
-    """It is in the log already."""
+    """The batch is in the log already."""
     REFUSED = "refused"
     """A record is at fault, or the size of the batch."""
     BLOCKED = "blocked"
@@ -50,22 +50,24 @@ class Meaning(enum.Enum):
 _KINDS: Final = (Meaning.BLOCKED, Meaning.STALE, Meaning.LOST, Meaning.FENCED, Meaning.UNKNOWN)
 _M = Meaning
 _MOVED: Final = dict.fromkeys((14, 15, 16), _M.AGAIN_COORDINATOR)  # the coordinator loads, is not there, has moved
-_FENCED: Final = dict.fromkeys((47, 90), _M.FENCED)
+_FENCED: Final = dict.fromkeys((47, 90), _M.FENCED)  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 _GROUP: Final = {int(code): _M(kind) for code, kind in GROUP_KINDS.items()}
-_RIGHTS: Final = dict.fromkeys((29, 30, 53), _M.BLOCKED)
+_RIGHTS: Final = dict.fromkeys((29, 30, 53), _M.BLOCKED)  # on a topic, a group, a transactional id
 
 PRODUCE: Final[Mapping[int, Meaning]] = {
     # Certainly not in the log. 51: the markers of the slot's last transaction are not written yet.
     **dict.fromkeys((14, 15, 16, 19, 51), _M.AGAIN),
     # 56: a broker whose disk failed answers so for good, also when the partition has another leader.
     **dict.fromkeys((3, 5, 6, 9, 56, 74, 75), _M.AGAIN_LEADER),
+    # In the log by an earlier try: to send it again under other sequences would write it twice.
     KafkaError.DUPLICATE_SEQUENCE_NUMBER: _M.DONE,
     **{int(code): _M.REFUSED for code in REFUSED if code > 0},
     **{int(code): _M.BLOCKED for code in BLOCKED if code > 3 and code != KafkaError.UNKNOWN_TOPIC_ID},
     **_FENCED,
+    # 7 (timed out), 13 and 20 (too few replicas after the append) stand in no row: the records may be in the log, and
+    # are not sent twice under one epoch.
 }
-"""7 (timed out), 13 and 20 (too few replicas after the append) may be in the log: they are not sent twice under one
-epoch, so they stand in no row."""
+# 3: the topic was just made, and the coordinator does not know it yet. 7: unlike a Produce it may be done twice.
 ENLIST: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, 3: _M.AGAIN, **_MOVED, **_RIGHTS, **_FENCED}
 OFFSETS: Final[Mapping[int, Meaning]] = {
     51: _M.AGAIN,
@@ -76,6 +78,7 @@ OFFSETS: Final[Mapping[int, Meaning]] = {
     **_RIGHTS,
     **_FENCED,
 }
+# 48 (the transaction is ended otherwise, by its time) stands in no row: the outcome is unknown, and is looked up.
 END: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_FENCED}
 INIT: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED}
 

@@ -21,21 +21,25 @@ from streams.kafka.wire.settings import ProducerSettings
 GROUP: Final = 0
 TRANSACTION: Final = 1
 REFRESH_SECONDS: Final = 300.0
-"""The age at which metadata are fetched again: that is how added partitions are found, as in librdkafka."""
+"""Age in seconds at which metadata are fetched again: that is how added partitions are found. librdkafka has the same
+(``topic.metadata.refresh.interval.ms``)."""
 UNKNOWN_SECONDS: Final = 2.0
-"""How long a topic may be unknown before its records are blocked: a topic just made is not known everywhere."""
+"""Seconds for which a topic may be unknown before its records are blocked: one just made is not known everywhere."""
 ANSWER_SECONDS: Final = 2.0
-"""The time of a broker for one request, with the connection; then the next broker gets it."""
+"""Seconds that a broker has for one request, with the connection; then the next broker gets it."""
 FIRST_BATCH_LIMIT: Final = 1_000_000 - BATCH_HEAD
 """Bytes of a batch: below the broker's default of 1,048,588 for a topic's ``max.message.bytes``."""
 _TOPIC_LOOKS_SECONDS: Final = 0.05
+"""Seconds of pause behind each request for the metadata of a topic that is looked for."""
 _LOOK_SECONDS: Final = 10.0
+"""Seconds for a request in the background."""
 _METADATA, _FIND_COORDINATOR = 12, 4  # the versions of Kafka 4.1 that name topics by name, and keys in a list
 _DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
 
 
 class Cluster:
-    """The state of the cluster, as far as the slots need it. ``wall_seconds``: the time of records without one."""
+    """The state of the cluster, as far as the slots need it. ``wall_seconds`` returns the time for records that have
+    none of their own."""
 
     def __init__(self, settings: ProducerSettings, wall_seconds: Callable[[], float] = time.time) -> None:
         self.settings, self._wall_seconds = settings, wall_seconds
@@ -77,6 +81,7 @@ class Cluster:
         has_all = self.placements.keys() <= set(topics)
         named = [request.MetadataRequestTopic(name=topic) for topic in topics]
         answer = await self._ask(request(topics=named, allow_auto_topic_creation=False), _METADATA)
+        # Before any of it is noted: with a gap the number of partitions is wrong, and keys would go to other ones.
         for topic in answer.topics:
             if {entry.partition_index for entry in topic.partitions} != {*range(len(topic.partitions))}:
                 raise LostConnection(f"the metadata of {topic.name} skip partitions, or name them twice", "_BAD_MSG")
@@ -149,7 +154,7 @@ class Cluster:
             error = kafka_python.errors.for_code(found.error_code)
             if not error.retriable:
                 raise LostConnection(f"no coordinator for {key}: {error.message}", error.message)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the call that this is a part of has a deadline
 
     def close(self) -> None:
         """Close the connection for questions, and end those in the background; the next question makes another one."""
@@ -252,6 +257,8 @@ class SlotConnections:
 
     def forget_lost(self) -> None:
         """Forget those that were lost. A broker that is gone, or not needed any more, gets no other one."""
+        # Also those of brokers that are not needed any more: they would count as lost forever, and each transaction
+        # would be ended twice.
         self._by_broker = {node: found for node, found in self._by_broker.items() if found.lost is None}
         self._were_lost = False
 
@@ -264,7 +271,7 @@ class SlotConnections:
         for connection in self._by_broker.values():
             connection.close()
         self._by_broker.clear()
-        self._were_lost = True
+        self._were_lost = True  # what was under way on them has no answer
         self._cluster.close()
 
 

@@ -21,7 +21,7 @@ class Compression(NamedTuple):
 ATTRIBUTES: Final = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _DEFAULT_LEVELS: Final = {"gzip": 6, "lz4": 1, "zstd": 3}  # those of librdkafka
 _LZ4_HEAD: Final = bytes.fromhex("04224d18607073")  # independent blocks of at most 4 MiB, no checksums but the head's
-_LZ4_BLOCK: Final = 4 * 1024 * 1024
+_LZ4_BLOCK: Final = 4 * 1024 * 1024  # bytes of a block, as the head says
 _NAMES: Final = ("compression.type", "compression.codec")
 
 
@@ -44,6 +44,7 @@ def compression_of(settings: Mapping[str, object]) -> Compression | None:
     if name == "none":
         return None
     if name == "gzip":
+        # mtime=0: the same records are the same bytes, also a second later.
         return Compression(ATTRIBUTES[name], lambda data: gzip.compress(data, compresslevel=level, mtime=0))
     try:
         codec = getattr(import_module("cramjam"), name)
@@ -52,6 +53,7 @@ def compression_of(settings: Mapping[str, object]) -> Compression | None:
             f"compression.type={name} needs pip install 'kafka-event-source[compression]'; gzip needs nothing"
         ) from None
     if name == "snappy":
+        # Raw: Kafka does not read snappy's own framing format.
         return Compression(ATTRIBUTES[name], lambda data: bytes(codec.compress_raw(data)))
     if name == "lz4":
         return Compression(

@@ -22,10 +22,13 @@ from streams.kafka.wire import kafka_python
 from streams.kafka.wire.messages import LEAST_VERSIONS
 
 CONNECT_SECONDS: Final = 10.0
+"""Seconds for one connection, with TLS, versions and login."""
 LARGEST_ANSWER: Final = 16 * 1024 * 1024
-"""Bytes: answers to a producer are small, so a larger length is garbage (another program's port)."""
+"""Bytes of an answer, at most. Answers to a producer are small, so a larger length is garbage (another program's
+port)."""
 SESSION_SHARE: Final = 0.85
-"""Of a session's lifetime (KIP-368): after it a connection is replaced between two transactions."""
+"""Share of a session's lifetime (KIP-368) after which a connection is replaced, between two transactions. A broker
+closes connections whose session is over."""
 _API_VERSIONS: Final = 3  # all brokers from 2.4 on take it, and it has the finalized features
 
 
@@ -74,11 +77,13 @@ class BrokerConnection(asyncio.Protocol):
                 return
             frame = bytes(buffer[4 : size + 4])
             del buffer[: size + 4]
+            # Answers come in the order of the requests. Another number is not skipped: all later answers would meet the
+            # wrong requests.
             if not self._waiting or int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]:
                 self._end("an answer to a request that was not made")
                 return
             _, future = self._waiting.popleft()
-            if not future.done():
+            if not future.done():  # its caller was cancelled
                 future.set_result(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -170,7 +175,7 @@ class BrokerConnection(asyncio.Protocol):
         if self.lost is None:
             self.lost = self._failure(reason)
         if self._transport is not None:
-            self._transport.abort()
+            self._transport.abort()  # not close, which sends what is buffered first: no request may arrive after this
         waiting, self._waiting = self._waiting, deque()
         for _, future in waiting:
             if not future.done():

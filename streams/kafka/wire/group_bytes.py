@@ -26,8 +26,8 @@ from streams.model.group import Assignment, Copies, MemberReport, Shelf
 
 _VERSION = 2
 _MOST_BYTES = 4 * 1024 * 1024
-"""Limit of user data, in bytes. A broker takes some 1 MB for a whole group (``message.max.bytes``: one record of its
-offsets log)."""
+"""Bytes of user data, at most. A broker takes some 1 MB for a whole group (``message.max.bytes``: one record of its
+offsets log), unless it is set otherwise."""
 _SUBSCRIPTION_VERSION = 3  # has owned partitions and generation; broker and tools read any version
 _report_decoder = msgspec.msgpack.Decoder(MemberReport)
 _assignment_decoder = msgspec.msgpack.Decoder(Assignment)
@@ -55,16 +55,15 @@ def checked_name(setting: str, value: str, *, dots: bool = True) -> str:
 
 def group_metadata(group_id: str, generation: int, member_id: str, group_instance_id: str | None) -> bytes:
     """Group metadata as librdkafka reads it (``CGMDv2``): generation, group, member and, for static members, instance.
-
-    The broker does not fence generation -1, so bytes for it cannot be built: ``ValueError``. (librdkafka reads the
-    generation in the byte order of the machine.)
-    """
+    ``ValueError``: not a member's."""
+    # The broker takes offsets of generation -1 from anybody, unfenced: an evicted member could commit with these.
     if generation < 0 or not member_id:
         raise ValueError(f"not a member: generation {generation}, member id {member_id!r}")
     names = (group_id, member_id) if group_instance_id is None else (group_id, member_id, group_instance_id)
     if not all(name and name.isascii() and name.isprintable() for name in names):
         raise ValueError(f"group metadata takes printable ASCII only, not {names!r}")
     group, member, *instance = (name.encode() + b"\0" for name in names)
+    # "=": librdkafka reads the generation in the byte order of the machine.
     return b"CGMDv2:" + struct.pack("=i", generation) + group + member + (b"\0" + instance[0] if instance else b"\1")
 
 
@@ -113,11 +112,10 @@ def encode_report(topic: str, report: MemberReport) -> bytes:
 
 
 def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport, str | None]:
-    """A member's report, and what is wrong with it (``None``: nothing).
-
-    A member that cannot be understood (another topic, another version, foreign user data) is reported as one that
-    leaves: it keeps the partitions in Kafka's own field of owned ones until it gave them up, and gets no new ones.
-    """
+    """Return a member's report, and what is wrong with it (``None``: nothing). One that cannot be understood (another
+    topic, another version, foreign user data) is reported as a member that leaves."""
+    # It keeps the partitions in Kafka's own field of owned ones until it has given them up, and gets no new ones. Left
+    # out of the plan, it would go on with partitions that others are given.
     foreign = MemberReport(instance=f"?{member_id}", leaving=True)
     try:
         subscription = ConsumerProtocolSubscription.decode(data)

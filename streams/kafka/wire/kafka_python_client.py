@@ -41,10 +41,13 @@ GROUP, TRANSACTION = 0, 1
 """Kinds of coordinators."""
 
 REQUEST_TIMEOUT_MS = 10_000
-"""Time for an answer, before the connection is taken for dead. A JoinGroup has its own, from the rebalance timeout."""
+"""Milliseconds for an answer, before the connection is taken for dead. A JoinGroup has its own time, from the rebalance
+timeout."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2  # seconds between tries of one request
-_LOG_UNREACHABLE_AFTER = 2.0  # seconds
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
+"""Seconds between two tries of one request: the first pause, and the longest, each twice as long as the one before."""
+_LOG_UNREACHABLE_AFTER = 2.0
+"""Seconds without an answer after which the log says so."""
 
 
 class KafkaPythonClient:
@@ -107,8 +110,10 @@ class KafkaPythonClient:
             if self._asking is not None:
                 self._asking.add(answer)
         try:
+            # Noted before it is posted: ``close`` fails all that are noted, and a call behind it is refused here.
             if self._asking is None or not self.post(run):
                 raise BrokerUnavailable(f"the client of {self.addresses} is closed")
+            # A second more than the work has: its own error comes first, and says what it waited for.
             return answer.result(max(0.0, deadline - time.monotonic()) + 1.0)
         except TimeoutError:
             raise BrokerUnavailable(f"no answer from {self.addresses} in time") from None
@@ -232,7 +237,8 @@ class KafkaPythonClient:
         return await self.manager.wait_for(self.manager.send(request, node_id=node), left)
 
     async def coordinator(self, kind: int, key: str, deadline: float) -> int:
-        """Find the broker that coordinates a group or a transactional id. Not cached: it moves with its leader."""
+        """Find the broker that coordinates a group or a transactional id."""
+        # Requested each time: it moves with the leader of its log, and no take-over is to wait for one that is gone.
         request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
         answer = await self.send(request, None, deadline)
         found = answer.coordinators[0] if answer.coordinators else answer

@@ -1,4 +1,4 @@
-"""Connections of kafka-python, and its event loop: what of their failures it would only log, leave open or wait for."""
+"""kafka-python's connections and event loop, with the failures reported that it only logs, leaves open or waits for."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _log = logging.getLogger(__name__)
 
 REFUSED_LOGINS: Final = kafka_errors.SaslAuthenticationFailedError, kafka_errors.UnsupportedSaslMechanismError
 LOST_SECONDS: Final = 30.0
-"""Between two tries of a bootstrap, at most: each has 6 s for its connection, and 10 s for its answer."""
+"""Seconds between two tries of a bootstrap, at most: each has 6 s for its connection, and 10 s for its answer."""
 _HANDSHAKE_MS: Final = 5000
+"""Milliseconds for a TLS handshake."""
 
 
 class _Socket(KafkaNetSocket):
@@ -42,8 +43,9 @@ class _Socket(KafkaNetSocket):
 
 
 def with_last_words(transport: Any) -> Any:
-    """Have a transport of kafka-python hand over what came right before the end of the connection, which it throws
-    away: the answer that a login is refused is always there."""
+    """Have a transport of kafka-python hand over what came right before the end of the connection."""
+    # It throws that away, and the answer that a login is refused is always there: wrong credentials would look like an
+    # outage, and be tried forever.
     receive = transport._sock_recv
 
     def received() -> tuple[bytes, BaseException | None]:
@@ -55,7 +57,7 @@ def with_last_words(transport: Any) -> Any:
 
 
 class ConnectionManager(KafkaConnectionManager):
-    """Remembers why a connection could not be made, which kafka-python only logs; and when a bootstrap tried on."""
+    """Remembers the failure of the last connection, which kafka-python only logs, and when a bootstrap last tried."""
 
     last_failure: BaseException | None = None
     refused_login: BaseException | None = None
@@ -75,7 +77,7 @@ class ConnectionManager(KafkaConnectionManager):
         return super().get_connection(node_id, *args, **options)
 
     def bootstrap_anew(self) -> Any:
-        """Give up a bootstrap that is lost, and what others may wait for in it; return the future of another one."""
+        """Give up a bootstrap that makes no progress, and fail what waits for it; return the future of a new one."""
         self._bootstrap_future = None
         if self.cluster.metadata_refresh_in_progress:
             self.cluster._refresh_future.failure(kafka_errors.KafkaTimeoutError("no answer"))

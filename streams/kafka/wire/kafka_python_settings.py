@@ -86,13 +86,13 @@ def _sasl(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and host name, until a setting says no
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     naming = str(settings.get("ssl.endpoint.identification.algorithm", "https")).lower()
     if naming not in ("https", "none"):
         raise ConfigError("ssl.endpoint.identification.algorithm must be https or none")
     verified = str(settings.get("enable.ssl.certificate.verification", True)).lower() != "false"
-    context.check_hostname = naming == "https" and verified
+    context.check_hostname = naming == "https" and verified  # first: ssl refuses CERT_NONE while names are checked
     context.verify_mode = ssl.CERT_REQUIRED if verified else ssl.CERT_NONE
     authorities, pem = settings.get("ssl.ca.location"), settings.get("ssl.ca.pem")
     if authorities and authorities != "probe":

@@ -1,6 +1,6 @@
 """Encode the requests of a transaction and decode their answers. Pure: bytes in, values out.
 
-Four requests are made for every transaction, so they are written by hand, in the versions below; everything else goes
+Four requests are made forevery transaction, so they are written by hand, in the versions below; everything else goes
 by the classes that kafka-python generates from Kafka's schemas. Fields and their order: Kafka's message definitions
 (``clients/src/main/resources/common/message``); all versions here are flexible (lengths as unsigned varints, plus one).
 """
@@ -23,7 +23,7 @@ LEAST_VERSIONS: Final[Mapping[int, tuple[str, int]]] = {
     END: ("EndTxn", 3),
     COMMIT_OFFSETS: ("TxnOffsetCommit", 3),
 }
-"""Below these a request has other fields than those that are encoded here."""
+"""The name, and the least version, of the requests that are encoded here: below it they have other fields."""
 _NO_TAGS: Final = b"\0"
 Place = tuple[str, int]
 """Topic and partition."""
@@ -233,7 +233,7 @@ class Fields:
     def unsigned(self) -> int:
         number = shift = 0
         while True:
-            if self._at >= len(self._frame) or shift > 28:
+            if self._at >= len(self._frame) or shift > 28:  # a length has 32 bits, so five bytes
                 raise MalformedAnswer("a length of the answer is none")
             byte = self._frame[self._at]
             self._at += 1
@@ -249,7 +249,7 @@ class Fields:
         size = self.array()
         start = self._at
         self.skip(size)
-        return self._frame[start : self._at].decode(errors="replace")
+        return self._frame[start : self._at].decode(errors="replace")  # a broker's words, for people
 
     def tags(self) -> None:
         for _ in range(self.unsigned()):

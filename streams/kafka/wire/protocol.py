@@ -12,11 +12,13 @@ from streams.kafka.wire.messages import COMMIT_OFFSETS, END, PRODUCE
 
 FIRST_PAUSE_SECONDS: Final = 0.001
 LONGEST_PAUSE_SECONDS: Final = 0.05
+"""Seconds between two tries of one request: the first pause, and the longest, each twice as long as the one before."""
 MARKER_SECONDS: Final = 0.05
-"""The markers of a transaction may be written until so long after its end is acknowledged."""
+"""Seconds behind the acknowledged end of a transaction in which its markers may still be written."""
 LEADER_PAUSE_SECONDS: Final = 0.02
-"""A leader that meets unfinished markers looks again after so long (``add.partitions.to.txn.retry.backoff.ms``)."""
+"""Seconds after which a leader that met unfinished markers looks again (``add.partitions.to.txn.retry.backoff.ms``)."""
 WARY_TRANSACTIONS: Final = 300
+"""Number of transactions that enlist themselves after one that met unfinished markers."""
 
 
 class TransactionProtocol(NamedTuple):
@@ -37,6 +39,7 @@ V2: Final = TransactionProtocol(True, {PRODUCE: 12, COMMIT_OFFSETS: 5, END: 5})
 
 def protocol_of(connection: BrokerConnection) -> TransactionProtocol:
     """Choose the protocol: v2 where the cluster has finalized it and the broker takes the requests of it."""
+    # The feature alone is not enough: while brokers are rolled, some do not take the requests yet.
     takes_them = all(connection.versions.get(key, (0, 0))[1] >= version for key, version in V2.versions.items())
     return V2 if takes_them and connection.features.get("transaction.version", 0) >= 2 else V1
 
@@ -62,11 +65,7 @@ class Pauses:
 
 class Markers:
     """The markers of an id's last transaction: whether they may be late, so that the next one should enlist itself.
-
-    Enlisting costs a round trip, meeting unfinished markers 20 ms or more. On a quiet broker the markers are there in
-    time. So the next 300 transactions enlist only after the records of one took so long, right behind another.
-    ``alone``: no other id takes turns with it; otherwise its transactions do not follow each other closely.
-    """
+    ``alone``: no other id takes turns with it; otherwise its transactions do not follow each other closely."""
 
     def __init__(self, alone: bool) -> None:
         self._alone, self._wary = alone, 0
@@ -82,6 +81,8 @@ class Markers:
 
     def sent(self) -> None:
         """Note that the records are acknowledged."""
+        # Enlisting costs a round trip, meeting unfinished markers 20 ms or more. On a quiet broker they are there in
+        # time, so it is done only behind a transaction whose records took that long.
         took = asyncio.get_running_loop().time() - self._began_at
         self._wary = WARY_TRANSACTIONS if took >= LEADER_PAUSE_SECONDS else self._wary - 1
 

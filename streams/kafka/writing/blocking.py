@@ -22,6 +22,7 @@ from streams.sak.forks import MadeHere, never_freed
 from streams.settings.groups import DELIVERY_SHARE
 
 _RETRY_SECONDS: Final = 0.1
+"""Seconds between two attempts of one ``commit``."""
 
 
 class BlockingSlot:
@@ -113,7 +114,7 @@ class Transactions:
         self._made_here.check()
         if not outputs:
             return
-        try:
+        try:  # connected when it is needed first: a producer that never commits takes no id, and fences no other
             (self._start or self._connect())(outputs).result()
         except BaseException:  # also Ctrl-C in the middle: then it is still under way
             self.close()
@@ -154,7 +155,7 @@ class Transactions:
         failure = self._timed_out("flush")
         try:
             async with asyncio.timeout(self._seconds):
-                is_final = False
+                is_final = False  # once the commit was requested: the same records again could be there twice
                 while not is_final:
                     try:
                         if not slot.is_open:
@@ -171,7 +172,7 @@ class Transactions:
                     if not is_final:
                         await asyncio.sleep(_RETRY_SECONDS)
         except TimeoutError:
-            if requests:
+            if requests:  # the last failure would say that nothing is committed, which is not known any more
                 failure = self._timed_out("commit_transaction")
         raise failure
 

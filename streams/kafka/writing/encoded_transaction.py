@@ -21,6 +21,7 @@ from streams.kafka.writing.record_batch import EncodedRecords, Part, in_bytes
 from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
 
 _LOOK_SECONDS: Final = 0.001
+"""Seconds between two looks whether the metadata of a topic have arrived."""
 
 
 class EncodedTransaction:
@@ -35,11 +36,11 @@ class EncodedTransaction:
         self._cluster = cluster
         self._timeout = timeout_seconds
         self._topics = topics
-        self._filled = 0
+        self._filled = 0  # outputs that are encoded
 
     def fill(self, outputs: Sequence[Output]) -> None:
-        """Encode those behind the ones that are encoded, as far as that can be done now. ``outputs`` are all of the
-        transaction's; they only grow from call to call."""
+        """Encode the outputs that are not encoded yet, as far as that can be done now. ``outputs`` are all of the
+        transaction's; from call to call there are only more of them."""
         self._filled = self.encoded.add(outputs, self._filled, self._cluster.now_ms())
 
     async def complete(self, outputs: Sequence[Output]) -> None:
@@ -73,7 +74,7 @@ class EncodedTransaction:
         """Name the records of a batch that are refused: those that the broker names, the only one, or those that are
         larger than the topic takes. Without such a one the batch is too large: the next ones are smaller."""
         named = [(index, reason or answer.message) for index, reason in answer.records]
-        if not named and part.batch.records == 1:
+        if not named and part.batch.records == 1:  # brokers name no record that is too large
             named = [(0, answer.message)]
         if not named and answer.code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
             limit = await self._cluster.batch_limit(part.topic)
@@ -90,8 +91,8 @@ class EncodedTransaction:
         return found
 
     def _check(self, record: Output, output: Output, since: float) -> None:
-        """Return if a record is not taken because its topic is not known yet, or not as it is ``since`` then, and look
-        for the topic; else raise."""
+        """Look for the topic of a record that was not taken, if it is not known yet, or its metadata are older than
+        ``since`` (the loop's time). Raise where waiting does not help."""
         topic, cluster = output.topic, self._cluster
         if self._topics is not None and topic not in self._topics:  # never looked for, so no encoder ever knows it
             raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", _undeclared(topic), True, output)])

@@ -3,10 +3,8 @@
 A batch comes whole (format 2) and without a producer. Its head gets the producer's id and epoch, a sequence and the
 checksum that follows from them; the rest goes out as it came. So a batch costs the same for one row and for 10,000.
 
-A forwarder serves one transaction and is thrown away. Nothing is sent twice whose answer is missing: a connection that
-is lost, an answer that cannot be read and an end without an answer are doubts, which the caller resolves behind the
-fence of a new forwarder, by the marker that was committed with the rows. Only what a broker has refused without an
-effect (another leader, a coordinator that loads) is sent again.
+A forwarder serves one transaction and is thrown away. A request without an answer is never sent again. It leaves a
+doubt, which the caller resolves behind the fence of a new forwarder, by the marker that was committed with the rows.
 """
 
 from __future__ import annotations
@@ -34,9 +32,10 @@ from streams.kafka.writing.made_batch import MadeBatch
 from streams.records import DEFAULT_MESSAGE_LIMIT
 
 REQUEST_BYTES: Final = 16 << 20
-"""Of the batches in one round of requests; a broker takes 100 MiB in one (``socket.request.max.bytes``)."""
-_INIT_VERSION: Final = 5
-_ABORT_SECONDS: Final = 5.0
+"""Bytes of the batches in one round of requests. A broker takes 100 MiB in one (``socket.request.max.bytes``)."""
+_INIT_VERSION: Final = 5  # of InitProducerId, at most; a broker that takes less gets less
+_ABORT_SECONDS: Final = 5.0  # for the abort at the end; what it leaves open is ended by the next owner of the id
+# Answers to what had no effect. All others, and no answer, may have had one: what is sent again would be there twice.
 _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
 T = TypeVar("T")
 
@@ -146,6 +145,7 @@ class BatchForwarder:
         returns, all in-sync replicas have them."""
         records = 0
         for parts in self._rounds(batches):
+            # The call blocks, so ``parts`` are still those of this turn when it reads them.
             self._timed("flush", lambda: self._send(parts))  # noqa: B023
             records += sum(part.records for part in parts)
         return records
@@ -169,7 +169,7 @@ class BatchForwarder:
                 yield parts
                 parts, places, size = [], set(), 0
             sequence, records = self._sequences.get(place, 0), batch.records
-            self._sequences[place] = (sequence + records) & 0x7FFFFFFF
+            self._sequences[place] = (sequence + records) & 0x7FFFFFFF  # behind 2**31 - 1 they begin at 0 again
             pieces = batch.stamped(self._who.producer_id, self._who.epoch, sequence)
             parts.append(_Part(batch.topic, batch.partition, records, pieces))
             places.add(place)
@@ -241,7 +241,7 @@ class BatchForwarder:
             topics.setdefault(topic, []).append(partition)
         pauses = Pauses()
         while True:
-            self._open()
+            self._open()  # before the request: without an answer to it the broker may have a transaction open
             connection = await self._connections.get(self._coordinator)
             frame = await connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics))
             codes = {code: f"{topic}[{n}]" for (topic, n), code in messages.partition_codes(frame, places).items()}
@@ -269,6 +269,7 @@ class BatchForwarder:
         while True:
             connection = await self._connections.get(await self._cluster.coordinator(GROUP, group_id))
             version = self._protocol.version(connection, messages.COMMIT_OFFSETS)
+            # Generation -1, no member: the group has none, so the transactional id is the only fence.
             request = messages.commit_offsets(self._who, group_id, -1, "", None, {topic: offsets}, metadata)
             frame = await connection.call(messages.COMMIT_OFFSETS, version, request)
             codes = set(messages.partition_codes(frame, [(topic, partition) for partition in offsets]).values())

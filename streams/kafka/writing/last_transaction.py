@@ -32,7 +32,7 @@ class LastTransaction:
         self._running = self._running or set()
 
     def writes(self, places: Iterable[Place]) -> None:
-        """Note where the transaction that runs writes to; if it enlists, after that: it has no records before."""
+        """Note where the transaction that runs writes to. It must be enlisted by then, if it enlists."""
         self._running = {*(self._running or ()), *places}
 
     def requested(self, *, commit: bool) -> None:
@@ -40,21 +40,18 @@ class LastTransaction:
         self._requested = commit
 
     def ended(self, commit: bool, is_lost: bool) -> None:
-        """Note its end, acknowledged by the coordinator; without records of one that ran, the last one is still the
-        last. ``is_lost``: after a request that was not answered."""
-        if self._running:
+        """Note its end, acknowledged by the coordinator. ``is_lost``: after a request that was not answered."""
+        if self._running:  # one without records lacks no markers, so the one before it is still the last
             self._places, self._committed = self._running, commit
         self.is_shaken, self._running, self._requested = is_lost, None, None
 
     def reopened(self, *, has_begun: bool) -> bool:
         """Note that the id is taken again: what ran is aborted, unless its commit was requested. Returns whether a
-        transaction ran.
-
-        ``has_begun``: whether its coordinator knew of it. It begins none before the markers of the last one are
-        written: one that was sent, and did not begin, has no records, and the last one is still the last.
-        """
+        transaction ran. ``has_begun``: whether its coordinator knew of it."""
         running, requested = self._running, self._requested
         self._running = self._requested = None
+        # A coordinator begins no transaction before the markers of the last one are written. So one that was sent and
+        # did not begin has no records, and it is the last one whose markers may be missing.
         if running and (has_begun or requested is not None):
             self._places, self._committed = running, None if requested else False
         return running is not None
@@ -65,10 +62,9 @@ class LastTransaction:
             self._committed, self.is_shaken = committed, True
 
     def again(self) -> tuple[dict[str, list[int]], bool]:
-        """Return what is to be ended a second time, partitions by topic, and how. None: there is nothing to end.
-        Until ``ended`` its markers count as missing: it may be interrupted."""
+        """Return what is to be ended a second time, partitions by topic, and how. None: there is nothing to end."""
         places = sorted(self._places if self._committed is not None else ())
-        self.is_shaken = bool(places)
+        self.is_shaken = bool(places)  # until ``ended``: the second end may be interrupted, too
         return by_topic(places), bool(self._committed)
 
     def forget(self) -> None:
@@ -85,8 +81,8 @@ def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
 
 
 async def until_led(topics: Mapping[str, Sequence[int]], cluster: Cluster) -> None:
-    """Wait until a broker leads each of these partitions: markers for one without a leader are what brokers leave
-    out. Those that are gone are not waited for."""
+    """Wait until a broker leads each of these partitions. Those that are gone are not waited for."""
+    # A coordinator leaves the markers for a partition without a leader out (Kafka 4.3.1), and would do so again.
     pauses = Pauses()
     while any(
         -1 in cluster.leaders.get(topic, [])[number : number + 1]

@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 _CHECKSUM: Final = struct.Struct(">I")
-_PRODUCER: Final = struct.Struct(">qhi")
+_PRODUCER: Final = struct.Struct(">qhi")  # producer id, epoch, first sequence
 _COUNT: Final = struct.Struct(">i")
+# Places in the head of a record batch (format 2). The checksum covers all bytes behind it, so the producer's, too.
 _CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT, _COUNT_AT = 17, 21, 43, 57
 
 

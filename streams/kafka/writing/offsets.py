@@ -21,9 +21,11 @@ class Offsets(NamedTuple):
 
     def request(self, who: Identity, group_id: str) -> list[bytes]:
         """Encode their request, under the newest metadata. Raises ``TransactionFailed``."""
+        # Read when the request is made, never kept: from each JoinGroup answer on the broker refuses the one before.
         metadata = self.fence().metadata
         if metadata is None:
             raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now")
+        # Instance id included: a broker takes a static member's offsets without it, but does not fence it by it then.
         member = parse_metadata(metadata)
         return messages.commit_offsets(
             who, group_id, member.generation, member.member_id, member.instance_id, self.offsets

@@ -2,9 +2,8 @@
 
 The records of a partition never change places. A batch that is larger than its topic takes (``max.message.bytes``) is
 refused as a whole, and librdkafka by itself would go on with the records behind it. So it has to stop there
-(``enable.gapless.guarantee``): what it had queued comes back unsent, in no order that could be relied upon, since a
-request that was ready comes later. Another client sends all of it again, by the numbers that the records have, in
-smaller batches. A record that is refused in a batch of its own is at fault itself.
+(``enable.gapless.guarantee``): what it had queued comes back unsent. Another client sends all of it again, by the
+numbers that the records have, in smaller batches. A record that is refused in a batch of its own is at fault itself.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _SENT_AGAIN: Final = frozenset(
 """Errors of records that need not be at fault themselves: their batch is too large, another record in it is refused,
 and they are behind such a batch."""
 _SAME_ERROR_SECONDS: Final = 30.0
-"""librdkafka does not report an error of a connection again for so long."""
+"""Seconds for which librdkafka does not report the same error of a connection again."""
 _SETTLE_SECONDS: Final = 10.0
-"""For the answers to what a stopped client has under way; a request has as long."""
+"""Seconds to wait for the answers to what a stopped client has under way; a request has as long."""
 
 
 class _Returned(NamedTuple):
@@ -103,7 +102,7 @@ class PlainProducer:
         """Of the records: a thread takes one before each call."""
         self._returned: list[_Returned] = []
         self._again: deque[_Returned] = deque()
-        self._swapping = threading.Lock()
+        self._swapping = threading.Lock()  # ``close`` on another thread must not be undone by a change of the client
         self._producer: Producer | None = self._build()
         self._produce: Callable[..., None] = self._producer.produce
         self._poll: Callable[..., int] = self._producer.poll
@@ -220,17 +219,18 @@ class PlainProducer:
                 self._shrink(f"{topic}[{partition}]", len(batch), sum(one.size for one in batch))
         new = self._build()
         with self._swapping:
-            if self._producer is None:
+            if self._producer is None:  # closed meanwhile
                 return
-            self._producer, self._poll = new, new.poll
+            self._producer, self._poll = new, new.poll  # ``produce`` has no room yet: first comes what came back
         _drop([old], self._connection.client)
         del old
+        # By number: a request that was ready comes back later than what was queued behind it.
         returned, self._returned, self._stopped_at = sorted(self._returned, key=attrgetter("number")), [], None
         # What waits for another partition may be there, if its connection was lost: only the old client could tell.
         failed_at = self._connection.failed_at
         waiting, self._again = self._again, deque()
         for one in returned:
-            if one.is_refused and len(batches[one.place]) == 1:
+            if one.is_refused and len(batches[one.place]) == 1:  # alone in its batch: it is at fault itself
                 one.report(one.error, one.message)
             elif one.place not in batches and one.may_be_there(failed_at):
                 one.report(KafkaError(KafkaError._PURGE_INFLIGHT, "while another batch was refused"), one.message)

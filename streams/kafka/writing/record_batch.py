@@ -30,6 +30,7 @@ from streams.records import (
 )
 
 MOST_HEADERS: Final = 1_000
+"""Lists of headers whose encoding one transaction remembers; then it begins anew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,7 @@ class EncodedRecords:
     def _add_any(self, output: Output, now_ms: int) -> bool:
         """Encode one record, whatever it is like; return whether it is taken."""
         topic = self._topic(output.topic)
+        # A partition that is not known here may have been added since: whether it is there is not decided here.
         if topic is None or self.refusal(output) is not None or output.partition >= topic.placement.count:
             return False
         partition = output.partition
@@ -127,7 +129,7 @@ class EncodedRecords:
         return found
 
     def refusal(self, output: Output) -> RecordRefused | None:
-        """Return why a record is not taken, and never would be; ``None``: it would, or its topic is not known yet."""
+        """Return the reason why a record is never taken; ``None``: there is none, or its topic is not known yet."""
         topic, key, value = output.topic, output.key, output.value
         if not _is_text(topic):
             return RecordRefused(f"the client cannot send a record for topic {topic!r}: its name must be text in UTF-8")
@@ -186,7 +188,7 @@ class EncodedRecords:
                     rounds.append([])
                 rounds[depth].append(Part(topic, partition, batch, sequence, first))
                 first += batch.records
-                sequence = (sequence + batch.records) & 0x7FFFFFFF
+                sequence = (sequence + batch.records) & 0x7FFFFFFF  # behind 2**31 - 1 they begin at 0 again
             sequences[topic, partition] = sequence
         return rounds
 
@@ -232,7 +234,7 @@ class EncodedRecords:
         if key is not None:
             found = placement.places.get(key)
             return placement.place(key) if found is None else found
-        chosen = self._without_key.get(placement.topic)
+        chosen = self._without_key.get(placement.topic)  # one per transaction: fewer and larger batches
         if chosen is None:
             chosen = self._without_key[placement.topic] = placement.next_without_key()
         return chosen

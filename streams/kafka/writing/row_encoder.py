@@ -63,11 +63,11 @@ def add_outputs(
             row_list = rows.rows  # first of its fields: see sak/compiling.py
             count = rows.count
             stamp = output.timestamp_ms or now_ms
-            if stamp is rows.stamp:
+            if stamp is rows.stamp:  # the time of the call is one object; another one of equal value costs a head
                 head = rows.head
             else:
                 delta = stamp - rows.first_ms
-                if delta < 0:
+                if delta < 0:  # would be looked up from the end of the table: a wrong time, without an error
                     break
                 head = b"\0" + small[delta]
             record = join((head, small[count], small[len(key)], key, small[len(value)], value, encoded))
@@ -87,7 +87,7 @@ def add_outputs(
         else:
             position = len(outputs)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-        pass
+        pass  # unusual; whatever can fail stands before the first change of the batch, so nothing of it is in there
     return position
 
 
@@ -106,6 +106,7 @@ def add_changes(rows: Rows, changes: Sequence[Change], start: int, now_ms: int, 
             change: Change = changes[position]
             key: Any = change.key
             value: Any = change.value
+            # A change with a type has a header, and one without a value is a deletion: both go the slow way.
             if change.type or type(key) is not bytes or type(value) is not bytes:
                 break
             record = join((head, small[count], small[len(key)], key, small[len(value)], value, b"\0"))
@@ -119,7 +120,7 @@ def add_changes(rows: Rows, changes: Sequence[Change], start: int, now_ms: int, 
         else:
             position = len(changes)
     except (LookupError, TypeError):
-        pass
+        pass  # as above
     if position > start:
         rows.count, rows.size = count, size
         if now_ms > rows.last_ms:

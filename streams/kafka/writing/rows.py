@@ -12,8 +12,9 @@ from streams.kafka.wire.placement import Placement
 
 LENGTHS: Final = 5
 """Bytes of the longest varint in front of a record."""
-_TRANSACTIONAL: Final = 0x10
-_HEAD: Final = struct.Struct(">qiibI")
+_TRANSACTIONAL: Final = 0x10  # in the attributes
+_HEAD: Final = struct.Struct(">qiibI")  # base offset, length, leader epoch, format, checksum
+# Attributes, position of the last record, first and latest time, producer id, epoch, first sequence, records.
 _TAIL: Final = struct.Struct(">hiqqqhii")
 
 
@@ -58,7 +59,9 @@ class Batch(NamedTuple):
         tail = _TAIL.pack(
             attributes, self.records - 1, self.first_ms, self.last_ms, producer_id, epoch, sequence, self.records
         )
+        # The checksum begins behind itself: a broker sets offset and leader epoch without computing it anew.
         checksum = google_crc32c.extend(google_crc32c.value(tail), records)
+        # The length counts what follows it: 9 more bytes of the head, leader epoch, format and checksum.
         return [_HEAD.pack(0, len(tail) + len(records) + 9, -1, 2, checksum), tail, records]
 
 
@@ -83,7 +86,7 @@ class Rows:
         if self.count and self.size + len(record) + LENGTHS > limit:
             self.full += self._batch()
             self.rows, self.count, self.size, self.stamp = [], 0, 0, None
-        if not self.count:
+        if not self.count:  # time and position count from the first record of a batch: this one is encoded again
             self.first_ms = self.last_ms = stamp
             record = row(0, 0, key, value, headers)
         length = varint(len(record))

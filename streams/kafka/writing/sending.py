@@ -1,4 +1,4 @@
-"""Send records of any program: those on their way until they are acknowledged. Transactions: ``writing/blocking``."""
+"""Send records of any program, and keep them until they are acknowledged. Transactions: ``writing/blocking``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 MAX_FAILURES: Final = 1_000
 """Failures that ``NotDelivered`` lists; it counts the others."""
 _PURGE_SECONDS: Final = 0.1
+"""Seconds of one wait for the reports of purged records."""
 
 
 class SendQueue:
@@ -66,7 +67,7 @@ class SendQueue:
             taken = producer.produce_reported(record, sent)
         except Stopped:
             self.check_open()
-            return False  # the same
+            return False  # another thread is making it anew, as above
         except BrokerUnavailable:
             if producer.is_broken:
                 return False  # ``serve`` makes another one
@@ -148,7 +149,7 @@ class SendQueue:
         """Drop the client. Its records on the way are in doubt."""
         if (producer := self._producer) is not None:
             producer.purge()
-            while producer.unreported:
+            while producer.unreported:  # each record is reported, as failed, before the client goes
                 producer.poll(_PURGE_SECONDS)
             producer.close()
             self._producer = None
