@@ -262,7 +262,7 @@ def test_what_a_dead_member_left_open_cannot_be_committed_any_more(stage: Bank) 
     zombie = Producer(
         {
             "bootstrap.servers": stage.lab.bootstrap,
-            "transactional.id": f"{stage.config.group_id}.dead.0",
+            "transactional.id": f"{stage.config.group_id}.dead.kes~0",
             "log_level": 0,
         }
     )

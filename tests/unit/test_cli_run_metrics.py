@@ -52,8 +52,8 @@ def test_one_address_serves_all_workers_and_outlives_each(kes: Callable[..., Kes
     up, both = lambda: by_worker(port, "kes_worker_up"), {"w-0": 1.0, "w-1": 1.0}
     wait_until(lambda: up() == both, "both serve", step=0.05)
     assert get(port, "/live")[0] == 200
-    code, text = get(port, "/ready")
-    assert (code, text) == (503, "w-0: g: the source is starting\nw-1: g: the source is starting\n")
+    starting = (503, "w-0: g: the source is starting\nw-1: g: the source is starting\n")
+    wait_until(lambda: get(port, "/ready") == starting, "both load the engine, and start", step=0.05)
     assert by_worker(port, "kes_group_generation") == {"w-0": -1.0, "w-1": -1.0}
     assert set(by_worker(port, "process_resident_memory_bytes")) == {"w-0", "w-1"}
     text = get(port, "/metrics")[1]
