@@ -75,7 +75,7 @@ async def test_poison_is_passed_and_kept_as_a_dead_letter(shop: Shop) -> None:
     await lab.send(value, OFFSET_KEY, None, topic=lab.changelog)
     await lab.flush()
     code, _, err = await shop.skip("0@1", "--reason", "as the log has it")
-    assert (code, "only a dead letter keeps it" in " ".join(err.split())) == (2, True)
+    assert (code, "only a dead letter" in " ".join(err.split())) == (2, True)
     code, answer, err = await shop.skip("0@1", "--dead-letter", "--reason", "as the log has it")
     assert (code, answer and answer["next_offset"]) == (0, 2), err
     code, _, err = await shop.skip("0@1", "--dead-letter")
