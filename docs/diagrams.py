@@ -55,7 +55,7 @@ TRANSACTION = Machine(
         (
             "flushed",
             "committing",
-        ): "it is the oldest: a second look at the membership, then the end is requested",
+        ): "it is the oldest: a second check of the membership, then the end is requested",
         ("committing", "committed"): "it answered, or the changelog says so",
         ("sending", "sendable"): "a failure: known to be aborted, to be sent again",
         ("flushed", "sendable"): "an older one failed: ended, to be sent again after it",

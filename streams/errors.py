@@ -220,7 +220,7 @@ class TransactionFailed(StreamsError):
         the same, because a topic or a right is missing, or a clock is wrong (the reason names it): the same records
         will be taken once that is repaired.
     ``"stale"``
-        the same, because the group moved on to another generation: wait for the new snapshot, then send again.
+        the same, because the group moved on to another generation: wait for the new group metadata, then send again.
     ``"lost"``
         the same, because the group does not know this member: nothing may be sent again.
     ``"fenced"``

@@ -28,7 +28,7 @@ from streams.model.round_trips import Kinds
 from streams.model.shortcuts import Shortcut, bare_decoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
-from streams.sak.users_code import calling_place, place_of
+from streams.sak.users_code import calling_location, location_of
 
 T = TypeVar("T")
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
@@ -204,7 +204,7 @@ def _check_name(cls: type, name: str) -> None:
 def _check_class(cls: type) -> None:
     if not (issubclass(cls, msgspec.Struct) or is_pydantic(cls) or "__dataclass_params__" in vars(cls)):
         raise RegistrationError(
-            f"{cls.__qualname__}{calling_place()} is no dataclass, msgspec.Struct or pydantic model: make it one of "
+            f"{cls.__qualname__}{calling_location()} is no dataclass, msgspec.Struct or pydantic model: make it one of "
             "them (@event_type stands above @dataclass), or give a codec: @event_type(codec=...)"
         )
 
@@ -308,7 +308,7 @@ def to_record(
 def _prepare(cls: type[T]) -> EventType[T]:
     if not isinstance(cls, type):
         raise RegistrationError(
-            f"{getattr(cls, '__qualname__', repr(cls))}{place_of(cls)} is no class, as an event type must be. A "
+            f"{getattr(cls, '__qualname__', repr(cls))}{location_of(cls)} is no class, as an event type must be. A "
             "decorator that registers a handler names the class: @source.register_event_type(Deposited), or takes it "
             "from the handler's annotation: @source.on"
         )

@@ -27,7 +27,7 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import BrokerConnection
 from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.wire.settings import ProducerSettings
-from streams.model.group import Assigned, Assignment, GroupEvent, Snapshot
+from streams.model.group import Assigned, Assignment, GroupEvent, GroupMetadata
 from streams.model.topics import TopicIdentity
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.reading.poller import Poller
@@ -271,7 +271,7 @@ class Group(Nothing):
     """``group.Membership`` and ``group.TakeOver``: one member, which has everything from the start."""
 
     def __init__(self) -> None:
-        self.snapshot = Snapshot(0, 1, "m", group_metadata("g", 1, "m", None))
+        self.group_metadata = GroupMetadata(0, 1, "m", group_metadata("g", 1, "m", None))
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         everything = frozenset(range(PARTITIONS))

@@ -35,7 +35,7 @@ from streams.sak.cache import cache_folder
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.markers import BatchRequest
 from streams.spark.writing.placing import topic_shapes
-from streams.spark.writing.transaction import WriteTarget, write_once
+from streams.spark.writing.sink_transaction import WriteTarget, write_once
 
 HEADERS: Final[Headers] = [("__grt__", TYPE.encode())]
 COORDINATES: Final = {

@@ -65,7 +65,7 @@ class Keeper:
                         self.ended = True
                     for order in orders.decode("ascii"):
                         self.execute(order)
-                self.look()
+                self.check()
         finally:
             self.end()
 
@@ -110,7 +110,7 @@ class Keeper:
             self.child.send_signal(signal.SIGCONT)  # a frozen process takes a SIGTERM only when it goes on
             self.deadline = time.monotonic() + self.settings["grace"]
 
-    def look(self) -> None:
+    def check(self) -> None:
         if not self.detached and os.getppid() != self.owner:
             self.ended = True
         if self.child is None:

@@ -20,7 +20,7 @@ from streams.errors import EmbeddedBrokerError
 _SCRIPT = Path(__file__).with_name("_guardian.py")
 _ANSWER_SECONDS = 20.0
 GRACE_SECONDS = 15.0
-_LOCK_LOOK_SECONDS = 0.02
+_LOCK_CHECK_SECONDS = 0.02
 
 
 class GuardianHandle:
@@ -161,7 +161,7 @@ def held_lock(path: Path, patience: float = 0.0) -> Iterator[int | None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() < until:
-                    time.sleep(_LOCK_LOOK_SECONDS)
+                    time.sleep(_LOCK_CHECK_SECONDS)
                     continue
                 yield None
             else:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _CONNECTIONS = 4
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.5
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 _NETWORK_SECONDS = 30
 _WAYS_OUT = (
     "Three ways out: run once with a network (company mirrors: section [repositories] of jgo's settings file, with a "
@@ -139,7 +139,7 @@ def _sole_fetcher(folder: Path, jars: tuple[Jar, ...], progress: Progress) -> It
     shown = 0
     while True:
         try:
-            lock.acquire(timeout=_LOOK_SECONDS)
+            lock.acquire(timeout=_CHECK_SECONDS)
         except Timeout:
             there = sum(
                 path.stat().st_size for path in map(folder.joinpath, (jar.name for jar in jars)) if path.exists()

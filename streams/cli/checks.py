@@ -302,7 +302,7 @@ def group(target: Target) -> Iterator[Finding]:
     config = target.config
     assert config is not None
     with closing(GroupQuestions(target.servers, target.security)) as questions:
-        view = questions.look(config.group_id, target.seconds)
+        view = questions.describe_group(config.group_id, target.seconds)
     names = ", ".join(member.instance for member in view.members) or "no members"
     text = f"{config.group_id}: {view.state or 'not known to the cluster yet'}, {names}"
     problems = [member for member in view.members if member.problem]
@@ -337,7 +337,7 @@ def progress(target: Target) -> Iterator[Finding]:
     assert source is not None
     assert config is not None
     with closing(GroupQuestions(target.servers, target.security)) as questions:
-        view = questions.look(config.group_id, target.seconds)
+        view = questions.describe_group(config.group_id, target.seconds)
     decoder, left, ahead, unread = Decoder(source), 0, list[IncomingRecord](), False
     for topic in (config.topic, *source.inputs):
         committed = view.committed.get(config.offsets_topic if topic == config.topic else topic, {})

@@ -16,7 +16,7 @@ from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.looks import addresses
 from streams.looks.addresses import client_settings_of
-from streams.looks.records import Place, place_of
+from streams.looks.records import PartitionOffset, partition_offset_of
 from streams.model.loading import described, load
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
@@ -76,12 +76,12 @@ def _admin(servers: str, client_settings: Mapping[str, object] | None, timeout_s
         yield admin
 
 
-def checked_place(text: str) -> Place:
+def checked_partition_offset(text: str) -> PartitionOffset:
     """Parse ``PARTITION@OFFSET``. Raises ``BadParameter``."""
-    place = place_of(text)
-    if place is None:
+    at = partition_offset_of(text)
+    if at is None:
         raise typer.BadParameter(f"{text!r} is not PARTITION@OFFSET, as in 2@1473", param_hint="PARTITION@OFFSET")
-    return place
+    return at
 
 
 def topic_option(text: str) -> tuple[str, int]:

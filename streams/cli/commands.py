@@ -38,9 +38,7 @@ COMMANDS = {
     "offsets": Command("streams.cli.offsets", "Reset group offsets that are ahead of the changelog: accept."),
     "lag": Command("streams.cli.lag", "Show the lag of each partition: committed offset, end, distance."),
     "group": Command("streams.cli.group", "Show the members of a group: owners, standbys and moves in progress."),
-    "txn": Command(
-        "streams.cli.transactions", "List open transactions, and end hanging ones: list, hanging, end, abort."
-    ),
+    "txn": Command("streams.cli.txn", "List open transactions, and end hanging ones: list, hanging, end, abort."),
     "compile": Command("streams.cli.compile", "Compile the hot path of this installation for more speed."),
     "config": Command("streams.cli.config", "Show the settings in effect and where each comes from."),
     "doctor": Command("streams.cli.doctor", "Diagnose a cluster and an event source, with the command that fixes it."),

@@ -27,7 +27,7 @@ from streams.looks.letter_choice import (
 )
 from streams.looks.letter_facts import summary_of, whole
 from streams.looks.letters import Letter, LetterBox, resent
-from streams.looks.records import Decoder, place_of
+from streams.looks.records import Decoder, partition_offset_of
 from streams.records import Output
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.sak.harmless import harmless
@@ -90,11 +90,15 @@ def list_letters(
     """
     task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     with LetterBox(task.settings, task.topic, timeout) as box:
-        look = collect(box, task.wanted, limit, settled=settled)
-    _refuse_other_topic(task, look)
-    facts = {"topic": task.topic, "open": look.open, "letters": [summary_of(letter) for letter in look.letters]}
-    summary = Text(_counted(look, len(look.letters)))
-    emit(facts, json, lambda: Group(table_of(look.letters), summary) if look.letters else summary)
+        collected = collect(box, task.wanted, limit, settled=settled)
+    _refuse_other_topic(task, collected)
+    facts = {
+        "topic": task.topic,
+        "open": collected.open,
+        "letters": [summary_of(letter) for letter in collected.letters],
+    }
+    summary = Text(_counted(collected, len(collected.letters)))
+    emit(facts, json, lambda: Group(table_of(collected.letters), summary) if collected.letters else summary)
 
 
 @app.command()
@@ -116,12 +120,12 @@ def show(
     task = _understood(words, topic, bootstrap_servers, timeout, LetterChoice((), partition, key, type_))
     decoder = Decoder(task.source)
     with LetterBox(task.settings, task.topic, timeout) as box:
-        look = collect(box, task.wanted, limit, settled=bool(task.wanted.places))
-        found = look.letters
+        collected = collect(box, task.wanted, limit, settled=bool(task.wanted.positions))
+        found = collected.letters
         _refuse_missing(task, found)
-        _refuse_other_topic(task, look)
+        _refuse_other_topic(task, collected)
         originals = originals_of(box, found)
-    shown = [whole(letter, decoder, originals.get(letter.place)) for letter in found]
+    shown = [whole(letter, decoder, originals.get(letter.position)) for letter in found]
     emit(
         {"topic": task.topic, "letters": shown},
         json,
@@ -166,7 +170,7 @@ def replay(
     def prepared(box: LetterBox, letters: list[Letter]) -> list[tuple[Letter, Output | None]]:
         originals = originals_of(box, letters)
         _refuse_problems(problems_of(box, letters, originals, decoder))
-        return [(letter, resent(letter, record_of(originals.get(letter.place)))) for letter in letters]
+        return [(letter, resent(letter, record_of(originals.get(letter.position)))) for letter in letters]
 
     _settle(task, prepared, "sent again", limit, chosen=all_, yes=yes, json=json)
 
@@ -199,8 +203,8 @@ def drop(
 
 
 def _understood(words: list[str] | None, topic: str, servers: str, timeout: float, wanted: LetterChoice) -> _Task:
-    places = [place for word in words or () if (place := place_of(word)) is not None]
-    names = [word for word in words or () if place_of(word) is None]
+    positions = [position for word in words or () if (position := partition_offset_of(word)) is not None]
+    names = [word for word in words or () if partition_offset_of(word) is None]
     if len(names) > 1:
         raise typer.BadParameter(f"{names[1]!r} is not PARTITION@OFFSET, as in 2@1473", param_hint="PARTITION@OFFSET")
     if bool(names) == bool(topic):
@@ -212,11 +216,13 @@ def _understood(words: list[str] | None, topic: str, servers: str, timeout: floa
     addresses = brokers(servers, config)
     settings = ClientSettings(addresses, client_settings_of(config), client_id="kes-dlq")
     await_listener(addresses, timeout)
-    return _Task(source, settings, config.dead_letters if config else topic, wanted._replace(places=places), timeout)
+    return _Task(
+        source, settings, config.dead_letters if config else topic, wanted._replace(positions=positions), timeout
+    )
 
 
 def _refuse_missing(task: _Task, found: list[Letter]) -> None:
-    missing = sorted(set(task.wanted.places) - {letter.place for letter in found})
+    missing = sorted(set(task.wanted.positions) - {letter.position for letter in found})
     if missing:
         raise OffsetError(f"{task.topic} has no dead letter at {', '.join(map(str, missing[:_MOST_NAMED]))}")
 
@@ -234,57 +240,57 @@ def _settle(
     yes: bool,
     json: bool,
 ) -> None:
-    if not chosen and not task.wanted.places:
+    if not chosen and not task.wanted.positions:
         raise typer.BadParameter("name letters by PARTITION@OFFSET, or use --all", param_hint="PARTITION@OFFSET")
     if json and not yes:
         raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     with LetterBox(task.settings, task.topic, task.timeout) as box:
         if not yes:
-            look = _open_ones(task, box, limit)
-            prepared(box, look.letters)
-            if look.letters:
-                print_whole(notices(), table_of(look.letters))
-                notices().print(Text(_counted(look, len(look.letters))))
-                typer.confirm(f"{_letters(len(look.letters))} will be {deed}. Continue?", abort=True, err=True)
-            task = task._replace(wanted=task.wanted._replace(places={each.place for each in look.letters}))
-        done, left, places = 0, 0, []
-        if yes or task.wanted.places:
+            collected = _open_ones(task, box, limit)
+            prepared(box, collected.letters)
+            if collected.letters:
+                print_whole(notices(), table_of(collected.letters))
+                notices().print(Text(_counted(collected, len(collected.letters))))
+                typer.confirm(f"{_letters(len(collected.letters))} will be {deed}. Continue?", abort=True, err=True)
+            task = task._replace(wanted=task.wanted._replace(positions={each.position for each in collected.letters}))
+        done, left, positions = 0, 0, []
+        if yes or task.wanted.positions:
             with closing(
                 box.settler(complain)
             ) as settler:  # from here on no other process settles letters, so look now
-                look = _open_ones(task, box, limit)
-                pairs = prepared(box, look.letters)
-                places = [str(letter.place) for letter in look.letters]
+                collected = _open_ones(task, box, limit)
+                pairs = prepared(box, collected.letters)
+                positions = [str(letter.position) for letter in collected.letters]
                 try:
-                    done = settler.settle(pairs, look.ranges)
+                    done = settler.settle(pairs, collected.ranges)
                 except TransactionFailed as error:
                     raise explained(error, task.topic) from error
-                left = look.open - done
+                left = collected.open - done
     more = f"; {left:,} more are open" if left else ""
     emit(
-        {"topic": task.topic, "settled": done, "left": left, "letters": places},
+        {"topic": task.topic, "settled": done, "left": left, "letters": positions},
         json,
         lambda: Text(f"{deed}: {_letters(done)}{more}" if done else "nothing to do: no selected letter is open"),
     )
 
 
 def _open_ones(task: _Task, box: LetterBox, limit: int) -> ChosenLetters:
-    """Look for the letters that are chosen and open. Raises ``OffsetError`` for a place without a letter."""
-    by_place = bool(task.wanted.places)
-    look = collect(box, task.wanted, _NO_LIMIT if by_place else limit, settled=by_place)
-    _refuse_missing(task, look.letters)
-    _refuse_other_topic(task, look)
-    return look._replace(letters=[letter for letter in look.letters if not letter.is_settled])
+    """Look for the letters that are chosen and open. Raises ``OffsetError`` for a position without a letter."""
+    by_position = bool(task.wanted.positions)
+    collected = collect(box, task.wanted, _NO_LIMIT if by_position else limit, settled=by_position)
+    _refuse_missing(task, collected.letters)
+    _refuse_other_topic(task, collected)
+    return collected._replace(letters=[letter for letter in collected.letters if not letter.is_settled])
 
 
-def _refuse_other_topic(task: _Task, look: ChosenLetters) -> None:
+def _refuse_other_topic(task: _Task, collected: ChosenLetters) -> None:
     """Raise ``TopicError`` for a topic of other records: they are no letters, and the note that some are settled would
     stop its readers."""
-    is_known = task.source is not None or any(settled.ranges for settled in look.ranges.values())
-    if look.letters and not is_known and not any(letter.facts for letter in look.letters):
+    is_known = task.source is not None or any(settled.ranges for settled in collected.ranges.values())
+    if collected.letters and not is_known and not any(letter.facts for letter in collected.letters):
         raise TopicError(
-            f"{task.topic} is not a dead-letter topic: {look.letters[0].record.where} has no header {PREFIX}*, nor has "
-            "any other selected record"
+            f"{task.topic} is not a dead-letter topic: {collected.letters[0].record.where} has no header "
+            f"{PREFIX}*, nor has any other selected record"
         )
 
 
@@ -300,9 +306,9 @@ def _refuse_problems(problems: list[str]) -> None:
     )
 
 
-def _counted(look: ChosenLetters, shown: int) -> str:
-    more = f", {shown:,} of them shown" if shown < look.open else ""
-    return f"open: {_letters(look.open)}{more}" if look.open else "no open letters"
+def _counted(collected: ChosenLetters, shown: int) -> str:
+    more = f", {shown:,} of them shown" if shown < collected.open else ""
+    return f"open: {_letters(collected.open)}{more}" if collected.open else "no open letters"
 
 
 def _letters(count: int) -> str:

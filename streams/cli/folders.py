@@ -13,7 +13,7 @@ from streams.errors import StoreError
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.keeping.folders.entries import Damaged
-from streams.runtime.keeping.folders.place import place_of
+from streams.runtime.keeping.folders.parents import parent_of
 from streams.runtime.keeping.folders.shelf import partitions_in, read_state
 from streams.runtime.keeping.on_disk import layout_of
 from streams.runtime.ownership.replicas import make_store
@@ -26,7 +26,7 @@ Receive = Callable[[int, list[IncomingRecord]], None]
 def partitions_on_disk(source: EventSource[Any], folder: str, wanted: list[int] | None) -> list[int]:
     """Return the partitions that a source has in the folder that its ``StateConfig`` names (or named), in order. Raises
     ``StoreError`` for those ``wanted`` that are not there."""
-    parent = place_of(folder, source.config.group_id, source.config.topic)
+    parent = parent_of(folder, source.config.group_id, source.config.topic)
     try:
         found = partitions_in(parent)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_partitions(source: EventSource[Any], folder: str, partitions: list[int]
     """Give the state of these partitions to ``receive``, as the changelog would: entries, then the offset record. Their
     time is the mark's. Raises ``StoreError`` for a folder that is damaged, or of another log or codec."""
     config = source.config
-    parent = place_of(folder, config.group_id, config.topic)
+    parent = parent_of(folder, config.group_id, config.topic)
     codec = codec_of(source)
     for number in partitions:
         distrust = partial(reason_not_to_use, config, number, codec)

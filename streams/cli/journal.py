@@ -221,7 +221,7 @@ def _compare(service: Replicated[Any], log: _Log) -> list[int]:
     """Run the machine from the oldest whole snapshot, or from the start of the log, to each later one."""
     snapshots = sorted(service.snapshots.whole(), key=lambda snapshot: snapshot.head.position)
     for snapshot in snapshots:
-        _check_place(snapshot, log)
+        _check_position(snapshot, log)
     snapshots = [snapshot for snapshot in snapshots if snapshot.head.position >= log.marks.start]
     if log.marks.start == 0:
         machine, at = service.machine(), 0
@@ -260,7 +260,7 @@ def _compare(service: Replicated[Any], log: _Log) -> list[int]:
     return compared
 
 
-def _check_place(snapshot: LoadedSnapshot, log: _Log) -> None:
+def _check_position(snapshot: LoadedSnapshot, log: _Log) -> None:
     head = snapshot.head
     if (head.journal, head.topic_id) != (log.name, log.topic.topic_id) or head.position > log.marks.end:
         raise JournalError(

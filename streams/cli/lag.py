@@ -74,7 +74,7 @@ class Pace:
         return Speed(rate, arriving / (now - then), left)
 
 
-class Look(NamedTuple):
+class GroupLag(NamedTuple):
     """The lag of a group at one moment. ``known``: the number of partitions in the settings of the event source, if one
     is named; no member reads others."""
 
@@ -164,51 +164,51 @@ def lag(
         source_admin_of(config, admin, timeout) as source_admin,
     ):
 
-        def ask(topic: str = topic) -> Look:
+        def ask(topic: str = topic) -> GroupLag:
             if source_admin is admin:
                 lags = admin.lag(group, topic, timeout)
             else:
                 committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
                 lags = standing(committed, source_admin.watermarks(topic, None, timeout))
-            return Look(group, topic, known, source_admin.tails.without_markers(topic, lags))
+            return GroupLag(group, topic, known, source_admin.tails.without_markers(topic, lags))
 
         inputs = [topic, *(found.inputs if found else ())]
         if watch:
             paces = {name: Pace() for name in inputs}
 
-            def ask_again() -> list[Look]:
-                looks = [ask(name) for name in inputs]
+            def ask_again() -> list[GroupLag]:
+                lags = [ask(name) for name in inputs]
                 now = time.monotonic()
-                return [look._replace(speed=paces[look.topic].add(now, look.partitions)) for look in looks]
+                return [one._replace(speed=paces[one.topic].add(now, one.partitions)) for one in lags]
 
             with _shown(group, json) as show:
                 cluster.watch(ask_again, show, interval, time.monotonic, time.sleep)
             return
-        look = ask()
-        if config is None and all(entry.committed is None for entry in look.partitions):  # a typo, most of the time
+        one = ask()
+        if config is None and all(entry.committed is None for entry in one.partitions):  # a typo, most of the time
             raise TopicError(
                 f"the group {group!r} has no committed offset in topic {topic}: there is no such group, it has not "
                 "committed yet, or its offsets have expired (kes lag --watch waits for it)"
             )
-        for shown in [look, *(ask(further) for further in inputs[1:])]:
+        for shown in [one, *(ask(further) for further in inputs[1:])]:
             emit(shown.facts(), json, shown.table)
-        if known is not None and len(look.partitions) > known:
-            complain(unread(topic, known, len(look.partitions)))
+        if known is not None and len(one.partitions) > known:
+            complain(unread(topic, known, len(one.partitions)))
 
 
 @contextmanager
-def _shown(group: str, json: bool) -> Iterator[Callable[[list[Look], str], None]]:
+def _shown(group: str, json: bool) -> Iterator[Callable[[list[GroupLag], str], None]]:
     """Show a live table for each input on a terminal; elsewhere, or as JSON, a line each time."""
     console = answers()
     if json or not console.is_terminal or console.is_dumb_terminal:
-        yield lambda looks, problem: _lines(looks, problem, json)
+        yield lambda lags, problem: _lines(lags, problem, json)
         return
     with Live(Text(f"asking for group {group} ..."), console=console, auto_refresh=False) as live:
 
-        def show(looks: list[Look], problem: str) -> None:
+        def show(lags: list[GroupLag], problem: str) -> None:
             parts: list[RenderableType] = []
-            for look in looks:
-                parts += [look.table(), Text(look.summary())]
+            for one in lags:
+                parts += [one.table(), Text(one.summary())]
             if problem:
                 parts.append(Text(problem, style="bold red"))
             live.update(Group(*parts), refresh=True)
@@ -216,13 +216,13 @@ def _shown(group: str, json: bool) -> Iterator[Callable[[list[Look], str], None]
         yield show
 
 
-def _lines(looks: list[Look], problem: str, json: bool) -> None:
+def _lines(lags: list[GroupLag], problem: str, json: bool) -> None:
     if problem:
         complain(problem)
         return
-    for look in looks:
+    for one in lags:
         if json:
-            emit(look.facts(), True, Text)
+            emit(one.facts(), True, Text)
         else:
-            sys.stdout.write(f"{time.strftime('%H:%M:%S')} {look.group} in {look.topic}: {look.summary()}\n")
+            sys.stdout.write(f"{time.strftime('%H:%M:%S')} {one.group} in {one.topic}: {one.summary()}\n")
     sys.stdout.flush()

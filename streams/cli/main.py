@@ -77,12 +77,12 @@ def _run(application: typer.Typer, argv: Sequence[str]) -> None:
         command(args=list(argv), prog_name="kes", auto_envvar_prefix=PREFIX.rstrip("_"), default_map=defaults)
     except SystemExit as exit_:
         if exit_.code == EXIT_USAGE:
-            from streams.cli.outside_options import places_of
+            from streams.cli.outside_options import locations_of
 
-            if places := places_of(sources, called(argv)):
+            if locations := locations_of(sources, called(argv)):
                 from streams.cli.console import complain
 
-                complain(f"options of this command are also set in {', '.join(places)}")
+                complain(f"options of this command are also set in {', '.join(locations)}")
         raise
 
 

@@ -90,7 +90,7 @@ def accept(
     numbers = _numbers(config, partition)
     await_listener(config.bootstrap_servers, timeout)
     with GroupChecks(config, seconds=timeout) as checks:
-        standings, adopted = look = _look(config, inputs, checks, numbers, restored=restored)
+        standings, adopted = before = _compared(config, inputs, checks, numbers, restored=restored)
         ahead = {topic: [one for one in found if one.state == AHEAD] for topic, found in standings.items()}
         if (any(ahead.values()) or adopted) and not yes:
             for topic, found in standings.items():
@@ -104,7 +104,7 @@ def accept(
                 f"Apply these changes to the group {config.group_id} and its changelog?", abort=True, err=True
             )
             # a member may have gone on while the question stood
-            if _look(config, inputs, checks, numbers, restored=restored) != look:
+            if _compared(config, inputs, checks, numbers, restored=restored) != before:
                 raise OffsetError(
                     f"the offsets of the group {config.group_id} have changed in the meantime; run the command again"
                 )
@@ -150,14 +150,14 @@ def _numbers(config: EventSourceConfig, wanted: list[int] | None) -> list[int]:
     return sorted(set(wanted or range(config.num_partitions)))
 
 
-Look = tuple[dict[str, list[Standing]], dict[int, OffsetRecord]]
+Comparison = tuple[dict[str, list[Standing]], dict[int, OffsetRecord]]
 """By input, the source's own topic first: the offsets of the partitions. And the offset records to be written for
 topics that were restored."""
 
 
-def _look(
+def _compared(
     config: EventSourceConfig, inputs: list[str], checks: GroupChecks, numbers: list[int], *, restored: bool
-) -> Look:
+) -> Comparison:
     checks.refuse_if_alive()
     records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
     written = {number: decode_offset(record) for number, record in records.items()}

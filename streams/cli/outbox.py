@@ -158,16 +158,16 @@ def status_command(
 ) -> None:
     """Show each shard: waiting and parked rows, age of the oldest, last batch, and whether a relay owns it."""
 
-    def look() -> list[ShardStatus]:  # a session for each: one of a database that was away is of no use
+    def read() -> list[ShardStatus]:  # a session for each: one of a database that was away is of no use
         with _session(database, table) as session:
             return _known(lambda: session.status(session.about()))
 
     if not watch:
-        found = look()
+        found = read()
         emit([status._asdict() for status in found], json, lambda: _status_table(found))
         return
     with _live(json) as show:
-        watch_again(look, show, interval, time.monotonic, time.sleep, passing=OutboxError)
+        watch_again(read, show, interval, time.monotonic, time.sleep, passing=OutboxError)
 
 
 @app.command("purge")

@@ -43,8 +43,8 @@ def checked_options(sources: SettingsSources, command: Any) -> dict[str, Any]:
     return dict(table)
 
 
-def places_of(sources: SettingsSources, called: str) -> list[str]:
-    """Return the places of options of this command that are not on the command line."""
+def locations_of(sources: SettingsSources, called: str) -> list[str]:
+    """Return the locations of options of this command that are not on the command line."""
     begin = f"{PREFIX}{called.upper()}_"
     file = [f"[{COMMANDS}.{called}] in {sources.path}"] if called in sources.tables.get(COMMANDS, {}) else []
     return sorted(name for name in os.environ if name.startswith(begin)) + file
@@ -86,16 +86,16 @@ def _variables(command: Any, path: tuple[str, ...]) -> Iterator[str]:
         yield from _variables(below, (*path, name))
 
 
-def _check(place: str, table: object, command: Any) -> None:
+def _check(location: str, table: object, command: Any) -> None:
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{place}] must be a table, not {type(table).__name__}")
+        raise ConfigError(f"{location}] must be a table, not {type(table).__name__}")
     below: Mapping[str, Any] = getattr(command, "commands", {})
     options = [parameter.name for parameter in command.params]
     for name, value in table.items():
         if name in below:
             if below[name].params or getattr(below[name], "commands", {}):  # others are not loaded
-                _check(f"{place}.{name}", value, below[name])
+                _check(f"{location}.{name}", value, below[name])
             elif not isinstance(value, Mapping):
-                raise ConfigError(f"{place}.{name}] must be a table, not {type(value).__name__}")
+                raise ConfigError(f"{location}.{name}] must be a table, not {type(value).__name__}")
         elif name not in options:
-            raise ConfigError(f"{place}]: {unknown_setting(name, dict.fromkeys([*below, *options]))}")
+            raise ConfigError(f"{location}]: {unknown_setting(name, dict.fromkeys([*below, *options]))}")

@@ -16,7 +16,7 @@ from streams.cli.supervisor import CodeChange
 from streams.errors import ConfigError
 from streams.settings.sources import FILE_NAME
 
-_LOOK_MS: Final = 200
+_CHECK_MS: Final = 200
 
 
 class WatchedCode:
@@ -74,7 +74,7 @@ class WatchedCode:
                 self.folder,
                 watch_filter=files,
                 stop_event=self._ended,
-                rust_timeout=_LOOK_MS,
+                rust_timeout=_CHECK_MS,
                 yield_on_timeout=True,  # the first one says that the watch has begun
                 raise_interrupt=False,
             ):

@@ -30,7 +30,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, checked_place, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, checked_partition_offset, named_source
 from streams.cli.console import complain, emit, notices
 from streams.errors import DecodeError, OffsetError, Stopped, TopicReplaced, TransactionFailed
 from streams.kafka.questions.group_checks import GroupChecks
@@ -38,8 +38,8 @@ from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.writing.blocking import BlockingSlot
 from streams.looks.addresses import brokers
-from streams.looks.records import Content, Decoder, Place, one_line, shortened, shown_time
-from streams.looks.transaction import IN_DOUBT, transaction
+from streams.looks.committing import IN_DOUBT, transaction
+from streams.looks.records import Content, Decoder, PartitionOffset, one_line, shortened, shown_time
 from streams.records import IncomingRecord, Output
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, OffsetRecord, decode_offset, further_positions
 from streams.runtime.partition.dead_letters import dead_letter
@@ -96,7 +96,7 @@ def skip(
     answers; 2 wrong usage.
     """
     named, _, number = record.rpartition(":")
-    place = checked_place(number)
+    at = checked_partition_offset(number)
     if json and not yes:
         raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
     if reason and not as_letter:
@@ -109,17 +109,17 @@ def skip(
     if topic not in (config.topic, *found.inputs):
         inputs = ", ".join((config.topic, *found.inputs))
         raise typer.BadParameter(f"{topic!r} is no input of {source}, which reads {inputs}", param_hint="TOPIC")
-    if place.partition >= config.num_partitions:
-        raise OffsetError(f"{topic} has the partitions 0 to {config.num_partitions - 1}, not {place.partition}")
+    if at.partition >= config.num_partitions:
+        raise OffsetError(f"{topic} has the partitions 0 to {config.num_partitions - 1}, not {at.partition}")
     with admin_of(config.bootstrap_servers, config, timeout) as admin:
         if admin.identity(config.changelog, timeout) is None:
             raise OffsetError(f"{config.changelog} does not exist: the source has not run yet, so it stands nowhere")
     with GroupChecks(config, seconds=timeout) as checks, slot_of(config, "kes-skip", timeout) as slot:
         checks.refuse_if_alive()
         offsets_topic = config.offsets_topic if topic == config.topic else topic
-        committed = checks.committed([place.partition], offsets_topic)[place.partition]
-        position = position_of(config, checks, topic, place.partition, committed)
-        [passed] = found.received(topic, [_next(config, checks, topic, place, position, timeout)])
+        committed = checks.committed([at.partition], offsets_topic)[at.partition]
+        position = position_of(config, checks, topic, at.partition, committed)
+        [passed] = found.received(topic, [_next(config, checks, topic, at, position, timeout)])
         content = Decoder(found).content(passed)
         if not yes:
             notices().print(Text(_shown(passed, content)), soft_wrap=True)
@@ -133,22 +133,22 @@ def skip(
             letter = dead_letter(config.dead_letters, passed, error, 0, int(time.time() * 1000), instance=_WRITER)
             outputs.append(letter.within(found.program().message_limit))
         carried = msgspec.UNSET if position.record is None else position.record.inputs
-        own = place.offset + 1
+        own = at.offset + 1
         if topic != config.topic:
-            own, further = position.own, {topic: (place.offset + 1, checks.source_id(topic))}
-            carried = further_positions(position.record, place.partition, further)
-        is_new = position.record is None or position.record.position_in(topic, place.partition) is None
+            own, further = position.own, {topic: (at.offset + 1, checks.source_id(topic))}
+            carried = further_positions(position.record, at.partition, further)
+        is_new = position.record is None or position.record.position_in(topic, at.partition) is None
         if is_new and topic in [one.name for one in found.topology.topics if one.purpose == TABLE]:
             # As the first start does it: no event meets half of the table.
-            end = b"%d" % checks.source(topic)[0][place.partition][1]
+            end = b"%d" % checks.source(topic)[0][at.partition][1]
             key = JOIN_PREFIX + topic.encode()
-            outputs.append(Output(config.changelog, end, key, None, place.partition, 0, place.partition, -1))
+            outputs.append(Output(config.changelog, end, key, None, at.partition, 0, at.partition, -1))
         moved = OffsetRecord(own, _WRITER, 0, 0, checks.source_id(), checks.changelog_id(), carried)
-        outputs.append(offset_record(config, place.partition, moved))
+        outputs.append(offset_record(config, at.partition, moved))
         try:
             with transaction(slot, "Run it again: it passes the record, or says that it is handled already", complain):
-                checks.hold(slot, {place.partition: place.offset + 1}, offsets_topic)
-                if position_of(config, checks, topic, place.partition, committed) != position:
+                checks.hold(slot, {at.partition: at.offset + 1}, offsets_topic)
+                if position_of(config, checks, topic, at.partition, committed) != position:
                     raise OffsetError(f"a member of group {config.group_id} has handled records meanwhile; look again")
                 slot.send(outputs)
         except TransactionFailed as error:
@@ -158,12 +158,12 @@ def skip(
     data = {
         "group": config.group_id,
         "topic": topic,
-        "partition": place.partition,
-        "offset": place.offset,
-        "next_offset": place.offset + 1,
+        "partition": at.partition,
+        "offset": at.offset,
+        "next_offset": at.offset + 1,
         "dead_letter": as_letter,
     }
-    emit(data, json, lambda: Text(f"{topic}[{place.partition}] goes on behind {place.offset}"))
+    emit(data, json, lambda: Text(f"{topic}[{at.partition}] goes on behind {at.offset}"))
 
 
 def position_of(
@@ -209,29 +209,27 @@ def position_of(
 
 
 def _next(
-    config: EventSourceConfig, checks: GroupChecks, topic: str, place: Place, position: Position, timeout: float
+    config: EventSourceConfig, checks: GroupChecks, topic: str, at: PartitionOffset, position: Position, timeout: float
 ) -> IncomingRecord:
-    """Return the first committed record at the position. Raises ``OffsetError`` if it is another one than ``place``."""
-    where = f"{topic}[{place.partition}]"
-    if place.offset < position.offset:
-        raise OffsetError(
-            f"{where}: the record at {place.offset} is handled already, the next one is {position.offset}"
-        )
-    end = checks.source(topic)[0][place.partition][1]
+    """Return the first committed record at the position. Raises ``OffsetError`` if it is another one than ``at``."""
+    where = f"{topic}[{at.partition}]"
+    if at.offset < position.offset:
+        raise OffsetError(f"{where}: the record at {at.offset} is handled already, the next one is {position.offset}")
+    end = checks.source(topic)[0][at.partition][1]
     found: list[IncomingRecord] = []
     with closing(_reader_of(config)) as reader, suppress(Stopped):
         reader.read(
             topic,
-            {place.partition: (position.offset, end)},
+            {at.partition: (position.offset, end)},
             lambda _, records: found.extend(records),
             stalled_after_seconds=timeout,
             cancelled=lambda: bool(found),
         )
     if not found:
         raise OffsetError(f"{where}: there is no record at {position.offset} or behind it yet, so none can be passed")
-    if found[0].offset != place.offset:
+    if found[0].offset != at.offset:
         raise OffsetError(
-            f"{where}: the next record is the one at {found[0].offset}, not {place.offset}; records are passed in order"
+            f"{where}: the next record is the one at {found[0].offset}, not {at.offset}; records are passed in order"
         )
     return found[0]
 

@@ -28,7 +28,7 @@ from streams.looks.scans import late_lines
 from streams.records import TopicPartition
 from streams.runtime.keeping.folders.entries import Damaged
 from streams.runtime.keeping.folders.folder import StateFolder, check_private, partition_of_name, read_mark
-from streams.runtime.keeping.folders.place import place_of, prepare_root
+from streams.runtime.keeping.folders.parents import parent_of, prepare_root
 from streams.runtime.keeping.folders.shelf import choose
 from streams.runtime.keeping.on_disk import finder_for, layout_of, read_database
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore
@@ -97,7 +97,7 @@ def _row(partition: int, name: str, offset: int, size: int, problem: str, *, ski
 
 
 def _verified_folders(source: EventSource[Any], folder: str, wanted: list[int] | None) -> list[dict[str, Any]]:
-    parent = place_of(folder, source.config.group_id, source.config.topic)
+    parent = parent_of(folder, source.config.group_id, source.config.topic)
     store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
     store.revoked()
     rows: list[dict[str, Any]] = []
@@ -145,15 +145,15 @@ def _verified_snapshots(
     topic_id, partitions = topic_id_of(source, servers, timeout)
     rows: list[dict[str, Any]] = []
     for number in sorted(set(wanted)) if wanted else range(partitions):
-        place, report = store.place(topic_id, number), late_lines("bytes")
+        prefix, report = store.prefix(topic_id, number), late_lines("bytes")
         try:
-            names = store.names(place)
+            names = store.names(prefix)
         except OSError as error:
-            raise StoreError(f"{place}: {error}") from error
+            raise StoreError(f"{prefix}: {error}") from error
         for _, offset, name, _ in names:
             size, problem = 0, ""
             try:
-                manifest = store.manifest(place, name)
+                manifest = store.manifest(prefix, name)
                 size = manifest.mark.size
                 for _ in store.pieces(manifest, partial(report, f"reading {name}")):
                     pass
@@ -179,7 +179,7 @@ def snapshot(
     found = named_source(source)
     store = snapshots_at(found, snapshots, _wall_ms, WritingPace(found.config.state.snapshot_bytes_per_second))
     where = folder or folder_of(found)
-    parent, codec = place_of(where, found.config.group_id, found.config.topic), codec_of(found)
+    parent, codec = parent_of(where, found.config.group_id, found.config.topic), codec_of(found)
     rows: list[dict[str, Any]] = []
     for number in partitions_on_disk(found, where, partition):
         path = chosen(parent, number, partial(reason_not_to_use, found.config, number, codec))
@@ -250,7 +250,7 @@ def restore(
         try:
             if any(_offset(path) >= 0 for _, path in _folders(parent, [number])):
                 raise StoreError("there is a folder already: kes state drop removes it")
-            manifest = newest(store, store.place(topic_id, number))
+            manifest = newest(store, store.prefix(topic_id, number))
             identity = LogIdentity(manifest.mark.identity.cluster, config.changelog, topic_id, number, codec)
             name = store.fill(
                 partial(find, parent, number),
@@ -282,7 +282,7 @@ def drop(
     found = named_source(source)
     if json and not yes:
         raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
-    parent = place_of(folder or folder_of(found), found.config.group_id, found.config.topic)
+    parent = parent_of(folder or folder_of(found), found.config.group_id, found.config.topic)
     paths = [path for _, path in _folders(parent, partition, aside=True)]
     if not paths:
         which = "" if partition is None else f", and its partitions {partition},"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from streams.cli.cluster import checked_place
+from streams.cli.cluster import checked_partition_offset
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.looks.addresses import brokers
 from streams.looks.records import one_line, plain
@@ -65,7 +65,7 @@ def get_of_owner(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the entries of a key, as facts, and what is known where there is none. Without ``--partition`` the key is
     looked up where its records go, and in all others where that is not known for sure."""
-    least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _places(options)}
+    least = {TopicPartition(source.config.topic, at.partition): at.offset + 1 for at in _least(options)}
 
     async def ask(reader: Any) -> tuple[list[dict[str, Any]], str]:
         from streams.queries.searching import search
@@ -114,8 +114,8 @@ async def _asking(source: EventSource[Any], servers: str, ask: Callable[[Any], A
         return await ask(reader)
 
 
-def _places(options: OwnerOptions) -> list[Any]:
-    return [checked_place(text) for text in options.at_least or ()]
+def _least(options: OwnerOptions) -> list[Any]:
+    return [checked_partition_offset(text) for text in options.at_least or ()]
 
 
 def _key_of(keys: Codec[Any], text: str) -> Any:

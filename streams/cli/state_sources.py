@@ -108,12 +108,12 @@ def state_of(
 ) -> dict[int, StateAt]:
     """Return the state at ``side``: ``changelog``, ``folder``, ``folder:DIR``, ``snapshots``, ``snapshots:ADDRESS``, or
     the path of an export. Raises ``StreamsError``."""
-    kind, _, place = side.partition(":")
+    kind, _, where = side.partition(":")
     if kind == "snapshots":
-        return _from_snapshots(source, place, servers, timeout, wanted)
+        return _from_snapshots(source, where, servers, timeout, wanted)
     if kind not in ("changelog", "folder"):
         return from_export(Path(side), wanted)
-    folder = (place or folder_of(source)) if kind == "folder" else ""
+    folder = (where or folder_of(source)) if kind == "folder" else ""
     found: dict[int, StateAt] = {}
 
     def receive(number: int, records: list[IncomingRecord]) -> None:
@@ -162,19 +162,19 @@ def snapshots_at(
     return open_snapshots(state, config.group_id, config.topic, wall_ms=wall_ms, pace=pace)
 
 
-def newest(store: SnapshotStore, place: str) -> Manifest:
+def newest(store: SnapshotStore, prefix: str) -> Manifest:
     """Return the newest snapshot that can be read, and say why others cannot. Raises ``StoreError`` if there is none,
     and ``OSError``."""
     refused: list[str] = []
 
     def refuse(name: str, error: SnapshotRefused) -> None:
-        refused.append(f"{place}/{name} is not used: {error}")
+        refused.append(f"{prefix}/{name} is not used: {error}")
 
-    found = store.manifests(place, refuse)
+    found = store.manifests(prefix, refuse)
     for text in refused:
         complain(text)
     if not found:
-        raise StoreError(f"{place}: there is no snapshot" + (" that can be read" if refused else ""))
+        raise StoreError(f"{prefix}: there is no snapshot" + (" that can be read" if refused else ""))
     return found[0][1]
 
 
@@ -185,12 +185,12 @@ def _from_snapshots(
     topic_id, partitions = topic_id_of(source, servers, timeout)
     found: dict[int, StateAt] = {}
     for number in sorted(set(wanted)) if wanted else range(partitions):
-        place = store.place(topic_id, number)
+        prefix = store.prefix(topic_id, number)
         report = late_lines("bytes")
         try:
-            manifest = newest(store, place)
+            manifest = newest(store, prefix)
             entries: dict[bytes, bytes] = {}
-            pieces = store.pieces(manifest, partial(report, f"reading {place}"))
+            pieces = store.pieces(manifest, partial(report, f"reading {prefix}"))
             for changes in decode_pieces(pieces, "its data"):
                 for change in changes:
                     if change.value is None:
@@ -198,7 +198,7 @@ def _from_snapshots(
                     else:
                         entries[change.key] = change.value
         except (SnapshotRefused, Damaged, OSError) as error:
-            raise StoreError(f"{place}: {error}") from error
+            raise StoreError(f"{prefix}: {error}") from error
         found[number] = StateAt(manifest.mark.offset, entries)
     return found
 

@@ -31,9 +31,9 @@ from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.writing.blocking import BlockingSlot
 from streams.looks.addresses import brokers
+from streams.looks.committing import transaction
 from streams.looks.records import shortened
 from streams.looks.scans import late_lines
-from streams.looks.transaction import transaction
 from streams.records import IncomingRecord, Output, TopicPartition
 from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer, without_input
 from streams.runtime.ownership.replicas import make_store

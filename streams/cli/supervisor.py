@@ -166,9 +166,9 @@ class Supervisor:
                 if number in STOP_SIGNALS:
                     self._signalled(number)
             self._receive()
-            self._look_at_code()
+            self._check_code()
 
-    def _look_at_code(self) -> None:
+    def _check_code(self) -> None:
         """Drain the workers if the code has changed and can be run. ``_goes_on`` starts them once all are gone, so old
         and new code never run side by side."""
         change = None if self._code is None or self._stop_signal is not None else self._code.taken()

@@ -24,7 +24,7 @@ from streams.kafka.reading.consumer import TAIL, LogConsumer
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.looks.addresses import brokers, client_settings_of
-from streams.looks.records import Decoder, facts_of, one_line, place_of, shown_time
+from streams.looks.records import Decoder, facts_of, one_line, partition_offset_of, shown_time
 from streams.looks.scans import OffsetProgress
 from streams.records import IncomingRecord
 from streams.sak.harmless import harmless
@@ -58,9 +58,9 @@ class Bound(NamedTuple):
 
 def bound_of(text: str, option: str, now: float) -> Bound:
     """Parse a ``--from`` or an ``--until``. Raises ``BadParameter``."""
-    place = place_of(text)
-    if place is not None:
-        return Bound(place.partition, place.offset)
+    at = partition_offset_of(text)
+    if at is not None:
+        return Bound(at.partition, at.offset)
     if text.isascii() and text.isdecimal() and len(text) < 19:
         return Bound(offset=int(text))
     ago = _AGO.fullmatch(text)

@@ -155,7 +155,7 @@ def _refuse_members(servers: str, config: EventSourceConfig, timeout_seconds: fl
     """Raise ``TopicError`` if the group has members: members share out the partitions that they started with."""
     security = kafka_python_settings.security_of(config.client_settings)
     with closing(GroupQuestions(servers, security)) as questions:
-        members = questions.look(config.group_id, timeout_seconds).members
+        members = questions.describe_group(config.group_id, timeout_seconds).members
     if members:
         named = ", ".join(sorted(member.instance for member in members))
         raise TopicError(

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, Timeout, await_listener, checked_place, named_source
+from streams.cli.cluster import Json, Servers, Timeout, await_listener, checked_partition_offset, named_source
 from streams.cli.console import as_json, complain, emit, plain_table
 from streams.cli.failures import discard
 from streams.cli.state import decoded, decoded_entry
@@ -146,7 +146,7 @@ def watch(
 @contextmanager
 def _opened(target: str, at_least: list[str] | None, servers: str, timeout: float) -> Iterator[_Shown]:
     """Follow the topic until the end of the block, from when everything is here that was committed at its start."""
-    places = [checked_place(text) for text in at_least or ()]
+    positions = [checked_partition_offset(text) for text in at_least or ()]
     source = named_source(target) if ":" in target else None
     config = None if source is None else source.config
     addresses = brokers(servers, config)
@@ -167,8 +167,8 @@ def _opened(target: str, at_least: list[str] | None, servers: str, timeout: floa
     try:
         with raw as following:
             following.ready(timeout)
-            for place in places:
-                following.wait_for({place.partition: place.offset + 1}, timeout)
+            for position in positions:
+                following.wait_for({position.partition: position.offset + 1}, timeout)
             if store is None:
                 yield _Shown(following, lambda key: (plain_text(key), ""), lambda _, value: (plain_bytes(value), ""))
             else:

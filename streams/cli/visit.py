@@ -90,7 +90,7 @@ def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRun
         closing(GroupQuestions(config.bootstrap_servers, security)) as questions,
         closing(StatusBoard(config.bootstrap_servers, "kes-cli", security, config.group_id)) as board,
     ):
-        view = questions.look(config.group_id, timeout)
+        view = questions.describe_group(config.group_id, timeout)
         live, problems = live_status(board, view, timeout, time.time(), config.offsets_topic)
     if not live:
         members = ", ".join(sorted(member.instance for member in view.members))

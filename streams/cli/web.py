@@ -16,7 +16,7 @@ from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, N
 from streams.errors import StreamsError
 from streams.source.event_source import EventSource
 from streams.web.monitor import Monitor, WebOptions, monitor_of
-from streams.web.workers import WorkerMembers, WorkerPlace
+from streams.web.workers import WorkerAddress, WorkerMembers
 
 if TYPE_CHECKING:
     from streams.cli.worker_metrics import WorkerMetrics
@@ -70,8 +70,8 @@ def pages_of_workers(name: str, options: WebOptions, board: WorkerMetrics, repor
     """Serve the pages of ``kes run`` while the block runs: with the facts of its workers, and what the source itself
     says (topology, dead letters, settings), if it can be loaded here."""
 
-    def places() -> dict[str, WorkerPlace]:
-        return {worker: WorkerPlace(*place) for worker, place in board.places().items()}
+    def addresses() -> dict[str, WorkerAddress]:
+        return {worker: WorkerAddress(*address) for worker, address in board.addresses().items()}
 
     source: EventSource[Any] | None = None
     try:
@@ -79,7 +79,7 @@ def pages_of_workers(name: str, options: WebOptions, board: WorkerMetrics, repor
     except StreamsError as error:
         complain(f"the monitor shows the workers only: {error}")
     monitor = Monitor(group=name) if source is None else monitor_of(source)
-    monitor.serve_for(options, WorkerMembers(places), board)
+    monitor.serve_for(options, WorkerMembers(addresses), board)
     with monitor:
         report({"event": "monitor", "address": monitor.address})
         _show_token(monitor)

@@ -52,8 +52,8 @@ GC_THRESHOLD = 5_000
 live for a while and go together: with 5,000, and modules frozen, collecting took a third of the time
 (docs/internals/performance.md)."""
 ORPHAN_DRAIN_SECONDS = 10.0
-LOOK_SECONDS = 0.2
-"""Between two looks at the member id: a worker that dies younger than that has its session waited out."""
+CHECK_SECONDS = 0.2
+"""Between two checks of the member id: a worker that dies younger than that has its session waited out."""
 JOIN_FIRST_SECONDS = 1.0
 """Wait of a member without a name, so that it joins before it removes another one: brokers make the
 first member of an empty group wait for more (``group.initial.rebalance.delay.ms``, 3 s unless set)."""
@@ -128,7 +128,7 @@ class _Supervised:
 
     def attend(self) -> NoReturn:
         """Listen until the supervisor is gone, then drain as after SIGTERM; a drain that hangs is cut off."""
-        while (messages := self._channel.receive(LOOK_SECONDS)) is not None:
+        while (messages := self._channel.receive(CHECK_SECONDS)) is not None:
             for message in messages:
                 if isinstance(message, Remove):
                     threading.Thread(

@@ -34,7 +34,7 @@ _MOST_THREADS: Final = 64
 
 
 @dataclass
-class _Place:
+class _WorkerProcess:
     starts: int = 0
     port: int | None = None  # while the process runs and serves
     secret: str = ""
@@ -51,7 +51,7 @@ class WorkerMetrics:
 
     def __init__(self, names: Sequence[str], now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._places = {name: _Place() for name in names}
+        self._processes = {name: _WorkerProcess() for name in names}
         # Two for each worker: a probe does not wait behind the scrape of a worker that is frozen.
         threads = min(2 * max(len(names), 1), _MOST_THREADS)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kes-worker-metrics")
@@ -67,19 +67,19 @@ class WorkerMetrics:
         """Take note of what happened to a worker."""
         match status["event"]:
             case "started":
-                self._places[status["worker"]].starts = status["starts"]
+                self._processes[status["worker"]].starts = status["starts"]
             case "serving":
-                self._places[status["worker"]].port = status["port"]
-                self._places[status["worker"]].secret = status.get("secret", "")
+                self._processes[status["worker"]].port = status["port"]
+                self._processes[status["worker"]].secret = status.get("secret", "")
             case "exited":
-                place = self._places[status["worker"]]
-                place.port = place.silent_since = None
+                process = self._processes[status["worker"]]
+                process.port = process.silent_since = None
             case _:
                 pass
 
-    def places(self) -> dict[str, tuple[int | None, str, int]]:
+    def addresses(self) -> dict[str, tuple[int | None, str, int]]:
         """Return the port of each worker that serves, its secret, and its number of starts, by name."""
-        return {name: (place.port, place.secret, place.starts) for name, place in self._places.items()}
+        return {name: (process.port, process.secret, process.starts) for name, process in self._processes.items()}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the workers that answer, each sample with the label ``worker``."""
@@ -89,7 +89,7 @@ class WorkerMetrics:
         for name, answer in self._ask("/metrics", SCRAPE_SECONDS).items():
             text = answer.text if answer is not None and answer.status == 200 else None
             up.add_metric([name], float(text is not None))
-            starts.add_metric([name], self._places[name].starts)
+            starts.add_metric([name], self._processes[name].starts)
             for family in text_string_to_metric_families(text or ""):
                 merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
@@ -117,28 +117,28 @@ class WorkerMetrics:
         )
 
     def _live(self, name: str, answer: _Answer | None) -> Verdict:
-        place = self._places[name]
+        process = self._processes[name]
         if answer is not None:
-            place.silent_since = None
+            process.silent_since = None
             return Verdict(answer.status == 200, f"{name}: {answer.text.strip()}")
-        if place.port is None:
+        if process.port is None:
             return Verdict(True, f"{name}: is being started")
-        place.silent_since = place.silent_since or self._now()
-        silent = self._now() - place.silent_since
+        process.silent_since = process.silent_since or self._now()
+        silent = self._now() - process.silent_since
         return Verdict(silent <= SILENT_SECONDS, f"{name}: has not answered for {silent:.0f} s")
 
     def _ask(self, path: str, seconds: float) -> dict[str, _Answer | None]:
         """Ask all workers at the same time; ``None``: no answer."""
-        asked = {name: self._threads.submit(_get, place, path, seconds) for name, place in self._places.items()}
+        asked = {name: self._threads.submit(_get, process, path, seconds) for name, process in self._processes.items()}
         return {name: answer.result() for name, answer in asked.items()}
 
 
-def _get(place: _Place, path: str, seconds: float) -> _Answer | None:
-    if place.port is None:
+def _get(process: _WorkerProcess, path: str, seconds: float) -> _Answer | None:
+    if process.port is None:
         return None
-    with contextlib.closing(HTTPConnection("127.0.0.1", place.port, timeout=seconds)) as connection:
+    with contextlib.closing(HTTPConnection("127.0.0.1", process.port, timeout=seconds)) as connection:
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {place.secret}"})
+            connection.request("GET", path, headers={"Authorization": f"Bearer {process.secret}"})
             answer = connection.getresponse()
             return _Answer(answer.status, answer.read().decode())
         except (OSError, HTTPException, ValueError):

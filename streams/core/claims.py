@@ -81,11 +81,11 @@ def read_claims(partitions: int, reports: Mapping[str, MemberReport]) -> Claims:
     owners = _owners(partitions, order, reports)
     expecting = _expecting(order, reports)
     for partition in range(partitions):
-        _place(claims, partition, owners.get(partition), expecting.get(partition))
+        _assign(claims, partition, owners.get(partition), expecting.get(partition))
     return claims
 
 
-def _place(claims: Claims, partition: int, owner: str | None, expecting: str | None) -> None:
+def _assign(claims: Claims, partition: int, owner: str | None, expecting: str | None) -> None:
     if owner is None:
         if expecting is None:
             claims.free.append(partition)

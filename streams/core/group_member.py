@@ -1,9 +1,9 @@
-"""One member of a consumer group, as a pure machine: its snapshot, its claims, the barrier, and when it has to join.
+"""One member of a consumer group, as a pure machine: its metadata, its claims, the barrier, and when it has to join.
 
 Every membership drives this machine: kafka-python's, librdkafka's and the simulated one (``testing``).
 Three rules of the exactly-once protocol are kept here:
 
-* **Incarnation first.** A loss replaces the snapshot before anything else happens. A transaction that began under an
+* **Incarnation first.** A loss replaces the group metadata before all else. A transaction that began under an
   older incarnation finds another one right before it sends offsets, and is dropped.
 * **Revoke is a barrier.** An assignment is applied when all partitions that it revokes were released. An answer to an
   earlier barrier, or of an earlier incarnation, releases nothing.
@@ -11,7 +11,7 @@ Three rules of the exactly-once protocol are kept here:
   joins again, once, to report it.
 
 No clock (times are arguments, in seconds), no threads: the machine belongs to the thread of its membership. Only
-``snapshot`` may be read by any thread, because it is replaced as a whole.
+``group_metadata`` may be read by any thread, because it is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from streams.model.group import (
     Assigned,
     Assignment,
     Copies,
+    GroupMetadata,
     Lost,
     MemberReport,
     Order,
     Revoked,
-    Snapshot,
 )
 
 
@@ -174,7 +174,7 @@ class GroupMember:
     """The state of one member. ``sequence`` begins the counter of its reports."""
 
     def __init__(self, instance: str, *, session_seconds: float, rebalance_seconds: float, sequence: int = 0) -> None:
-        self.snapshot = Snapshot(incarnation=0, generation=-1, member_id="", metadata=None)
+        self.group_metadata = GroupMetadata(incarnation=0, generation=-1, member_id="", metadata=None)
         self.holdings = Holdings(instance, sequence)
         self.has_news = False
         """Whether the last report lacks a step or a request of the engine."""
@@ -210,7 +210,7 @@ class GroupMember:
         """Note that the engine has taken over an incoming partition. Returns whether the incarnation is the present
         one; if not, the call has no effect."""
         # It was taken under a membership that is lost since: the present one does not own it.
-        if incarnation != self.snapshot.incarnation:
+        if incarnation != self.group_metadata.incarnation:
             return False
         self.holdings.took(partition)
         if self.holdings.leaving:  # another member has to have it
@@ -239,7 +239,7 @@ class GroupMember:
 
     def joined(self, generation: int, member_id: str, metadata: bytes | None) -> None:
         """Publish a new generation: from now on the broker refuses the one before."""
-        self.snapshot = Snapshot(self.snapshot.incarnation, generation, member_id, metadata)
+        self.group_metadata = GroupMetadata(self.group_metadata.incarnation, generation, member_id, metadata)
 
     def is_answer_to_report(self, assignment: Assignment) -> bool:
         """Check that the assignment was made from the last report. Another one was made for a predecessor of our
@@ -266,7 +266,7 @@ class GroupMember:
     def begin_barrier(self, revoked: frozenset[int]) -> Revoked:
         """Wait for the release of these partitions from now on; returns the event for the engine."""
         self._unreleased = revoked
-        self._barrier = incarnation, generation = self.snapshot.incarnation, self.snapshot.generation
+        self._barrier = incarnation, generation = self.group_metadata.incarnation, self.group_metadata.generation
         return Revoked(incarnation, generation, revoked)
 
     @property
@@ -283,22 +283,24 @@ class GroupMember:
         holdings = self.holdings
         added = holdings.apply(generation, assignment)
         under_way = holdings.releasing, holdings.incoming, holdings.reported.copies
-        return Assigned(self.snapshot.incarnation, generation, holdings.owned, added, assignment, *under_way)
+        return Assigned(self.group_metadata.incarnation, generation, holdings.owned, added, assignment, *under_way)
 
     def void(self) -> bool:
         """Lose the membership: everything owned is void. Returns whether there was one."""
-        # The snapshot comes first. The engine reads it on another thread, right before it sends offsets, and the broker
+        # The metadata comes first. The engine reads it on another thread, right before it sends offsets, and the broker
         # takes new metadata also for partitions that were lost.
-        was_member = self.snapshot.generation >= 0
+        was_member = self.group_metadata.generation >= 0
         if was_member:
-            self.snapshot = Snapshot(self.snapshot.incarnation + 1, generation=-1, member_id="", metadata=None)
+            self.group_metadata = GroupMetadata(
+                self.group_metadata.incarnation + 1, generation=-1, member_id="", metadata=None
+            )
         self.holdings.void()
         self._barrier, self._unreleased = None, frozenset()
         return was_member
 
     def lost(self, reason: str) -> Lost | None:
         """Make everything void; return the event for the engine, ``None`` if there was no membership."""
-        return Lost(self.snapshot.incarnation, reason) if self.void() else None
+        return Lost(self.group_metadata.incarnation, reason) if self.void() else None
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 

@@ -324,7 +324,7 @@ class _Planner:
             have = [donors[partition]] if partition in donors else []  # its store stays as a copy when it has gone
             holders[partition] = [member for member in have + self._copies.holders(partition) if member != owner]
         kept = {partition: self._copies.on_disk(partition, owner) for partition, owner in self._future.items()}
-        placed = place_standbys(self._settings.num_standbys, claims.active, self._future, holders, kept)
+        placed = assign_standbys(self._settings.num_standbys, claims.active, self._future, holders, kept)
         for partition, members in placed.items():
             donor = donors.get(partition)
             if donor is not None and partition in draft.own[donor]:
@@ -341,7 +341,7 @@ class _Planner:
                     draft.standby[member].add(partition)
 
 
-def place_standbys(
+def assign_standbys(
     number: int,
     active: list[str],
     future: Mapping[int, str],

@@ -15,11 +15,11 @@ from streams.core.origin import (
     batch_end,
     batch_origin,
     in_input,
+    input_and_offset,
     is_batch,
     is_event,
     is_timer,
     is_visit,
-    place_and_offset,
 )
 from streams.core.policy import Failure
 from streams.core.position import Position, offsets_of
@@ -44,25 +44,25 @@ class KnownFailures:
         self._kept: dict[Origin, Failure] = {}
         self._single_until: dict[int, int] = {}
         for origin in self._batch:
-            place, last = place_and_offset(batch_end(origin))
-            self._single_until[place] = max(last + 1, self._single_until.get(place, 0))
-        self.place = 0
+            input_number, last = input_and_offset(batch_end(origin))
+            self._single_until[input_number] = max(last + 1, self._single_until.get(input_number, 0))
+        self.input_number = 0
 
     @property
     def single_until(self) -> int:
-        return self._single_until.get(self.place, 0)
+        return self._single_until.get(self.input_number, 0)
 
     @single_until.setter
     def single_until(self, offset: int) -> None:
-        self._single_until[self.place] = offset
+        self._single_until[self.input_number] = offset
 
     def expect(self, position: Position, timers: Iterable[Origin]) -> None:
         """Begin at this position: forget the events before it, and the timers that are not set any more."""
         offsets = offsets_of(position)
 
         def is_to_come(origin: Origin) -> bool:
-            place, offset = place_and_offset(origin)
-            return place < len(offsets) and offset >= offsets[place]
+            input_number, offset = input_and_offset(origin)
+            return input_number < len(offsets) and offset >= offsets[input_number]
 
         self.events = {origin: failure for origin, failure in self.events.items() if is_to_come(origin)}
         # The failures of visited keys stay: their events are not there yet, and no other event has their origins.
@@ -74,11 +74,11 @@ class KnownFailures:
 
     def of_event(self, offset: int) -> Failure | None:
         """Return the known failure of the event at this offset, which need not have its turn yet."""
-        return self.events.get(in_input(self.place, offset)) if self.events else None
+        return self.events.get(in_input(self.input_number, offset)) if self.events else None
 
     def meet(self, origin: Origin) -> Failure | None:
         """Return the known failure of an event or a timer, whose turn it is now; the next worker knows it, too."""
-        origin = in_input(self.place, origin)
+        origin = in_input(self.input_number, origin)
         failure = self.events.pop(origin, None) or self._timers.pop(origin, None)
         if failure is not None:
             self._kept[origin] = failure  # until it is committed: a restart before that meets the event again
@@ -91,11 +91,11 @@ class KnownFailures:
     def split_batch(self, last: int, error: BaseException) -> None:
         """Have the events up to this offset handled one by one: it ends a batch that failed."""
         self.single_until = max(self.single_until, last + 1)
-        first = batch_origin(in_input(self.place, 0))
+        first = batch_origin(in_input(self.input_number, 0))
         others = {
             known: failure
             for known, failure in self._batch.items()
-            if place_and_offset(batch_end(known))[0] != self.place
+            if input_and_offset(batch_end(known))[0] != self.input_number
         }
         self._batch = others | {first + self.single_until - 1: Failure(0, error)}
 

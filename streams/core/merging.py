@@ -48,7 +48,7 @@ class Take(NamedTuple):
     """Records of this input (its place in the order of declaration) come next: the first one, and those behind it up to
     one that is younger than ``until_ms`` (``None``: all)."""
 
-    place: int
+    input_number: int
     until_ms: int | None
 
 
@@ -67,17 +67,17 @@ def next_input(inputs: Sequence[InputHead], now: float, patience_seconds: float)
     unread: list[int] = []
     awaited: dict[int, float] = {}
     table = loop = None  # the first one of the kind that has a record here
-    for place, (kind, next_ms, missing_since) in enumerate(inputs):  # one pass: each run of records takes one
+    for number, (kind, next_ms, missing_since) in enumerate(inputs):  # one pass: each run of records takes one
         if next_ms is not None:
-            heads.append((next_ms, place))
+            heads.append((next_ms, number))
             if kind is _LOOP and loop is None:
-                loop = place
+                loop = number
             elif kind is _UNREAD and table is None:
-                table = place
+                table = number
         elif missing_since is not None and missing_since + patience_seconds > now:
-            awaited[place] = missing_since + patience_seconds
+            awaited[number] = missing_since + patience_seconds
         if kind is _UNREAD:
-            unread.append(place)
+            unread.append(number)
     if not heads:
         return Wait(None, tuple(unread))
     if unread:  # before all else: no event may meet half a table
@@ -86,12 +86,14 @@ def next_input(inputs: Sequence[InputHead], now: float, patience_seconds: float)
         return Take(loop, None)
     if awaited:
         # The loop alone if it is late: its records come before those of the others, whatever their time.
-        late = {place: until for place, until in awaited.items() if inputs[place].kind is _LOOP}
+        late = {number: until for number, until in awaited.items() if inputs[number].kind is _LOOP}
         return _wait(late or awaited)
     _, oldest = min(heads)
     # Of records of one time those of the input that was declared first come first. So in front of such an input the run
     # ends a millisecond earlier.
-    return Take(oldest, min((next_ms - (place < oldest) for next_ms, place in heads if place != oldest), default=None))
+    return Take(
+        oldest, min((next_ms - (number < oldest) for next_ms, number in heads if number != oldest), default=None)
+    )
 
 
 def _wait(awaited: Mapping[int, float]) -> Wait:

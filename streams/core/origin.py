@@ -3,7 +3,7 @@
 Every output and every change carries its origin, so that a record that the broker refuses is traced back to the event
 that sent it. Two origins are made per event, so an origin is one integer. This module alone knows the ranges:
 
-* an event: its offset, below 2**52; of a source's further inputs plus the input's place (1, 2 ...) times
+* an event: its offset, below 2**52; of a source's further inputs plus the input's number (1, 2 ...) times
   ``OF_EACH_INPUT``, 2**52;
 * an interjection: -1;
 * the event of a timer: a hash of its name and time, below -1;
@@ -56,20 +56,20 @@ def batch_end(origin: Origin) -> int:
     return origin - _FIRST_BATCH
 
 
-def in_input(place: int, origin: Origin) -> Origin:
+def in_input(number: int, origin: Origin) -> Origin:
     """Return the origin of an event or a batch, made of its offset, in the input at this place. All others belong to
     no input, and stay as they are."""
-    return origin + place * OF_EACH_INPUT if origin >= 0 else origin
+    return origin + number * OF_EACH_INPUT if origin >= 0 else origin
 
 
-def place_and_offset(origin: Origin) -> tuple[int, int]:
+def input_and_offset(origin: Origin) -> tuple[int, int]:
     """Return the place of an event's input, and its offset there."""
     return divmod(origin, OF_EACH_INPUT)
 
 
-def place_of(origin: Origin) -> int:
+def input_of(origin: Origin) -> int:
     """Return the place of the input of an event or a batch; 0 for all others."""
-    return place_and_offset(batch_end(origin) if is_batch(origin) else origin)[0] if origin >= 0 else 0
+    return input_and_offset(batch_end(origin) if is_batch(origin) else origin)[0] if origin >= 0 else 0
 
 
 def is_event(origin: Origin) -> bool:
@@ -100,7 +100,7 @@ def is_batch(origin: Origin) -> bool:
 def describe(origin: Origin, partition: object) -> str:
     """Name the origin in an error message; ``partition``: ``topic[number]``, with the topic of its input."""
     if is_batch(origin):
-        return f"the batch of events of {partition} that ends at offset {place_and_offset(batch_end(origin))[1]}"
+        return f"the batch of events of {partition} that ends at offset {input_and_offset(batch_end(origin))[1]}"
     if is_event(origin):
-        return f"the event {partition}@{place_and_offset(origin)[1]}"
+        return f"the event {partition}@{input_and_offset(origin)[1]}"
     return f"an interjection, a timer, or a visit, of {partition}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from streams.core.origin import Origin, place_and_offset
+from streams.core.origin import Origin, input_and_offset
 
 Position: TypeAlias = int | tuple[int, ...]
 
@@ -29,5 +29,5 @@ def behind(position: Position, origin: Origin) -> Position:
     """Return the position right behind an event of an entry that ends at ``position``: its other inputs stand still."""
     if not isinstance(position, tuple):
         return origin + 1
-    place, offset = place_and_offset(origin)
-    return (*position[:place], offset + 1, *position[place + 1 :])
+    input_number, offset = input_and_offset(origin)
+    return (*position[:input_number], offset + 1, *position[input_number + 1 :])

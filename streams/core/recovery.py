@@ -20,7 +20,7 @@ class Remedy(enum.Enum):
     RESEND = "resend"
     """It is not committed: send it again."""
     RESEND_AFTER_NEWS = "resend after news"
-    """It is not committed, and our generation was refused: wait for the new snapshot, then send it again."""
+    """It is not committed, and our generation was refused: wait for the new group metadata, then send it again."""
     STOP = "stop"
     """It keeps failing: leave the group and stop, with the error."""
 

@@ -12,7 +12,7 @@ from streams.events import EventType
 from streams.model.tracing import Tracer
 from streams.outcomes import Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
-from streams.sak.users_code import calling_place, place_of
+from streams.sak.users_code import calling_location, location_of
 
 
 def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, bytes | None]:
@@ -29,7 +29,7 @@ def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, byt
 def check_callable(what: str, function: object, *arguments: str) -> None:
     """Check that a function can be called, with ``arguments`` if any are named; else ``RegistrationError``."""
     if not callable(function):
-        raise RegistrationError(f"{what} is {function!r}, which cannot be called{calling_place()}")
+        raise RegistrationError(f"{what} is {function!r}, which cannot be called{calling_location()}")
     if not arguments:
         return
     try:
@@ -41,7 +41,7 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
         signature.bind(*arguments)
     except TypeError:
         name = getattr(function, "__qualname__", None) or repr(function)
-        where = (not isinstance(function, type) and place_of(function)) or calling_place()
+        where = (not isinstance(function, type) and location_of(function)) or calling_location()
         raise RegistrationError(
             f"{what} is {name}{signature}{where}; it is called with ({', '.join(arguments)})"
         ) from None
@@ -80,7 +80,7 @@ class Route:
         kind: Any = None,
     ) -> None:
         check_callable(f"the handler of {name}", handler)
-        what = f"the handler of {name}{place_of(handler)}"
+        what = f"the handler of {name}{location_of(handler)}"
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise RegistrationError(f"{what} has a yield, so a call would run nothing of it; use ctx.forward to send")
         if not isinstance(policy, Retry):
@@ -142,7 +142,7 @@ class Router:
         self._refuse_if_frozen(f"the handler of {route.name}")
         # Keys are bytes, as in headers: no name is decoded for a record.
         if route.name.encode() in self.routes:
-            first = place_of(self.routes[route.name.encode()].handler)
+            first = location_of(self.routes[route.name.encode()].handler)
             raise RegistrationError(
                 f"the event type {route.name!r} has a handler already; one type, one handler"
                 + (f" (the first is{first})" if first else "")

@@ -18,20 +18,20 @@
     until_ms="long long",
     limit="long long",
 )
-cpdef tuple merge(list places, list batches, list starts, Py_ssize_t most)
+cpdef tuple merge(list input_numbers, list batches, list starts, Py_ssize_t most)
 
 @cython.locals(
     last=IncomingRecord,
     done=list,
     start=Py_ssize_t,
-    place=Py_ssize_t,
+    input_number=Py_ssize_t,
     end=Py_ssize_t,
 )
 cpdef list advance(list records, list runs, Py_ssize_t stop, list offsets)
 
 @cython.locals(
     start=Py_ssize_t,
-    place=Py_ssize_t,
+    input_number=Py_ssize_t,
     end=Py_ssize_t,
     last=Py_ssize_t,
 )
@@ -39,7 +39,7 @@ cpdef Py_ssize_t count(list runs, Py_ssize_t stop, list counts) except -1
 
 @cython.locals(output=Output, change=Change)
 cpdef object name_input(
-    Py_ssize_t place,
+    Py_ssize_t input_number,
     list outputs,
     Py_ssize_t sent,
     Py_ssize_t stop_sent,

@@ -14,17 +14,17 @@ from streams.records import Change, IncomingRecord, Output
 from streams.sak import leaves
 
 Run: TypeAlias = tuple[int, int, int, int]
-"""The place of its input; its end among the records; its first offset, and the one behind its last."""
+"""The number of its input; its end among the records; its first offset, and the one behind its last."""
 
 CLASSES: Final = (Change, IncomingRecord, Output)
 """Whose fields are read by their places in memory when this is compiled."""
 
 
 def merge(
-    places: list[int], batches: list[list[IncomingRecord]], starts: list[int], most: int
+    input_numbers: list[int], batches: list[list[IncomingRecord]], starts: list[int], most: int
 ) -> tuple[list[IncomingRecord], list[Run]]:
     """Return the next records of these inputs, ``most`` of them at most, and their runs: as ``merging.next_input``
-    takes them, the oldest first, ties by place. ``places`` ascend; ``batches``: the first records that each input has
+    takes them, the oldest first, ties by number. ``input_numbers`` ascend; ``batches``: the first records that each has
     queued, from ``starts`` on. The last one of a batch ends it: what is behind is not known here."""
     heads, at = [], list(starts)
     for number, start in enumerate(starts):
@@ -59,7 +59,7 @@ def merge(
         taken += position - first
         record = batch[first]
         last = batch[position - 1]
-        runs.append((places[oldest], taken, record.offset, last.offset + 1))
+        runs.append((input_numbers[oldest], taken, record.offset, last.offset + 1))
         if position == size:  # the next record of this input is not known: it may be the oldest of all
             break
         at[oldest] = position
@@ -72,39 +72,45 @@ def advance(records: list[IncomingRecord], runs: Sequence[Run], stop: int, offse
     """Return the runs of the records up to ``stop``, and set the offsets behind them, by the places of the inputs."""
     done: list[Run] = []
     start = 0
-    for place, end, first, behind in runs:
+    for input_number, end, first, behind in runs:
         if start == stop:
             break
         if end > stop:
             last = records[stop - 1]
             end, behind = stop, last.offset + 1
-        done.append((place, end, first, behind))
-        offsets[place] = behind
+        done.append((input_number, end, first, behind))
+        offsets[input_number] = behind
         start = end
     return done
 
 
 def count(runs: Sequence[Run], stop: int, counts: list[int]) -> int:
-    """Add the records up to ``stop`` to the counts, by the places of their inputs. Returns the place of the last one's
+    """Add the records up to ``stop`` to the counts, by the numbers of their inputs. Returns that of the last one's
     input."""
     start = last = 0
-    for place, end, _, _ in runs:
+    for input_number, end, _, _ in runs:
         if start == stop:
             break
         end = min(end, stop)
-        counts[place] += end - start
-        start, last = end, place
+        counts[input_number] += end - start
+        start, last = end, input_number
     return last
 
 
 def name_input(
-    place: int, outputs: list[Output], sent: int, stop_sent: int, changes: list[Change], written: int, stop_written: int
+    input_number: int,
+    outputs: list[Output],
+    sent: int,
+    stop_sent: int,
+    changes: list[Change],
+    written: int,
+    stop_written: int,
 ) -> None:
     """Name the input in the origins of these effects, which are the bare offsets of its events. Those below 0 belong to
     no input."""
-    if not place:
+    if not input_number:
         return
-    shift = place * OF_EACH_INPUT
+    shift = input_number * OF_EACH_INPUT
     while sent < stop_sent:
         output = outputs[sent]
         if output.origin >= 0:

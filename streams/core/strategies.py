@@ -22,13 +22,13 @@ def assignor(name: str, settings: PlanSettings) -> Assignor:
     known: dict[str, Callable[[PlanSettings], Assignor]] = {
         "incremental": incremental,
         "cooperative-sticky": lambda _: sticky_plan,
-        "range": lambda _: _by_place(_range),
-        "roundrobin": lambda _: _by_place(_round_robin),
+        "range": lambda _: _by_formula(_range),
+        "roundrobin": lambda _: _by_formula(_round_robin),
     }
     return known[name](settings)
 
 
-def _by_place(place: Callable[[int, int, int], int]) -> Assignor:
+def _by_formula(formula: Callable[[int, int, int], int]) -> Assignor:
     """Make a strategy in which each partition has its place in the list of the members. An owner at another place gives
     it up; it is assigned when it has no owner any more."""
 
@@ -37,7 +37,7 @@ def _by_place(place: Callable[[int, int, int], int]) -> Assignor:
         draft = Draft(claims)
         free = set(claims.free)
         for partition in range(partitions) if claims.active else ():
-            member = claims.active[place(partition, partitions, len(claims.active))]
+            member = claims.active[formula(partition, partitions, len(claims.active))]
             # From another owner it is only taken away in this round: assigned at once, it would have two.
             if partition in free or partition in claims.settled[member]:
                 draft.own[member].add(partition)

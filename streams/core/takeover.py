@@ -38,9 +38,9 @@ class Step(enum.Enum):
     INPUT_RANGES = "input ranges"
     """Request start and end of the partitions of all inputs."""
 
-    LOOK = "look"
-    """Look whether the copy of the partition has everything up to the requested end, and whether it looks lost."""
-    LOOK_AGAIN = "look again"
+    CHECK = "check"
+    """Check whether the copy of the partition has everything up to the requested end, and whether it looks lost."""
+    CHECK_END = "check end"
     """Request the end of its changelog once more: a member that worked on while we stood still may be why it looks
     lost."""
     AWAIT_LOOKUPS = "await lookups"
@@ -62,8 +62,8 @@ class Step(enum.Enum):
     """End the attempt: another member works on the partition, or may do so."""
     GIVE_UP = "give up"
     """End the attempt: a request about one partition was not answered in this round."""
-    LOOK_AT_STALL = "look at stall"
-    """Look at the transactions that hold the copies up, and end the attempt: the next fence meets a transaction that a
+    CHECK_STALL = "check stall"
+    """Check the transactions that hold the copies up, and end the attempt: the next fence meets a transaction that a
     member which is gone has begun since this one."""
 
 
@@ -81,7 +81,7 @@ BARRIER: Final = (
 )
 """The requests that come first. Their order is the protocol."""
 
-ENDS: Final = (Step.DONE, Step.GIVE_WAY, Step.GIVE_UP, Step.LOOK_AT_STALL)
+ENDS: Final = (Step.DONE, Step.GIVE_WAY, Step.GIVE_UP, Step.CHECK_STALL)
 """The last steps of an attempt."""
 
 
@@ -153,18 +153,18 @@ def next_step(stand: Stand, stalled_seconds: float) -> Step:
         return Step.GIVE_UP
     if not stand.waiting:
         return Step.DONE
-    return Step.LOOK_AT_STALL if stand.unmoved_seconds > stalled_seconds else Step.WAIT
+    return Step.CHECK_STALL if stand.unmoved_seconds > stalled_seconds else Step.WAIT
 
 
 def _next_of(one: PartitionStand, stand: Stand) -> Step:
     if not one.is_restoring:
         return Step.LEAVE
     if one.is_complete is None:
-        return Step.LOOK
+        return Step.CHECK
     if not one.is_complete:
         return Step.PASS_ON
     if one.looks_lost and one.is_alone is None:
-        return Step.LOOK_AGAIN
+        return Step.CHECK_END
     if not one.has_lookups:
         return Step.AWAIT_LOOKUPS
     if one.number not in stand.searched:

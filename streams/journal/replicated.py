@@ -104,7 +104,7 @@ class Replicated(Generic[M]):
             appending = term.submit_payloads(payloads)
             self._held.note(appending)
         await appending
-        self._look_at_due(term)
+        self._check_due(term)
         return reply
 
     async def read(self, query: Callable[[M], T], *, barrier: bool = True) -> T:
@@ -115,7 +115,7 @@ class Replicated(Generic[M]):
             term, state = self._leading()
             value = query(state)
             await term.barrier()  # behind everything that the state has
-            self._look_at_due(term)  # a barrier is an entry, too
+            self._check_due(term)  # a barrier is an entry, too
             return value
         while self._held.state is None or self._held.is_spoilt:
             self._check()
@@ -285,6 +285,6 @@ class Replicated(Generic[M]):
             raise NotLeading(f"{self.journal.name}: this member does not lead{where}; nothing is appended")
         return term, state
 
-    def _look_at_due(self, term: JournalTerm) -> None:
+    def _check_due(self, term: JournalTerm) -> None:
         if term.position - self._held.covered >= self._every:
             self._due.notify()

@@ -99,7 +99,7 @@ class JournalTerm:
         saved is a copy of that position. Raises ``NotLeading``, and ``ConfigError`` for one within another, for an
         append within it, and for a position that is not known yet.
         """
-        self._check_place()
+        self._check_position()
         if at is not None and not 0 <= at <= self.position:
             raise ConfigError(f"{self.name}: a checkpoint at {at}: the journal is known up to {self.position}")
         while at is None and self._checkpoint is not None:
@@ -171,12 +171,12 @@ class JournalTerm:
         if self.is_over:
             raise NotLeading(f"{self.name}: the term {self.token} is over: {self.reason}; nothing is appended")
 
-    def _check_place(self) -> None:
+    def _check_position(self) -> None:
         if self._checkpoint is not None and _checkpoint.get(None) is self._checkpoint:  # a task may outlive the block
             raise ConfigError(f"{self.name}: neither append nor checkpoint within the block of a checkpoint")
 
     def _put(self, appending: Appending) -> Appending:
-        self._check_place()
+        self._check_position()
         self._check()
         self._queue.append(appending)
         self._changed.notify()

@@ -163,7 +163,7 @@ class TermWriter:
         failures, until = 0, time.monotonic() + self._patience
         while True:
             try:
-                if (answer := self._look(first, count, is_last=time.monotonic() > until)) is not None:
+                if (answer := self._read_outcome(first, count, is_last=time.monotonic() > until)) is not None:
                     return answer
             except OffsetError as error:
                 raise self._unsettled(first, count, f"the log does not say it: {error}") from error
@@ -179,11 +179,11 @@ class TermWriter:
             f"{self.token}: they are in the log with these numbers, or not at all; {why}"
         )
 
-    def _look(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
+    def _read_outcome(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
         """Take the claim, if that is ours to do, and read the tail; ``None``: nothing can be said yet."""
         is_ours = self._tenure.is_confirmed()
         takes = is_ours or is_last
-        mark = self._claim.take() if takes else self._claim.look()
+        mark = self._claim.take() if takes else self._claim.log_range()
         answer = settled(self._claim.read(self.position, mark.end), self.token, first, count)
         if answer.newer >= 0:
             self.end(f"term {answer.newer} has begun")

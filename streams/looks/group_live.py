@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from streams.errors import BrokerUnavailable, ConfigError
-from streams.kafka.group.status_board import Note, Place, StatusBoard
+from streams.kafka.group.status_board import Note, StatusBoard, WirePartition
 from streams.kafka.questions.group_view import GroupView
 from streams.runtime.status import REBALANCES as PUBLISHED
 from streams.runtime.status import MemberStatus, status_of
@@ -58,7 +58,7 @@ def live_status(
     return found, ()
 
 
-def decoded(notes: Mapping[Place, Note], now: float | None = None) -> LiveMember | None:
+def decoded(notes: Mapping[WirePartition, Note], now: float | None = None) -> LiveMember | None:
     """Decode the notes of one instance; ``None`` without one of the member itself. What cannot be decoded is left
     out."""
     statuses, copies = [], {}

@@ -204,7 +204,7 @@ def _member_facts(member: MemberView, called: Mapping[str, str], live: Live, mov
         "since": member.since,
         "leaving": bool(report and report.leaving),
         "topics": list(member.topics),
-        "owned": _owned_places(member, live),
+        "owned": _owned_partitions(member, live),
         "standby": sorted(assignment.standby) if assignment else [],
         "preparing": sorted(assignment.preparing) if assignment else [],
         "incoming": sorted(assignment.incoming.keys() & set(moving)) if assignment else [],
@@ -215,7 +215,7 @@ def _member_facts(member: MemberView, called: Mapping[str, str], live: Live, mov
     }
 
 
-def _owned_places(member: MemberView, live: Live) -> dict[str, list[int]]:
+def _owned_partitions(member: MemberView, live: Live) -> dict[str, list[int]]:
     if member.assignment is not None and member.topics:
         return {member.topics[0]: sorted(owned_here(member, live))}
     return {topic: sorted(partitions) for topic, partitions in member.owned.items()}

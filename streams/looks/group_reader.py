@@ -38,7 +38,7 @@ class GroupReader:
 
     def __call__(self) -> Picture:
         """The group now. Raises ``BrokerUnavailable``, ``ConfigError``."""
-        view, stale = remembered(self._questions.look(self._group, self._timeout), self._before)
+        view, stale = remembered(self._questions.describe_group(self._group, self._timeout), self._before)
         if view.settled:
             self._before = view
         patience = min(self._timeout, LAG_SECONDS)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from streams.errors import OffsetError, StreamsError, TransactionFailed
 from streams.looks.letters import Letter, LetterBox, Settled
-from streams.looks.records import Decoder, Place
+from streams.looks.records import Decoder, PartitionOffset
 from streams.records import IncomingRecord
 from streams.runtime.partition.dead_letters import ROW, WINDOW
 
@@ -17,7 +17,7 @@ from streams.runtime.partition.dead_letters import ROW, WINDOW
 class LetterChoice(NamedTuple):
     """The letters that are wanted; of no places: all of them. ``key``: text."""
 
-    places: Collection[Place]
+    positions: Collection[PartitionOffset]
     partition: int | None = None
     key: str | None = None
     type: str | None = None
@@ -26,7 +26,7 @@ class LetterChoice(NamedTuple):
         """Check whether a letter is one of them."""
         record = letter.record
         return (
-            (not self.places or letter.place in self.places)
+            (not self.positions or letter.position in self.positions)
             and (self.partition is None or record.partition == self.partition)
             and (self.key is None or record.key == os.fsencode(self.key))
             and (self.type is None or record.record_type == self.type)
@@ -48,26 +48,26 @@ def collect(
     limit: int,
     *,
     settled: bool = False,
-    after: Place | None = None,
+    after: PartitionOffset | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> ChosenLetters:
     """Look for letters, the first ones of each partition; ``settled``: also for those that are. ``after``: the first
-    ones behind this place, in the order of places, as a page shows them. ``cancelled``: see ``LetterBox.scan``."""
+    ones behind this position, in the order of positions, as a page has them. ``cancelled``: see ``LetterBox.scan``."""
     found: list[Letter] = []
     counts = [0, 0]
-    kept: Counter[int] = Counter()  # of each partition, where the order of places counts; or of all together
+    kept: Counter[int] = Counter()  # of each partition, where the order of positions counts; or of all together
 
     def receive(letter: Letter) -> None:
         if wanted.takes(letter):
             counts[letter.is_settled] += 1
             number = 0 if after is None else letter.record.partition
-            is_behind = after is None or letter.place > after
+            is_behind = after is None or letter.position > after
             if kept[number] < limit and is_behind and (settled or not letter.is_settled):
                 kept[number] += 1
                 found.append(letter)
 
     ranges = box.scan(receive, whole=settled, cancelled=cancelled)
-    first = sorted(found, key=lambda letter: letter.place)[:limit]
+    first = sorted(found, key=lambda letter: letter.position)[:limit]
     return ChosenLetters(first, counts[False], counts[True], ranges)
 
 
@@ -83,7 +83,7 @@ def explained(error: TransactionFailed, topic: str) -> StreamsError:
     return error
 
 
-def originals_of(box: LetterBox, letters: Iterable[Letter]) -> dict[Place, IncomingRecord | str]:
+def originals_of(box: LetterBox, letters: Iterable[Letter]) -> dict[PartitionOffset, IncomingRecord | str]:
     """Return the records of letters that go by reference, or why they are not to be had."""
     return box.originals(letter for letter in letters if letter.left_out)
 
@@ -94,14 +94,17 @@ def record_of(original: IncomingRecord | str | None) -> IncomingRecord | None:
 
 
 def problems_of(
-    box: LetterBox, letters: list[Letter], originals: dict[Place, IncomingRecord | str], decoder: Decoder | None
+    box: LetterBox,
+    letters: list[Letter],
+    originals: dict[PartitionOffset, IncomingRecord | str],
+    decoder: Decoder | None,
 ) -> list[str]:
     """Say of each letter that cannot be sent why."""
     topics = sorted({letter.facts["topic"] for letter in letters if letter.is_addressed})
     counts = {topic: box.partitions(topic) for topic in topics}
     found = []
     for letter in letters:
-        original = originals.get(letter.place)
+        original = originals.get(letter.position)
         count = counts.get(letter.facts.get("topic", "")) if letter.is_addressed else 0
         problem = ""
         if not letter.is_addressed:
@@ -126,5 +129,5 @@ def problems_of(
         elif decoder is not None:
             problem = decoder.content(record_of(original) or letter.record).problem
         if problem:
-            found.append(f"{letter.place}: {problem}")
+            found.append(f"{letter.position}: {problem}")
     return found

@@ -15,7 +15,7 @@ def summary_of(letter: Letter) -> dict[str, Any]:
     """Return a letter as one row of data."""
     facts = letter.facts
     return {
-        "place": str(letter.place),
+        "place": str(letter.position),
         "state": "settled" if letter.is_settled else "open",
         "origin": letter.origin,
         "key": plain_text(letter.record.key),

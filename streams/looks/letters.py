@@ -38,9 +38,9 @@ from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.writing.blocking import BlockingSlot
-from streams.looks.records import Place
+from streams.looks.committing import transaction
+from streams.looks.records import PartitionOffset
 from streams.looks.scans import OffsetProgress, late_lines
-from streams.looks.transaction import transaction
 from streams.records import Headers, IncomingRecord, Output
 from streams.runtime.partition.dead_letters import PARTS, PREFIX
 
@@ -113,9 +113,9 @@ class Letter(NamedTuple):
         }
 
     @property
-    def place(self) -> Place:
+    def position(self) -> PartitionOffset:
         """Return its place in the dead-letter topic."""
-        return Place(self.record.partition, self.record.offset)
+        return PartitionOffset(self.record.partition, self.record.offset)
 
     @property
     def origin(self) -> str:
@@ -194,11 +194,11 @@ class LetterBox:
         self._reader.read(self.topic, spans, take, stalled_after_seconds=self._seconds, cancelled=cancelled)
         return settled
 
-    def originals(self, letters: Iterable[Letter]) -> dict[Place, IncomingRecord | str]:
+    def originals(self, letters: Iterable[Letter]) -> dict[PartitionOffset, IncomingRecord | str]:
         """Return the records of letters that go by reference, from the topic that they came from; or why not."""
-        found: dict[Place, IncomingRecord | str] = {}
+        found: dict[PartitionOffset, IncomingRecord | str] = {}
         for letter in letters:
-            found[letter.place] = self._original(letter) if letter.is_addressed else "it does not say where it is"
+            found[letter.position] = self._original(letter) if letter.is_addressed else "it does not say where it is"
         return found
 
     def _original(self, letter: Letter) -> IncomingRecord | str:

@@ -14,10 +14,10 @@ from streams.runtime.partition.execution import read_event
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
 
-_PLACE: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19})")
+_PARTITION_OFFSET: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19})")
 
 
-class Place(NamedTuple):
+class PartitionOffset(NamedTuple):
     """A record's place in a topic, as it is typed: ``PARTITION@OFFSET``."""
 
     partition: int
@@ -27,10 +27,10 @@ class Place(NamedTuple):
         return f"{self.partition}@{self.offset}"
 
 
-def place_of(text: str) -> Place | None:
+def partition_offset_of(text: str) -> PartitionOffset | None:
     """Parse ``PARTITION@OFFSET``; ``None`` for anything else."""
-    found = _PLACE.fullmatch(text)
-    return None if found is None else Place(int(found[1]), int(found[2]))
+    found = _PARTITION_OFFSET.fullmatch(text)
+    return None if found is None else PartitionOffset(int(found[1]), int(found[2]))
 
 
 class Content(NamedTuple):

@@ -1,7 +1,7 @@
 """The interface of the consumer group to the rest of the toolkit: reports, assignments, events and calls.
 
 A ``Membership`` (``kafka/group/membership.py``; another one in simulations) runs the group protocol on a thread of its
-own. The runtime receives ``GroupEvent`` values, reads ``snapshot`` before it sends offsets, and answers through the few
+own. The runtime gets ``GroupEvent``s, reads ``group_metadata`` before it sends offsets, and answers through the few
 methods below. The leader's decision is a pure function from reports to assignments (``core/assignor.py``), given to the
 membership when it is built. A member's claims follow from its last assignment and its steps since (``Holdings`` in
 ``core/group_member.py``).
@@ -41,8 +41,9 @@ def instance_of(group_id: str, transactional_id: str) -> str | None:
     return instance if group == group_id else None
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """Membership at one moment. It is replaced as a whole, never changed, and may be read from any thread.
+class GroupMetadata(msgspec.Struct, frozen=True):
+    """A member in its group at one moment, as Kafka's ``ConsumerGroupMetadata``. It is replaced as a whole, never
+    changed, and may be read from any thread.
 
     ``incarnation`` grows whenever everything owned so far becomes void. ``generation`` is the group's, -1 when not a
     member. ``metadata`` are the group metadata bytes for ``send_offsets_to_transaction``; ``None`` when not a member,
@@ -186,8 +187,8 @@ class Membership(Protocol):
     otherwise."""
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The newest snapshot. Read it once, right before offsets are sent."""
+    def group_metadata(self) -> GroupMetadata:
+        """The newest metadata. Read it once, right before offsets are sent."""
         ...
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
@@ -251,8 +252,8 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
         return not self.transactional_id
 
     @property
-    def place(self) -> tuple[str, int, int, int, int]:
-        """Its identity: topic, partition, producer id and epoch, first offset."""
+    def identity(self) -> tuple[str, int, int, int, int]:
+        """Return topic, partition, producer id and epoch, first offset."""
         return self.topic, self.partition, self.producer_id, self.producer_epoch, self.start_offset
 
 
@@ -303,7 +304,7 @@ class TakeOver(Protocol):
         """Return what was noted about these partitions by ``note``, and not taken back."""
         ...
 
-    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+    def note(self, partition: int, text: str, member: GroupMetadata, deadline: float) -> bool:
         """Note something about a partition for its owners, in place of the note before; empty: take it back. It is the
         metadata of an offset of the changelog, for which the group commits nothing else. ``False``: the group does not
         have this member in this generation, or is about to change it."""

@@ -22,7 +22,9 @@ MOVED: Final = {
     ("streams", "streams.source"): "async_batcher async_jobs=jobs batch_producer event_producer event_source "
     "handlers=registering interjecting=event_source joins lookups postgres_sink visits",
     ("streams", "streams.views"): "global_change_log global_table",
-    ("streams.cli", "streams.looks"): "group_folders group_live letter_choice letters records scans transaction",
+    ("streams.cli", "streams.looks"): "group_folders group_live letter_choice letters records scans "
+    "transaction=committing",
+    ("streams.cli", "streams.cli"): "transactions=txn",
     ("streams.clients", "streams.kafka"): "connection permissions settings translate",
     ("streams.clients", "streams.kafka.group"): "group_coordinator=coordinator librdkafka_connect librdkafka_group "
     "librdkafka_membership membership status_board",
@@ -35,10 +37,13 @@ MOVED: Final = {
     ("streams.clients.producing", "streams.kafka.wire"): "answers broker_connection=connection cluster compression "
     "messages placement protocol settings",
     ("streams.clients.producing", "streams.kafka.writing"): "blocking encoded_transaction forwarding last_transaction "
-    "made_batch offsets record_batch row_encoder rows transactions",
+    "made_batch offsets record_batch row_encoder rows transactions=slot",
     ("streams.queries", "streams.runtime.queries"): "copies local points questions",
-    ("streams.runtime.keeping", "streams.runtime.keeping.folders"): "entries folder place shelf",
+    ("streams.runtime", "streams.runtime"): "looks=read_proofs",
+    ("streams.runtime.keeping", "streams.runtime.keeping.folders"): "entries folder place=parents shelf",
     ("streams.runtime.keeping", "streams.runtime.keeping.snapshots"): "snapshotting",
+    ("streams.spark.writing", "streams.spark.writing"): "transaction=sink_transaction",
+    ("streams.web", "streams.web"): "group_look=group_client",
 }
 """Modules by their old folder and their new one; ``=``: the new name, where it is another."""
 

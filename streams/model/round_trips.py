@@ -111,25 +111,25 @@ class PydanticSchema:
         self.losses: list[Loss] = []
         self.has_rules = False
         self.classes: list[type] = []
-        self._look(core, "", {}, is_own=False)
+        self._walk(core, "", {}, is_own=False)
 
-    def _look(self, node: Any, path: str, config: dict[str, Any], *, is_own: bool) -> None:
+    def _walk(self, node: Any, path: str, config: dict[str, Any], *, is_own: bool) -> None:
         """``is_own``: the user's own function writes what is here, so nothing is known about it."""
         if isinstance(node, list | tuple):
             for each in node:
-                self._look(each, path, config, is_own=is_own)
+                self._walk(each, path, config, is_own=is_own)
             return
         if not isinstance(node, dict):
             return
         if not isinstance(node.get("type"), str):  # the choices of a union by their tags
-            self._look(list(node.values()), path, config, is_own=is_own)
+            self._walk(list(node.values()), path, config, is_own=is_own)
             return
         kind, said = node["type"], node.get("serialization") or {}
         self._refs.update({each["ref"]: each for each in node.get("definitions", ())})
         if (ref := node.get("schema_ref")) is not None:
             if ref not in self._above:
                 self._above.append(ref)
-                self._look(self._refs.get(ref), path, config, is_own=is_own)
+                self._walk(self._refs.get(ref), path, config, is_own=is_own)
                 self._above.pop()
             self.has_rules |= bool(said)  # SerializeAsAny
             return
@@ -151,7 +151,7 @@ class PydanticSchema:
             config = node.get("config") or {}
         self._fields(node, path, config, is_own=is_own)
         for key in node.keys() - {"fields", "definitions", "config", "metadata", "computed_fields", "default"}:
-            self._look(node[key], path, config, is_own=is_own)
+            self._walk(node[key], path, config, is_own=is_own)
 
     def _class(self, node: dict[str, Any], path: str) -> None:
         cls, config = node["cls"], node.get("config") or {}
@@ -175,7 +175,7 @@ class PydanticSchema:
             if written not in read:
                 reason = f"it is written as {written!r} and read as {' or '.join(map(repr, read))}"
                 self._lose(here, reason, "Give it one alias for both: Field(alias=...)")
-            self._look(field.get("schema"), here, config, is_own=is_own)
+            self._walk(field.get("schema"), here, config, is_own=is_own)
         for field in node.get("computed_fields") or ():
             extra = config.get("extra_fields_behavior")
             if extra in ("forbid", "allow"):
@@ -253,7 +253,7 @@ def quick_encoder(
 
     first = timed if times else encode
 
-    def looked_at(value: Any) -> bytes:
+    def read_back_if_lossy(value: Any) -> bytes:
         data = first(value)
         for subclasses in within:
             if subclasses():
@@ -265,7 +265,7 @@ def quick_encoder(
                 return data if decode(data) == value else careful(value)
         return data
 
-    return all_read_back if always else looked_at if needles or classes or booleans else first
+    return all_read_back if always else read_back_if_lossy if needles or classes or booleans else first
 
 
 _RECORDS: Final = (inspect.StructType, inspect.DataclassType)

@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
 
 
 class SourceHealth:
-    """Looks at one source. Any thread; all wait for one look at a time, so a loop that stands still has one call
+    """Health of one source. Any thread; all wait for one call at a time, so a loop that stands still has one call
     waiting, however many ask."""
 
     def __init__(self, source: EventSource[Any], now: Callable[[], float] = time.monotonic) -> None:
@@ -41,10 +41,10 @@ class SourceHealth:
         self._now = now
         self._lock = threading.Lock()
         self._looking: concurrent.futures.Future[SourceStatistics] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of that look: one that was closed before never answers
+        self._loop: asyncio.AbstractEventLoop | None = None  # of that call: one that was closed before never answers
         self._since = 0.0
 
-    def look(self, patience_seconds: float = PROBE_SECONDS) -> SourceStatistics | None:
+    def statistics(self, patience_seconds: float = PROBE_SECONDS) -> SourceStatistics | None:
         """Return the statistics of this moment; ``None`` when the event loop does not answer in time."""
         if self._source.state not in _AT_WORK or self._is_on_its_loop():
             return self._source.statistics()
@@ -68,7 +68,7 @@ class SourceHealth:
         """Not live: the source has failed, or its loop has stood still for longer than ``rebalance_timeout_seconds``,
         after which the member leaves its group, and nothing but a restart brings the process back."""
         group, limit = self._source.config.group_id, self._source.config.timeouts.rebalance_timeout_seconds
-        if self.look() is None and (still := self._now() - self._since) > limit:
+        if self.statistics() is None and (still := self._now() - self._since) > limit:
             return Verdict(False, f"{group}: the event loop has stood still for {still:.0f} s")
         if self._source.state is SourceState.FAILED:
             return Verdict(False, f"{group}: the source has failed")
@@ -77,7 +77,7 @@ class SourceHealth:
     def ready(self, max_lag: int | None) -> Verdict:
         """Not ready: it is not running, not in its group, its state is being restored, or a partition is more than
         ``max_lag`` records behind."""
-        statistics = self.look()
+        statistics = self.statistics()
         group = self._source.config.group_id
         reason = "the event loop does not answer" if statistics is None else _unready(statistics, max_lag)
         return Verdict(not reason, f"{group}: {reason or 'ready'}")

@@ -61,7 +61,7 @@ class ObservedSource:
                 counts[-1] += value
 
     def _present(self) -> Iterable[Sample]:
-        statistics = self.health.look(SCRAPE_SECONDS)
+        statistics = self.health.statistics(SCRAPE_SECONDS)
         yield catalogue.LOOP_ANSWERED, statistics is not None, ()
         if statistics is not None:
             yield catalogue.INFO, 1, (self._source.config.topic, statistics.instance_id)

@@ -37,7 +37,7 @@ class OpenTelemetryMetrics:
         self._now = now
         self._lock = threading.Lock()
         self._found: list[tuple[str, dict[Instrument, dict[Labels, Any]]]] = []
-        self._looked_at = float("-inf")
+        self._read_at = float("-inf")
         self._histograms: dict[Instrument, Histogram] = {}
         for instrument in OF_SOURCES:
             callbacks, text = [partial(self._observations, instrument)], instrument.help
@@ -57,15 +57,15 @@ class OpenTelemetryMetrics:
     def _observations(self, instrument: Instrument, _: CallbackOptions) -> Iterable[Observation]:
         return [
             Observation(value, _attributes(instrument, group, labels))
-            for group, samples in self._look()
+            for group, samples in self._samples()
             for labels, value in samples[instrument].items()
         ]
 
-    def _look(self) -> list[tuple[str, dict[Instrument, dict[Labels, Any]]]]:
+    def _samples(self) -> list[tuple[str, dict[Instrument, dict[Labels, Any]]]]:
         with self._lock:
-            if self._now() - self._looked_at > FRESH_SECONDS:
+            if self._now() - self._read_at > FRESH_SECONDS:
                 self._found = [(observed.group, observed.samples()) for observed in self._sources]
-                self._looked_at = self._now()
+                self._read_at = self._now()
             return self._found
 
 

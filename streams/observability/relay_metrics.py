@@ -99,7 +99,7 @@ class RelayMetrics:
         for (instrument, labels), count in counts.items():
             values[instrument][labels] = count
         values[OWNED][()] = len(owned)
-        found = self._look()
+        found = self._status()
         values[DATABASE_UP][()] = found is not None
         for status in found or ():
             if status.shard in owned:
@@ -113,7 +113,7 @@ class RelayMetrics:
                 add_sample(family, instrument, (self._group, *labels), float(value))
             yield family
 
-    def _look(self) -> list[ShardStatus] | None:
+    def _status(self) -> list[ShardStatus] | None:
         try:
             with open_session(self._relay.config.database, self._relay.config.table) as session:
                 return session.status(session.about())

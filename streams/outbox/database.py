@@ -48,15 +48,15 @@ class ParkedRow(NamedTuple):
 
 
 class OutboxAbout(NamedTuple):
-    """An outbox as its database describes it. ``identity``: a uuid, made with the tables. ``place``: a number by which
-    the database knows the table. ``topic_id``: the positions topic that it belongs to; ``""``: no
+    """An outbox as its database describes it. ``identity``: a uuid, made with the tables. ``lock_class``: a number
+    by which the database knows the table. ``topic_id``: the positions topic that it belongs to; ``""``: no
     relay has run yet."""
 
     identity: str
     version: int
     shards: int
     topic_id: str
-    place: int
+    lock_class: int
 
 
 def check_version(version: int, table: str) -> None:
@@ -92,7 +92,7 @@ class OutboxSession(Protocol):
         """Describe the outbox; refuse tables of another version."""
         ...
 
-    def show_owner(self, place: int, shard: int) -> None:
+    def show_owner(self, lock_class: int, shard: int) -> None:
         """Show in ``status`` that this session works on a shard. It keeps no other one out."""
         ...
 
@@ -131,7 +131,7 @@ class OutboxSession(Protocol):
         """Receive wake-ups from now on."""
         ...
 
-    def fall_asleep(self, place: int, shard: int) -> bool:
+    def fall_asleep(self, lock_class: int, shard: int) -> bool:
         """Have writers send wake-ups. Not possible while one has stashed and its transaction is still open. What was
         committed before is to be fetched once more before ``sleep``."""
         ...
@@ -144,7 +144,7 @@ class OutboxSession(Protocol):
         """End the sleep that is under way, or the next one, at once. Any thread."""
         ...
 
-    def wake(self, place: int, shard: int) -> None:
+    def wake(self, lock_class: int, shard: int) -> None:
         """Have writers send no wake-ups any more."""
         ...
 

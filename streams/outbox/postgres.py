@@ -243,10 +243,10 @@ class PostgresSession:
                 f"counts modulo {divisor}: rows would wait where no relay looks. Make another outbox with another table"
             )
 
-    def show_owner(self, place: int, shard: int) -> None:
+    def show_owner(self, lock_class: int, shard: int) -> None:
         """Show in ``status`` that this session works on a shard; free again when the session ends. It keeps no
         other one out."""
-        self._one("SELECT pg_try_advisory_lock_shared(%s, %s)", place, OWNER_LOCKS + shard)
+        self._one("SELECT pg_try_advisory_lock_shared(%s, %s)", lock_class, OWNER_LOCKS + shard)
 
     def adopt(self, topic_id: str, replace: bool = False) -> str:
         """Note the positions topic that the outbox belongs to, if none is noted yet or ``replace``; return the one that
@@ -322,10 +322,10 @@ class PostgresSession:
         with database_errors():
             self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._table)))
 
-    def fall_asleep(self, place: int, shard: int) -> bool:
+    def fall_asleep(self, lock_class: int, shard: int) -> bool:
         """Have writers send wake-ups. Not possible while one has stashed and its transaction is still open. What was
         committed before is to be fetched once more before ``sleep``."""
-        return bool(self._one("SELECT pg_try_advisory_lock(%s, %s)", place, AWAKE_LOCKS + shard)[0])
+        return bool(self._one("SELECT pg_try_advisory_lock(%s, %s)", lock_class, AWAKE_LOCKS + shard)[0])
 
     def sleep(self, shard: int, seconds: float) -> bool:
         """Wait for a wake-up, at most so long; returns whether it came."""
@@ -344,9 +344,9 @@ class PostgresSession:
         if self._bell is not None:
             self._bell.ring()
 
-    def wake(self, place: int, shard: int) -> None:
+    def wake(self, lock_class: int, shard: int) -> None:
         """Have writers send no wake-ups any more."""
-        self._one("SELECT pg_advisory_unlock(%s, %s)", place, AWAKE_LOCKS + shard)
+        self._one("SELECT pg_advisory_unlock(%s, %s)", lock_class, AWAKE_LOCKS + shard)
 
     def status(self, about: OutboxAbout) -> list[ShardStatus]:
         """Look at all shards."""

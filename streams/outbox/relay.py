@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _STOP_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.2
+_CHECK_SECONDS: Final = 0.2
 _PATIENCE_SECONDS: Final = 30.0
 """With a database that does not answer, before the group is left."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -126,7 +126,7 @@ class Relay:
         before = {number: signal.signal(number, lambda *_: self._stopping.set()) for number in _STOP_SIGNALS}
         try:
             with self:
-                while not self.wait(_LOOK_SECONDS):  # signals are handled in between
+                while not self.wait(_CHECK_SECONDS):  # signals are handled in between
                     pass
         finally:
             for number, handler in before.items():
@@ -178,7 +178,7 @@ class Relay:
         try:
             while not self._stopping.is_set():
                 self._share(shards)
-                while not self._stopping.wait(_LOOK_SECONDS):
+                while not self._stopping.wait(_CHECK_SECONDS):
                     try:
                         shards = self._shards()
                         break
@@ -194,7 +194,7 @@ class Relay:
         )
         group.start()
         try:
-            while not self._stopping.wait(_LOOK_SECONDS):
+            while not self._stopping.wait(_CHECK_SECONDS):
                 if any(self._is_cut_off(loop) for loop, _ in self._loops()):
                     _log.warning("%s: the database does not answer: the group is left", self.config.name)
                     return

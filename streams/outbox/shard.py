@@ -184,9 +184,9 @@ class ShardLoop:
             ring.check_against(session.noted_serial(self.shard), claim.where)
             session.delete(self.shard, ring.rows, ring.serial)  # O5: once per session, since each makes a claim
             session.listen()
-            session.show_owner(about.place, self.shard)
+            session.show_owner(about.lock_class, self.shard)
             self._emit(ShardAcquired(self.shard, ring.serial))
-            pace = _Pace(session, about.place, self.shard, self._nudged)
+            pace = _Pace(session, about.lock_class, self.shard, self._nudged)
             serial = ring.serial
             while not self.tenure.is_over:
                 rows = session.fetch(self.shard, self._limit, self._config.batch_bytes)
@@ -242,8 +242,8 @@ class ShardLoop:
 class _Pace:
     """Waits between two fetches, and sleeps when no rows come. One thread, with its session."""
 
-    def __init__(self, session: OutboxSession, place: int, shard: int, nudged: threading.Event) -> None:
-        self._session, self._place, self._shard, self._nudged = session, place, shard, nudged
+    def __init__(self, session: OutboxSession, lock_class: int, shard: int, nudged: threading.Event) -> None:
+        self._session, self._lock_class, self._shard, self._nudged = session, lock_class, shard, nudged
         self._last_row = time.monotonic()
         self._next_retry = 0.0
         self._is_asleep = False
@@ -257,13 +257,13 @@ class _Pace:
         if rows:
             self._last_row = now
             if self._is_asleep:
-                self._session.wake(self._place, self._shard)
+                self._session.wake(self._lock_class, self._shard)
                 self._is_asleep = False
             return
         if self._is_asleep:
             if not self._nudged.is_set():
                 self._session.sleep(self._shard, _ASLEEP_SECONDS)
-        elif now - self._last_row > _AWAKE_SECONDS and self._session.fall_asleep(self._place, self._shard):
+        elif now - self._last_row > _AWAKE_SECONDS and self._session.fall_asleep(self._lock_class, self._shard):
             self._is_asleep = True  # and look once more: what was committed before sent no wake-up
         else:
             self._nudged.wait(_BUSY_SECONDS if now - self._last_row < _RETRY_SECONDS else _IDLE_SECONDS)

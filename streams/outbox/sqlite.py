@@ -37,7 +37,7 @@ from streams.records import Headers, Output, Record, shown_key
 
 _BUSY_SECONDS: Final = 10.0
 """Another connection may write for so long."""
-_LOOK_SECONDS: Final = 0.02
+_CHECK_SECONDS: Final = 0.02
 _COLUMNS: Final = "id, tag, shard, topic, key, value, headers, partition, stashed_at_ms, attempts"
 _TABLES: Final = """
 CREATE TABLE {table} (
@@ -175,7 +175,7 @@ class SqliteSession:
             check_columns(name, dict.fromkeys(wanted.split(", "), ""), there)
         return found
 
-    def show_owner(self, place: int, shard: int) -> None:
+    def show_owner(self, lock_class: int, shard: int) -> None:
         """Nothing shows who works on a file."""
 
     def adopt(self, topic_id: str, replace: bool = False) -> str:
@@ -256,14 +256,14 @@ class SqliteSession:
     def listen(self) -> None:
         """The file is looked at."""
 
-    def fall_asleep(self, place: int, shard: int) -> bool:
+    def fall_asleep(self, lock_class: int, shard: int) -> bool:
         return True
 
     def sleep(self, shard: int, seconds: float) -> bool:
         with sqlite_errors(self._table):
             until = time.monotonic() + seconds
             while self._version() == self._seen:
-                if time.monotonic() >= until or self._roused.wait(_LOOK_SECONDS):
+                if time.monotonic() >= until or self._roused.wait(_CHECK_SECONDS):
                     self._roused.clear()
                     return False
         return True
@@ -271,7 +271,7 @@ class SqliteSession:
     def rouse(self) -> None:
         self._roused.set()
 
-    def wake(self, place: int, shard: int) -> None:
+    def wake(self, lock_class: int, shard: int) -> None:
         """No writer sends wake-ups."""
 
     def status(self, about: OutboxAbout) -> list[ShardStatus]:

@@ -13,7 +13,7 @@ from streams.kafka.wire import kafka_python_settings
 from streams.queries.routing import Server, candidates, servers_of
 from streams.settings.config import EventSourceConfig
 
-SECONDS_BETWEEN_LOOKS: Final = 0.5
+SECONDS_BETWEEN_READS: Final = 0.5
 """Between two looks at the group."""
 SILENT_SECONDS: Final = 5.0
 """A member that has not answered comes behind all others for so long, unless it answers meanwhile."""
@@ -28,28 +28,28 @@ class MemberFinder:
         self._questions = GroupQuestions(config.bootstrap_servers, security)
         self._board = StatusBoard(config.bootstrap_servers, "kes-reader", security, config.group_id)
         self.found: tuple[Server, ...] = ()
-        self._looked_at = float("-inf")
-        self._looking: asyncio.Task[tuple[Server, ...]] | None = None
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[tuple[Server, ...]] | None = None
         self._silent: dict[str, float] = {}
         """Addresses that have not answered, and until when that counts."""
 
     async def close(self) -> None:
-        """End, after a look that is under way."""
-        if self._looking is not None:
-            await asyncio.wait([self._looking])
+        """End, after a read that is under way."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
         await asyncio.to_thread(self._board.close)
         await asyncio.to_thread(self._questions.close)
 
     async def candidates(self, partition: int, seconds: float, *, copies: bool, silent_last: bool) -> list[Server]:
         """Return the members to ask about a partition; see ``routing.candidates``. Raises ``BrokerUnavailable`` when
         the group could not be looked at within ``seconds``."""
-        servers = self.found or await self.look(seconds)
+        servers = self.found or await self.refresh(seconds)
         now = time.monotonic()
         silent = {address for address, until in self._silent.items() if until > now} if silent_last else ()
         return candidates(servers, partition, copies=copies, silent=silent)
 
     def forget(self) -> None:
-        """Have the next question look at the group again."""
+        """Have the next question read the group again."""
         self.found = ()
 
     def note_silence(self, server: Server) -> None:
@@ -60,31 +60,31 @@ class MemberFinder:
         """Note that a member has answered."""
         self._silent.pop(server.address, None)
 
-    async def look(self, seconds: float) -> tuple[Server, ...]:
-        """Look at the group, together with all who want that now; at most twice a second. Raises as ``candidates``."""
+    async def refresh(self, seconds: float) -> tuple[Server, ...]:
+        """Read the group, together with all who want that now; at most twice a second. Raises as ``candidates``."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            looking = self._looking
-            is_own = looking is None or looking.done()
-            if looking is None or is_own:
-                self._looking = looking = asyncio.create_task(self._look_again(max(left, 1.0)))
-                looking.add_done_callback(lambda task: task.cancelled() or task.exception())  # its callers may be gone
-            await asyncio.wait([looking], timeout=left)
-            if looking.done() and (is_own or looking.exception() is None):
-                return looking.result()
+            reading = self._reading
+            is_own = reading is None or reading.done()
+            if reading is None or is_own:
+                self._reading = reading = asyncio.create_task(self._refresh(max(left, 1.0)))
+                reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # its callers may be gone
+            await asyncio.wait([reading], timeout=left)
+            if reading.done() and (is_own or reading.exception() is None):
+                return reading.result()
             # It takes longer, or it had less time than this one.
         raise BrokerUnavailable(f"the group {self._config.group_id} could not be looked at within {seconds:.3g} s")
 
-    async def _look_again(self, seconds: float) -> tuple[Server, ...]:
-        await asyncio.sleep(max(0.0, self._looked_at + SECONDS_BETWEEN_LOOKS - time.monotonic()))
-        self._looked_at = time.monotonic()
-        self.found = await asyncio.to_thread(self._look, seconds)
+    async def _refresh(self, seconds: float) -> tuple[Server, ...]:
+        await asyncio.sleep(max(0.0, self._read_at + SECONDS_BETWEEN_READS - time.monotonic()))
+        self._read_at = time.monotonic()
+        self.found = await asyncio.to_thread(self._read_group, seconds)
         return self.found
 
-    def _look(self, seconds: float) -> tuple[Server, ...]:
+    def _read_group(self, seconds: float) -> tuple[Server, ...]:
         """Describe the group, and read the notes of its members. Blocks."""
         config, deadline = self._config, time.monotonic() + seconds
-        view = self._questions.look(config.group_id, seconds)
+        view = self._questions.describe_group(config.group_id, seconds)
         instances = [member.instance for member in view.members if member.instance]
         notes = self._board.read(instances, deadline - time.monotonic(), config.offsets_topic)
         texts = {

@@ -41,7 +41,7 @@ from streams.runtime.queries.questions import (
     MOST_BYTES_IN,
     MOST_BYTES_READ,
     PATH,
-    PlacedOffset,
+    NamedOffset,
     Question,
     Refusal,
     Reply,
@@ -178,7 +178,7 @@ class StateReader(Generic[K, V]):
             kind="get",
             partition=number,
             key=encoded,
-            at_least=_placed(at_least, number),
+            at_least=_named(at_least, number),
             confirm=confirm,
             max_staleness=max_staleness,
         )
@@ -437,7 +437,7 @@ async def _together(asked: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _placed(at_least: AtLeast | None, partition: int) -> tuple[PlacedOffset, ...]:
+def _named(at_least: AtLeast | None, partition: int) -> tuple[NamedOffset, ...]:
     if at_least is None:
         return ()
     if isinstance(at_least, Delivery):
@@ -447,4 +447,4 @@ def _placed(at_least: AtLeast | None, partition: int) -> tuple[PlacedOffset, ...
                 f"{partition}, which the key is in"
             )
         return ((at_least.record.topic, at_least.partition, at_least.offset + 1),)
-    return tuple((place[0], place[1], offset) for place, offset in at_least.items() if place[1] == partition)
+    return tuple((where[0], where[1], offset) for where, offset in at_least.items() if where[1] == partition)

@@ -30,7 +30,7 @@ from streams.runtime.queries.questions import (
     MOST_BYTES_IN,
     MOST_BYTES_READ,
     PATH,
-    PlacedOffset,
+    NamedOffset,
     Question,
     Refusal,
     Reply,
@@ -175,7 +175,7 @@ class _Service:
                 age = max(age + read_at - before, engine.environment.wall_seconds() - answer.as_of)
             common: dict[str, Any] = {
                 "partition": question.partition,
-                "positions": _placed(first),
+                "positions": _named(first),
                 # When the question came: readers count from there, so the time since then would count twice.
                 "age_seconds": max(0.0, age - (read_at - came_at)),
                 "served_by": answer.served_by,
@@ -195,8 +195,8 @@ def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str
     return Router([Route(PATH, _Service(source, secret, address).answer, methods=["POST"])])
 
 
-def _placed(answer: Answer[Any]) -> tuple[PlacedOffset, ...]:
-    return tuple((place.topic, place.partition, offset) for place, offset in answer.positions.items())
+def _named(answer: Answer[Any]) -> tuple[NamedOffset, ...]:
+    return tuple((where.topic, where.partition, offset) for where, offset in answer.positions.items())
 
 
 async def _body(request: Request) -> bytes:

@@ -85,9 +85,9 @@ class Claim:
         # The id comes first: when the broker answers, an open transaction of the predecessor is ended, and it is
         # fenced. Only then is the end of the log looked up: nothing of a predecessor can come behind it.
         self._slot.open([self.topic])
-        return self.look()
+        return self.log_range()
 
-    def look(self) -> Watermarks:
+    def log_range(self) -> Watermarks:
         """Return where the log begins and ends, without taking the claim: what predecessors have begun may be
         committed behind that end. Raises ``BrokerUnavailable``."""
         return self._admin.watermarks(self.topic, [self.partition], self._seconds)[self.partition]

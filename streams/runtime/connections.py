@@ -20,7 +20,7 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.plain_producer import PlainProducer
-from streams.kafka.writing.transactions import WireSlot
+from streams.kafka.writing.slot import WireSlot
 from streams.model.group import Membership, TakeOver
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for

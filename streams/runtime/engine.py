@@ -30,7 +30,6 @@ from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.keeping.on_disk import refuse_without_folder
-from streams.runtime.looks import Looks
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.loop_purge import LoopPurge
@@ -45,6 +44,7 @@ from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
+from streams.runtime.read_proofs import ReadProofs
 from streams.runtime.reading.lookups import NO_LOOKUPS, Lookups
 from streams.runtime.signal import Signal
 from streams.runtime.status import Status
@@ -144,17 +144,19 @@ class Engine:
             partial(connections.records, topics),
             writer=self.writer,
             now=now,
-            snapshot=lambda: self.membership.snapshot,
+            group_metadata=lambda: self.membership.group_metadata,
             further_fields=lookups.beside(self.writer, lambda number, at: self.workers[number].further_fields(at)),
             settled=self._settled,
             further_inputs=[spec.topic for spec in inputs],
             moved_to=lambda partition, offset: self.workers[partition].moved_to(offset),
         )
-        self.looks = Looks(self)
+        self.read_proofs = ReadProofs(self)
         # The lambdas are needed because these rooms use each other, and the later one is not made yet.
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
-        self.partitions = Partitions(self, self.replicas, self.looks, lambda workers: self.takeovers.take_over(workers))
+        self.partitions = Partitions(
+            self, self.replicas, self.read_proofs, lambda workers: self.takeovers.take_over(workers)
+        )
         read = RangeReader(connections, self.hung_calls).read
         self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch, read)
         self.look_ups = LookUps(self, self.takeovers.stalls, read)
@@ -165,7 +167,7 @@ class Engine:
     @property
     def is_current(self) -> bool:
         """Check whether the group's last event still holds, as far as the membership knows."""
-        return self.membership.snapshot.incarnation == self.incarnation
+        return self.membership.group_metadata.incarnation == self.incarnation
 
     @property
     def is_draining(self) -> bool:
@@ -233,17 +235,19 @@ class Engine:
         for task in (self._receive_events, watch, self.handover.run, self.status.run):
             self.spawn(task)
         self.spawn(self.topic_watch.run, drain=False)
-        self.spawn(self.looks.run)
+        self.spawn(self.read_proofs.run)
         if self.config.loop:
             self.spawn(LoopPurge(self).run, drain=False)
         if self.keeper is not None:
             self.spawn(partial(self.keeper.run, partitions, self.pool.hold, self.fail))
             if self.keeper.snapshots is not None:
                 self.spawn(partial(self.keeper.snapshots.run, partitions))
-        for place, port in enumerate(self.inputs):
-            deliver = partial(partitions.deliver_further, place) if place else partitions.deliver
-            gone = partitions.position_gone if place and self.further_inputs[place - 1][0].is_own else None
-            port.start(deliver, partial(partitions.make_room, place), self.reading_failed, gone)
+        for input_number, port in enumerate(self.inputs):
+            deliver = partial(partitions.deliver_further, input_number) if input_number else partitions.deliver
+            gone = (
+                partitions.position_gone if input_number and self.further_inputs[input_number - 1][0].is_own else None
+            )
+            port.start(deliver, partial(partitions.make_room, input_number), self.reading_failed, gone)
         self.replicas.start()
         inlet = Inlet(self._received)
         self.handover.report()  # the first plan is to know what is on disk
@@ -355,12 +359,12 @@ class Engine:
         self.measure(MembershipChanged(event.generation, owned, added, lost=False, cause=cause))
         if not self._has_joined:
             self._has_joined = True
-            _log.info("joined: %s", self._place(event))
+            _log.info("joined: %s", self._described(event))
         _log.info("generation %d: %d partitions, %d of them new (%s)", event.generation, owned, added, cause)
         if self.accepting:
             self.handover.assigned(event)
 
-    def _place(self, event: Assigned) -> str:
+    def _described(self, event: Assigned) -> str:
         config = self.config
         brokers = config.bootstrap_servers
         if config.source_is_elsewhere:
@@ -392,14 +396,14 @@ class Engine:
         # A membership that was lost during the barrier is owed no answer.
         if event.incarnation == self.incarnation:
             self.membership.released(event.partitions, event.incarnation, event.generation)
-            self.handover.look_again(event.partitions)
+            self.handover.bring_up_again(event.partitions)
 
     def reading_failed(self, error: Exception) -> None:
         """Stop the source: it, or a copy that is waited for, cannot be read any more. A topic that was replaced is
         named as the cause."""
 
         async def raise_cause() -> None:
-            await self.topic_watch.look()
+            await self.topic_watch.check()
             raise error
 
         self.spawn(raise_cause)
@@ -419,8 +423,8 @@ class Engine:
             except Exception:
                 _log.exception("the metrics handler failed")
 
-    def looked(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
-        self.looks.answer(partition, waiter, proof)
+    def prove_read(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
+        self.read_proofs.answer(partition, waiter, proof)
 
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         return await self.connections.in_process(function, *args)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from streams.model.group import Membership, Snapshot, TakeOver
+from streams.model.group import GroupMetadata, Membership, TakeOver
 from streams.model.topics import TopicIdentity, TopicSpec
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
 
@@ -34,7 +34,7 @@ class Blocking(Protocol):
 
 class TransactionSlot(Protocol):
     """One transactional id, used by one transaction of the pool at a time. On the loop.
-    (``kafka.writing.transactions.WireSlot``, which documents the methods.)"""
+    (``kafka.writing.slot.WireSlot``, which documents the methods.)"""
 
     transactional_id: str
     is_open: bool
@@ -47,7 +47,7 @@ class TransactionSlot(Protocol):
     ) -> None: ...
     def abandon(self) -> None: ...
     async def flush(
-        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], Snapshot]
+        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], GroupMetadata]
     ) -> None: ...
     async def commit(self, requested: Callable[[], None]) -> None: ...
     async def abort(self) -> None: ...

@@ -160,7 +160,7 @@ class PartitionReplay:
         for key, value in self._state.items():
             yield Change(key, value, None, self._types.get(key, ""))
 
-    def looked(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
+    def prove_read(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
         waiter(None)
 
     def close(self) -> None:

@@ -150,8 +150,8 @@ class Status:
                 found[config.changelog, copy.partition] = copy.position, _encoded(copy)
         status = MemberStatus(
             member.wall_ms(),
-            member.membership.snapshot.member_id,
-            member.membership.snapshot.generation,
+            member.membership.group_metadata.member_id,
+            member.membership.group_metadata.generation,
             len(member.workers),
             tuple(copy.partition for copy in copies),
             self._handover.statistics(),

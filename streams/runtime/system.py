@@ -59,7 +59,7 @@ class Watchdog:
             while True:
                 self._beat = time.monotonic()
                 if events is not None:
-                    events.look()
+                    events.check()
                 await anyio.sleep(PULSE_SECONDS)
         finally:
             self.stop()
@@ -69,10 +69,10 @@ class Watchdog:
 
     def _watch(self) -> None:
         warned_for = given_up_for = 0.0
-        looked_at = time.monotonic()
+        checked_at = time.monotonic()
         while not self._stopped.wait(PULSE_SECONDS):
-            beat, before, looked_at = self._beat, looked_at, time.monotonic()
-            still = looked_at - beat
+            beat, before, checked_at = self._beat, checked_at, time.monotonic()
+            still = checked_at - beat
             if still > SLOW_SECONDS and warned_for != beat:
                 # A pause is logged once: it is known by the last beat before it.
                 warned_for = beat
@@ -81,12 +81,12 @@ class Watchdog:
                     "the event loop has stood still for %.1f s in %s%s; all partitions wait meanwhile: make that "
                     "handler async, or register it with blocking=True",
                     still,
-                    _place(frame),
+                    _location(frame),
                     "" if self._events is None else self._events.name(frame),
                 )
                 del frame  # or its locals would live as long as this one
-            if looked_at - before > SLOW_SECONDS:
-                continue  # the process as a whole stood still: no handler is to blame before the next look
+            if checked_at - before > SLOW_SECONDS:
+                continue  # the process as a whole stood still: no handler is to blame before the next check
             if still > self._limit and given_up_for != beat and self._events is not None:
                 # One note for a pause: a second one would say the same.
                 given_up_for = beat
@@ -104,17 +104,17 @@ class Watchdog:
                 gc.enable()
 
 
-def _place(frame: FrameType | None) -> str:
+def _location(frame: FrameType | None) -> str:
     if frame is None:
         return "an unknown place"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
 
 
 class LoopEvents(Protocol):
-    """Knows the events on a loop (``ownership.blocked`` documents the methods). ``look`` is called on the loop, the
+    """Knows the events on a loop (``ownership.blocked`` documents the methods). ``check`` is called on the loop, the
     others on the watchdog's thread."""
 
-    def look(self) -> None: ...
+    def check(self) -> None: ...
     def name(self, frame: FrameType | None) -> str: ...
     def give_up(self, frame: FrameType | None, seconds: float) -> None: ...
 
@@ -132,7 +132,7 @@ class Environment:
     """The system interface of a run. ``rng``: makes the generator of one run. ``wall_seconds``: seconds since 1970.
     ``elapsed_seconds``: of a clock that goes on while the machine sleeps. ``watchdog``: called with the seconds for
     which the loop may stand still. ``look_up_records``: a look-up begins so many records before what one transaction of
-    ours can have written. ``topic_look_seconds``: between two looks whether source and changelog are still the same
+    ours can have written. ``topic_check_seconds``: between two checks whether source and changelog are still the same
     topics. ``exit``: ends the process at once."""
 
     rng: Callable[[], random.Random] = random.Random
@@ -140,7 +140,7 @@ class Environment:
     elapsed_seconds: Callable[[], float] = elapsed_seconds
     watchdog: Callable[[float], LoopWatch] = Watchdog
     look_up_records: int = 1_000
-    topic_look_seconds: float = 10.0
+    topic_check_seconds: float = 10.0
     exit: Callable[[int], NoReturn] = os._exit
 
 

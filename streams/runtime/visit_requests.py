@@ -15,7 +15,7 @@ from streams.records import Acknowledgement, Record
 from streams.runtime.ports import Connections, PlainProducer
 from streams.settings.config import EventSourceConfig
 
-LOOK_SECONDS: Final = 10.0
+REQUEST_SECONDS: Final = 10.0
 """One request about the topic takes so many seconds, at most."""
 DELIVERY_SECONDS: Final = 30.0
 """A record is delivered within so many seconds, or has failed."""
@@ -36,7 +36,7 @@ async def send_request(config: EventSourceConfig, connections: Connections, requ
 def _send(config: EventSourceConfig, connections: Connections, request: VisitRequest) -> None:
     topics, name, wanted = connections.topics(), config.visits_topic, config.num_partitions
     try:
-        found = topics.identity(name, LOOK_SECONDS)  # of its settings nothing: that would take one more right
+        found = topics.identity(name, REQUEST_SECONDS)  # of its settings nothing: that would take one more right
     finally:
         topics.close()
     if found is None:

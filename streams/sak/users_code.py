@@ -1,4 +1,4 @@
-"""Places and annotations in the code of users, for messages that say where to look."""
+"""Locations and annotations in the code of users, for messages that say where to look."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 _PACKAGE: Final = __name__.partition(".")[0]
 
 
-def place_of(written: object) -> str:
+def location_of(written: object) -> str:
     """Return `` at file:line`` of a function or class; empty for what was not written in Python."""
     if isinstance(written, type):
         try:
@@ -29,7 +29,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-def calling_place() -> str:
+def calling_location() -> str:
     """Return `` at file:line`` of the nearest caller outside of this package; empty without one."""
     frame = _calling_frame()
     return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"

@@ -23,7 +23,7 @@ from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinitio
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
 from streams.runtime.partition.visiting import requested
-from streams.sak.users_code import calling_place
+from streams.sak.users_code import calling_location
 from streams.settings.config import EventSourceConfig
 from streams.settings.groups import check_type
 from streams.source.inputs import DeclaredInputs
@@ -168,7 +168,7 @@ def _check_store(store: object) -> None:
     what = "the store, which is to be a factory such as Table.factory(...),"
     check_callable(what, store, "topic_partition")
     if isinstance(store, type) and not issubclass(store, StateStore):
-        raise RegistrationError(f"{what} is the class {store.__qualname__}{calling_place()}, which is no store")
+        raise RegistrationError(f"{what} is the class {store.__qualname__}{calling_location()}, which is no store")
 
 
 def _shown(route: Route) -> TopologyHandler:

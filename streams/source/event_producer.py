@@ -303,7 +303,7 @@ class AsyncEventProducer:
         elif queue.sends >= SENDS_PER_SERVE:  # of a loop that leaves the timer no turn
             self._serve()
         elif self._timer is None:
-            self._look()
+            self._serve_soon()
 
     async def flush(self) -> None:
         """Wait for all records on their way. Raises ``NotDelivered`` with those of ``send_soon`` that failed."""
@@ -359,21 +359,21 @@ class AsyncEventProducer:
 
     async def _wait_reported(self) -> None:
         while self._queue.unreported:  # counts events of the client, too, which come without a record
-            self._look()
+            self._serve_soon()
             await self._progress.wait()
 
     async def _put(self, record: Record, settle: Callable[[Delivery], None] | None = None) -> None:
         while not self._queue.take(record, settle):
-            self._look()
+            self._serve_soon()
             await self._progress.wait()
         if self._timer is None:
-            self._look()
+            self._serve_soon()
 
-    def _look(self) -> None:
+    def _serve_soon(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(POLL_SECONDS, self._look_now)
+            self._timer = self._loop.call_later(POLL_SECONDS, self._serve_now)
 
-    def _look_now(self) -> None:
+    def _serve_now(self) -> None:
         self._timer = None
         self._serve()
 
@@ -382,7 +382,7 @@ class AsyncEventProducer:
             self._queue.serve(0)
         finally:  # also after an error of a callback in the settings (stats_cb): senders wait for the next look
             if self._queue.unreported:
-                self._look()
+                self._serve_soon()
             self._progress.notify()
 
 

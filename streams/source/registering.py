@@ -19,7 +19,7 @@ from streams.runtime.async_work.invoke import check_planner
 from streams.runtime.partition.batch_handlers import BATCH
 from streams.runtime.partition.event_context import EventContext
 from streams.sak.numbers import is_number
-from streams.sak.users_code import calling_place, name_of, parameter_types, place_of, unknown_name
+from streams.sak.users_code import calling_location, location_of, name_of, parameter_types, unknown_name
 from streams.settings.jobs import SchedulerConfig
 from streams.source.registry import Registry
 
@@ -57,7 +57,7 @@ class DeclaredHandlers:
             self._check(f"the handler of {name}", function, "ctx", "events" if batch else "event")
             if batch and settings is not None:
                 raise RegistrationError(
-                    f"the handler of {name}{place_of(function)} has batch=True and a concurrency: its events have "
+                    f"the handler of {name}{location_of(function)} has batch=True and a concurrency: its events have "
                     "their turn already; for work on many items ahead of it there is AsyncBatcher"
                 )
             ahead = None if settings is None else _concurrent(name, function, policy, settings)
@@ -79,8 +79,8 @@ class DeclaredHandlers:
         is_context = issubclass(get_origin(ctx) or object, EventContext)
         if is_context and store not in (None, type(None), Any) and not isinstance(store, TypeVar):
             raise RegistrationError(
-                f"{what}{place_of(function)} has the annotation {ctx}, but the event source has no store; give it one: "
-                "EventSource(config, store=Table.factory(key=..., value=...))"
+                f"{what}{location_of(function)} has the annotation {ctx}, but the event source has no store; "
+                "give it one: EventSource(config, store=Table.factory(key=..., value=...))"
             )
 
     def set_default(self, handler: F | None, on_error: Retry | None, blocking: bool) -> Callable[[F], F]:
@@ -169,7 +169,7 @@ def by_annotation(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(function, type):
             raise RegistrationError(
-                f"@source.on got the class {name_of(function)}{calling_place()}; it takes the event's class from "
+                f"@source.on got the class {name_of(function)}{calling_location()}; it takes the event's class from "
                 f"the handler's annotation. To name the class: @source.register_event_type({function.__name__})"
             )
         check_callable("the handler", function, "ctx", "event")
@@ -185,19 +185,19 @@ def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
     if batch and annotated is not None:
         annotated = next(iter(get_args(annotated)), None)
     if (get_origin(annotated) or annotated) is EventContext:
-        where = f"{name_of(function)}{place_of(function)}"
+        where = f"{name_of(function)}{location_of(function)}"
         raise RegistrationError(f"the handler {where} has its context second; it is called with (ctx, event)")
     if isinstance(annotated, type):
         return annotated
     wanted = "events: list[Deposited]" if batch else "event: Deposited"
     raise RegistrationError(
-        f"the handler {name_of(function)}{place_of(function)} has no class as the annotation of its second parameter"
+        f"the handler {name_of(function)}{location_of(function)} has no class as the annotation of its second parameter"
         f"{unknown_name(function, 1)}; write {wanted}, or name the class: @source.register_event_type(Deposited)"
     )
 
 
 def _concurrent(name: str, handler: Callable[..., Any], policy: Retry, settings: SchedulerConfig) -> Ahead:
-    what = f"the handler of {name}{place_of(handler)}"
+    what = f"the handler of {name}{location_of(handler)}"
     if not inspect.iscoroutinefunction(handler):
         raise RegistrationError(
             f"{what} has a concurrency, so it must be async def; for plain functions there is AsyncJobScheduler"

@@ -63,12 +63,12 @@ class SourceRequests:
         timeout_seconds: float,
     ) -> Answer[T]:
         """See ``EventSource.query``."""
-        from streams.runtime.queries.local import place_of_key
+        from streams.runtime.queries.local import partition_of_key
 
         queries = self._run.queries()
         if asyncio.get_running_loop() is not self._run.loop:
             raise RegistrationError(
                 "query was called on another event loop than the event source's; use query_threadsafe"
             )
-        number = place_of_key(self._declared.config, key, partition)
+        number = partition_of_key(self._declared.config, key, partition)
         return await queries.query(number, read, at_least=at_least, confirm=confirm, timeout_seconds=timeout_seconds)

@@ -116,14 +116,14 @@ class SourceRun:
         """See ``EventSource.statistics_threadsafe``. Any thread."""
         engine = self.present()
 
-        async def look() -> SourceStatistics:
+        async def read() -> SourceStatistics:
             ends: list[Mapping[int, int]] = []
             with anyio.move_on_after(ENDS_SECONDS):
                 for asked in [port.ends() for port in engine.inputs]:
                     ends.append(await asyncio.wrap_future(asked))
             return self.statistics(ends)
 
-        return self.threadsafe(look)
+        return self.threadsafe(read)
 
     def statistics(self, ends: Sequence[Mapping[int, int]] = ()) -> SourceStatistics:
         """Return the state in figures. ``ends``: of each input by partition, as far as they are known."""
@@ -133,7 +133,7 @@ class SourceRun:
         return SourceStatistics(
             self.state,
             engine.config.instance_id,
-            engine.membership.snapshot.generation,
+            engine.membership.group_metadata.generation,
             tuple(
                 worker.statistics([found.get(number, -1) for found in ends])
                 for number, worker in sorted(engine.workers.items())
@@ -143,7 +143,7 @@ class SourceRun:
             len(engine.pool.unsettled),
             engine.replicas.statistics(),
             engine.handover.statistics(),
-            engine.membership.snapshot.member_id,
+            engine.membership.group_metadata.member_id,
             tuple(engine.status.rebalances),
             engine.stages.statistics(),
             len(engine.hung_calls),
@@ -159,7 +159,7 @@ class SourceRun:
         engine = self.engine
         if engine is None:
             return ""
-        return getattr(engine.membership, "joining_as", "") or engine.membership.snapshot.member_id
+        return getattr(engine.membership, "joining_as", "") or engine.membership.group_metadata.member_id
 
     # -- running -------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine, after_
 from streams.stores.ordered import OrderedEngine
 
 Rank = Callable[[bytes, bytes], bytes | None]
-"""The place of an entry (key, value) as bytes that sort; ``None``: it has none."""
+"""The rank of an entry (key, value) as bytes that sort; ``None``: it has none."""
 
 _placed: Final = TupleCodec(bytes, bytes)
 
@@ -68,54 +68,54 @@ class DerivingEngine:
 class Ranking:
     """The keys of a table by the rank of their entries; of one rank in the order of the keys.
 
-    ``places`` are bytes that sort like that: ``start_of`` a rank is at or below all places of it, and above all lower
+    Sort keys are bytes that sort like that: ``start_of`` a rank is at or below all sort keys of it, and above all lower
     ones. Scans may go on while entries change, as in an ordered table.
     """
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._place_of: dict[bytes, bytes] = {}  # without it the old place of a key would be a scan
-        self._places = OrderedEngine()
+        self._sort_key_of: dict[bytes, bytes] = {}  # without it the old sort_key of a key would be a scan
+        self._sorted = OrderedEngine()
 
     def entered(self, key: bytes, value: bytes, /) -> None:
-        self.place(key, self._rank(key, value))
+        self.enter(key, self._rank(key, value))
 
-    def place(self, key: bytes, rank: bytes | None) -> None:
-        """Give a key its place."""
-        place = None if rank is None else place_of(rank, key)
-        before = self._place_of.get(key)
-        if place == before:
+    def enter(self, key: bytes, rank: bytes | None) -> None:
+        """Enter a key with its rank; ``None``: it has none."""
+        sort_key = None if rank is None else sort_key_of(rank, key)
+        before = self._sort_key_of.get(key)
+        if sort_key == before:
             return
         if before is not None:
-            self._places.delete(before)
-        if place is None:
-            del self._place_of[key]
+            self._sorted.delete(before)
+        if sort_key is None:
+            del self._sort_key_of[key]
         else:
-            self._place_of[key] = place
-            self._places.put(place, key)
+            self._sort_key_of[key] = sort_key
+            self._sorted.put(sort_key, key)
 
     def left(self, key: bytes, /) -> None:
-        place = self._place_of.pop(key, None)
-        if place is not None:
-            self._places.delete(place)
+        sort_key = self._sort_key_of.pop(key, None)
+        if sort_key is not None:
+            self._sorted.delete(sort_key)
 
     def clear(self) -> None:
-        self._place_of.clear()
-        self._places.clear()
+        self._sort_key_of.clear()
+        self._sorted.clear()
 
     def scan(
         self, low: bytes | None = None, high: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Scan (place, key) from the place ``low`` up to and without ``high``."""
-        return self._places.range(low, high, reverse=reverse)
+        """Scan (sort key, key) from the sort key ``low`` up to and without ``high``."""
+        return self._sorted.range(low, high, reverse=reverse)
 
     def first(self) -> tuple[bytes, bytes] | None:
-        """Return the lowest place with its key."""
+        """Return the lowest sort key with its key."""
         return next(self.scan(), None)
 
-    def has_place(self, key: bytes, place: bytes) -> bool:
+    def has_sort_key(self, key: bytes, sort_key: bytes) -> bool:
         """Check that a key is still where a scan found it."""
-        return self._place_of.get(key) == place  # it may have been put anew while the scan goes on
+        return self._sort_key_of.get(key) == sort_key  # it may have been put anew while the scan goes on
 
     def others(self, rank: bytes, key: bytes) -> Iterator[bytes]:
         """Scan the other keys of a rank."""
@@ -123,14 +123,14 @@ class Ranking:
         return (found for _, found in self.scan(low, after_prefix(low)) if found != key)
 
     def __len__(self) -> int:
-        return len(self._place_of)
+        return len(self._sort_key_of)
 
 
 def start_of(rank: bytes) -> bytes:
-    """Return what all places of a rank begin with."""
+    """Return what all sort keys of a rank begin with."""
     return _placed.encode_prefix((rank,))  # escaped and ended by 0: no rank is the beginning of another one
 
 
-def place_of(rank: bytes, key: bytes) -> bytes:
-    """Return the place of a key."""
+def sort_key_of(rank: bytes, key: bytes) -> bytes:
+    """Return the sort key of a key."""
     return start_of(rank) + key

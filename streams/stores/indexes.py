@@ -56,14 +56,14 @@ class TableIndex(Generic[V]):
     def entered(self, key: bytes, value: bytes, /) -> None:
         self._unreadable.pop(key, None)
         if self._known is not _NOTHING:  # as ``prepare`` has it, which saw the value before it was encoded
-            self.order.place(key, self._known)
+            self.order.enter(key, self._known)
             return
         try:
             rank = self._rank(key, value)
         except Exception as error:  # of the value, or of the user's function: no reason to lose the copy
             self._unreadable[key] = error
             rank = None
-        self.order.place(key, rank)
+        self.order.enter(key, rank)
 
     def left(self, key: bytes, /) -> None:
         self._unreadable.pop(key, None)

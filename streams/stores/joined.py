@@ -62,7 +62,7 @@ class Joined(Generic[K, V]):
         self.ordered = ordered
         self.partitioner = partitioner
         self.engine = engine
-        self._place = None if partitioner is None else PARTITIONERS[partitioner]
+        self._placement = None if partitioner is None else PARTITIONERS[partitioner]
 
     def __repr__(self) -> str:
         return f"Joined({self.topic!r})"
@@ -76,7 +76,7 @@ class Joined(Generic[K, V]):
 
     def partition_of(self, key: bytes) -> int | None:
         """Return the partition of a key; ``None``: it is not known, or not checked."""
-        return None if self._place is None else self._place(key, self.partitions)
+        return None if self._placement is None else self._placement(key, self.partitions)
 
     def record(self, key: K, row: V | None) -> Record:
         """Return the record that puts a row into the table's topic, or deletes it (``None``), for
@@ -107,13 +107,13 @@ class Joined(Generic[K, V]):
         except Exception as error:  # of the user's codec
             raise DecodeError(reason(error)) from error
 
-    def check_placed(self, record: IncomingRecord, others: Sequence[bytes]) -> None:
+    def check_partition(self, record: IncomingRecord, others: Sequence[bytes]) -> None:
         """Check that a row is in its partition. ``others``: keys of the same partition. Raises ``TopicError``, which
         names the partitioner that fits all of them."""
-        key, place = record.key, self._place
-        if place is None or key is None:
+        key, placement = record.key, self._placement
+        if placement is None or key is None:
             return
-        due = place(key, self.partitions)
+        due = placement(key, self.partitions)
         if due == record.partition:
             return
         known = {key, *others}  # several: one key alone is by chance where a wrong partitioner has it, too

@@ -49,7 +49,7 @@ class RowTopic(Protocol[K, V]):
     def codecs(self) -> tuple[Codec[K], Codec[V]]: ...
     def partition_of(self, key: bytes) -> int | None: ...
     def read(self, record: IncomingRecord, size_limit: int) -> JoinedRow | None: ...
-    def check_placed(self, record: IncomingRecord, others: Sequence[bytes]) -> None: ...
+    def check_partition(self, record: IncomingRecord, others: Sequence[bytes]) -> None: ...
 
 
 class JoinedTable(ReadTable[K, V], Generic[K, V]):
@@ -73,14 +73,14 @@ class JoinedTable(ReadTable[K, V], Generic[K, V]):
             """The value of ``key``, decoded anew at each call, or ``default``."""
             found = table_access.get(self, key, _MISSING)
             if found is _MISSING:
-                self._check_place(key)
+                self._check_key(key)
                 return default
             return found
 
     def __contains__(self, key: K) -> bool:
         found = super().__contains__(key)
         if not found:
-            self._check_place(key)
+            self._check_key(key)
         return found
 
     # -- as the engine sees it -----------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class JoinedTable(ReadTable[K, V], Generic[K, V]):
         ``TopicError``."""
         row = self.joined.read(record, size_limit)
         if self._to_check and row is not None:
-            self.joined.check_placed(record, self._checked)
+            self.joined.check_partition(record, self._checked)
             self._checked.append(row.key)
             self._to_check -= 1
             if not self._to_check:
@@ -123,7 +123,7 @@ class JoinedTable(ReadTable[K, V], Generic[K, V]):
         """Make the argument of an update handler: ``old`` is the row before, in bytes."""
         return Update(row.name, None if old is None else self.decode_value(old), row.new)
 
-    def _check_place(self, key: K) -> None:
+    def _check_key(self, key: K) -> None:
         due = self.joined.partition_of(self._encode_key(key))
         if due is not None and due != self.partition.partition:
             raise StoreError(

@@ -113,7 +113,7 @@ class NamedTable(Table[K, V], Generic[K, V]):
     def by(self, index: str, value: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
         """Scan the entries for which this index has ``value``, in the order of their keys."""
         found = self._index(index)
-        return self._placed(found, found.keys(value, reverse=reverse))
+        return self._in_order(found, found.keys(value, reverse=reverse))
 
     def by_range(
         self, index: str, low: Any = None, high: Any = None, *, reverse: bool = False, include_high: bool = False
@@ -121,7 +121,7 @@ class NamedTable(Table[K, V], Generic[K, V]):
         """Scan the entries in the order of what this index has, from ``low`` up to and without ``high`` (``None``: no
         end there)."""
         found = self._index(index)
-        return self._placed(found, found.range(low, high, reverse=reverse, include_high=include_high))
+        return self._in_order(found, found.range(low, high, reverse=reverse, include_high=include_high))
 
     def _index(self, name: str) -> TableIndex[V]:
         self._check_open()
@@ -131,10 +131,10 @@ class NamedTable(Table[K, V], Generic[K, V]):
             known = ", ".join(self._indexes) or "none"
             raise StoreError(f"{self._name!r} has no index {name!r}; it has {known}") from None
 
-    def _placed(self, index: TableIndex[V], places: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
-        for place, key_bytes in self._scan(places):
+    def _in_order(self, index: TableIndex[V], sort_keys: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
+        for sort_key, key_bytes in self._scan(sort_keys):
             value = self._get(key_bytes)
-            if value is not None and index.order.has_place(key_bytes, place):
+            if value is not None and index.order.has_sort_key(key_bytes, sort_key):
                 key = self._decode_key(key_bytes)
                 yield key, self._decoded_value(value, key)
 
@@ -202,7 +202,7 @@ class _Expiry:
         found = list(islice(self.order.scan(low, high), MOST_AT_ONCE))
         if found and (keeper := self._home.timekeeper) is not None and time_ms > (now := keeper.now_ms()):
             not_due = start_of(int_codec.encode(max(0, now - self._expires_ms + 1)))
-            early = [key for place, key in found if place >= not_due]
+            early = [key for sort_key, key in found if sort_key >= not_due]
             if early:
                 self._home.expired_early(self._table._name, len(early), f"{self._table._decode_key(early[-1])!r:.80}")
         for _, key in found:

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from streams.errors import OffsetError, StoreError
 from streams.records import Change, TopicPartition
-from streams.sak.users_code import calling_place
+from streams.sak.users_code import calling_location
 
 
 class NoStore(StoreError, AttributeError):
@@ -24,7 +24,7 @@ class Stateless:
         if name.startswith("_"):
             raise AttributeError(name)
         raise NoStore(
-            f"{self._where}: ctx.store.{name} was used{calling_place()}, but the event source has no store; "
+            f"{self._where}: ctx.store.{name} was used{calling_location()}, but the event source has no store; "
             "give it one: EventSource(config, store=Table.factory(key=..., value=...))"
         )
 

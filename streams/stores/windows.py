@@ -11,7 +11,7 @@ from streams.codecs import TupleCodec, codec_for, int_codec
 from streams.errors import ConfigError, StoreError
 from streams.outcomes import Retry
 from streams.protocols import Codec
-from streams.stores.derived import DerivingEngine, Ranking, place_of, start_of
+from streams.stores.derived import DerivingEngine, Ranking, sort_key_of, start_of
 from streams.stores.framed import PrefixedCodec
 from streams.stores.named_table import milliseconds
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
@@ -228,8 +228,8 @@ class Windows(Generic[K, V, E]):
         windows = [Window(start, start + shape.size_ms) for start in starts]
         windows = [window for window in windows if not self._is_closed(key_bytes, window)]
         for window in windows:
-            place = (key_bytes, window.start_ms, window.end_ms)
-            self.table.put(place, self._plan.add(self.table.get(place), item))
+            row = (key_bytes, window.start_ms, window.end_ms)
+            self.table.put(row, self._plan.add(self.table.get(row), item))
         return windows
 
     def _session(self, key: K, item: E, at: int) -> list[Window]:
@@ -273,11 +273,11 @@ class Windows(Generic[K, V, E]):
         closed = None
         try:
             # From the first place behind the mark on: places are bytes, and the next one is a 0 longer.
-            for place, key_bytes in islice(self._order.scan(None if mark is None else mark + b"\0", ended), most):
+            for sort_key, key_bytes in islice(self._order.scan(None if mark is None else mark + b"\0", ended), most):
                 value = self.table._get(key_bytes)
                 if on_close is not None and value is not None:
                     self._report(on_close, key_bytes, value)
-                closed = place
+                closed = sort_key
         finally:  # also if one fails and a handler that called ``advance`` goes on: none is reported twice
             if closed is not None:
                 home.set_own(self._mark, closed)
@@ -302,7 +302,7 @@ class Windows(Generic[K, V, E]):
             home.timekeeper.close(home.context, report, on_close, window, self._plan.on_error)
 
     def mark_back(self, mark: bytes, time_ms: int) -> bytes:
-        """Return the place up to which windows are closed, for a time that is set back: later ones are open again."""
+        """Return the sort key up to which windows are closed, for a time set back: later ones are open again."""
         return min(mark, start_of(int_codec.encode(time_ms - self._shape.grace_ms + 1)))
 
     def put_back(self, value: bytes, _: int) -> bytes:
@@ -316,7 +316,7 @@ class Windows(Generic[K, V, E]):
         if mark is None:
             return False
         # By the mark, too: with a grace that was made longer the time alone would open it again, and report it twice.
-        return place_of(int_codec.encode(window.end_ms), self._codec.encode((key_bytes, *window))) <= mark
+        return sort_key_of(int_codec.encode(window.end_ms), self._codec.encode((key_bytes, *window))) <= mark
 
     def _rank(self, key: bytes, _: bytes) -> bytes:
         return int_codec.encode(self._codec.decode(key)[2])

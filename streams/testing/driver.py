@@ -207,7 +207,7 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
         """The group's offsets in the source's topic, or in another input: of each partition that has one, the first
         that is not handled."""
         broker = self._world.broker
-        found = {number: broker.offsets.get(broker.place(topic, number)) for number in self._partitions()}
+        found = {number: broker.offsets.get(broker.offset_key(topic, number)) for number in self._partitions()}
         return {number: offset for number, offset in found.items() if offset is not None}
 
     def changelog(self, partition: int) -> dict[bytes, bytes]:

@@ -174,7 +174,7 @@ class EngineSuite:
                 except BaseException as error:
                     failures.append(error)
 
-            def look(by_key: bool) -> None:
+            def read_all(by_key: bool) -> None:
                 before = dict.fromkeys(keys, 0)
                 while writer.is_alive():
                     found = [(key, database.get(key)) for key in keys] if by_key else []
@@ -187,14 +187,14 @@ class EngineSuite:
 
             def scan() -> None:  # as one that makes a snapshot
                 try:
-                    look(False)
+                    read_all(False)
                 except BaseException as error:
                     failures.append(error)
 
             writer, scanner = threading.Thread(target=write), threading.Thread(target=scan)
             writer.start()
             scanner.start()
-            look(True)
+            read_all(True)
             writer.join()
             scanner.join()
             assert not failures

@@ -21,7 +21,7 @@ import msgspec
 
 from streams.errors import ConfigError
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
-from streams.model.group import Snapshot, TakeOver
+from streams.model.group import GroupMetadata, TakeOver
 from streams.records import IncomingRecord
 from streams.runtime.connections import KafkaConnections
 from streams.settings.config import EventSourceConfig
@@ -149,11 +149,11 @@ class FaultySlot(_Faulty):
     """A slot, with points around every step of a transaction."""
 
     async def flush(
-        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], Snapshot]
+        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], GroupMetadata]
     ) -> None:
         """Pass the points around records and offsets."""
 
-        def before_offsets() -> Snapshot:
+        def before_offsets() -> GroupMetadata:
             self._hit("send_offsets.before")
             return fence()
 

@@ -62,7 +62,7 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
     if world.awaited:
         yield f"{world.awaited} member(s) are about to be started again"
     if balanced:
-        yield from _out_of_place(world)
+        yield from _misassigned(world)
 
 
 def _visits(world: DrivenWorld) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _visits(world: DrivenWorld) -> Iterator[str]:
 
 def _lookups_behind(world: DrivenWorld, number: int, engine: Engine) -> Iterator[str]:
     """List the lookups that a member has not read to their ends, unless a test holds them back."""
-    for topic, partitions in engine.lookups.places().items():
+    for topic, partitions in engine.lookups.positions().items():
         for partition, (position, is_paused) in enumerate(partitions):
             stable = world.broker.log(topic, partition).stable
             if position < stable and not is_paused:
@@ -109,7 +109,7 @@ def _open_transactions(log: Log) -> str:
     return f"readers wait at offset {log.stable} for {names}"
 
 
-def _out_of_place(world: DrivenWorld) -> Iterator[str]:
+def _misassigned(world: DrivenWorld) -> Iterator[str]:
     """Partitions without exactly one owner, moves under way, members that are not (or still) known to the group."""
     members = [member for member in world.running() if not member.is_frozen]
     group, counts = world.group, dict.fromkeys((member.number for member in members), 0)
@@ -199,7 +199,7 @@ def _offsets(world: DrivenWorld, partition: int, topic: str) -> Iterator[str]:
     left = [record.offset for record in source.committed(max(handled, 0), source.end)]
     if left:
         yield f"{source.topic}[{partition}]: {len(left)} record(s) from offset {left[0]} on are not handled"
-    known = world.broker.offsets.get(world.broker.place(topic, partition))
+    known = world.broker.offsets.get(world.broker.offset_key(topic, partition))
     if known is not None and offsets and known != handled:
         yield f"{source.topic}[{partition}]: the group's offset is {known}, the changelog's {handled}"
 

@@ -44,7 +44,7 @@ Say = Callable[[str, int, int], None]
 """Called with the name of the work, how much of it is done, and how much there is (0: not known)."""
 Sequences = dict[tuple[str, bytes | None], list[tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]]]
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 STATE = "state"
 """The folder in that of the trial for state on disk, which is never kept."""
 SHOWN = 20
@@ -226,7 +226,7 @@ class Trial:
         deadline = time.monotonic() + patience
         while site.handled() == 0:
             self._check(site, workers, deadline, "nothing was handled")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _wait(self, site: Site, workers: Sequence[WorkerProcess], what: str, patience: float) -> None:
         handled, moved_at = -1, time.monotonic()
@@ -238,7 +238,7 @@ class Trial:
             if now != handled:
                 handled, moved_at = now, time.monotonic()
             self._check(site, workers, moved_at + patience, f"{now} of {len(self._records)} records were handled")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _check(self, site: Site, workers: Sequence[WorkerProcess], deadline: float, stand: str) -> None:
         for worker in workers:

@@ -124,7 +124,7 @@ class DrivenWorld:
     ) -> None:
         self._make = source if not isinstance(source, EventSource) else None
         self.state_folder = StateFolder(state_folder)
-        self._source = _snapshot(source) if isinstance(source, EventSource) else _made_by(source)
+        self._source = _copied(source) if isinstance(source, EventSource) else _made_by(source)
         self._start_time = start_time
         self.loop = VirtualTimeLoop(float("inf"))
         self.rng = random.Random(seed)
@@ -285,7 +285,7 @@ class DrivenWorld:
 
     def build(self, process: Process, number: int) -> EventSource[Any]:
         """Build the source of a member."""
-        made = _snapshot(self._source) if self._make is None else self._make()
+        made = _copied(self._source) if self._make is None else self._make()
         self.broker.further |= frozenset(made.inputs)
         given = made.config
         made.config = msgspec.structs.replace(
@@ -304,7 +304,7 @@ def offset_in(record: OffsetRecord, topic: str, partition: int) -> int:
     return -1 if at is None else at[0]
 
 
-def _snapshot(source: EventSource[Any]) -> EventSource[Any]:
+def _copied(source: EventSource[Any]) -> EventSource[Any]:
     """Copy a source with its declarations; the source itself is left as it is."""
     made = copy.copy(source)
     made._hold(source._declared.copy())

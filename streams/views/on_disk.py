@@ -16,7 +16,7 @@ from streams.errors import ConfigError, DiskDamaged, StoreError, StreamsError
 from streams.protocols import DiskDatabase, DiskEngine, more_may_follow
 from streams.records import Change
 from streams.runtime.keeping.folders.entries import Damaged, Point
-from streams.runtime.keeping.folders.place import prepare_root
+from streams.runtime.keeping.folders.parents import prepare_root
 from streams.runtime.keeping.folders.shelf import set_aside
 from streams.views.shared import ABSENT, FrozenInOrder, SharedOrderedEngine
 

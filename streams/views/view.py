@@ -45,7 +45,7 @@ MARK_SECONDS: Final = 60.0
 """Seconds between two proofs that a view on disk is complete. From the last one on the next block reads on."""
 SETTLE_SECONDS: Final = 1.0
 """Seconds for open transactions to end, before everything behind them counts as not committed yet."""
-_LOOK_SECONDS: Final = 0.25
+_CHECK_SECONDS: Final = 0.25
 """Seconds between two looks at the state."""
 
 
@@ -271,9 +271,9 @@ class View(ViewReads[K, V], Generic[K, V]):
                 last = self.state
                 yield last
             elif self._reader is not None:
-                await self._reader.wait_changed(_LOOK_SECONDS)
+                await self._reader.wait_changed(_CHECK_SECONDS)
             else:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_CHECK_SECONDS)
 
     @property
     def codecs(self) -> tuple[Codec[K], Codec[V]]:

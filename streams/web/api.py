@@ -17,7 +17,7 @@ from streams.web.actions import ActionRefused
 from streams.web.doors import refused
 from streams.web.letters import LetterFilter
 from streams.web.look_up import QuestionRefused, looked_up
-from streams.web.rows import plain_snapshot
+from streams.web.rows import plain_status
 from streams.web.site import Site
 from streams.web.tokens import Scope
 
@@ -46,7 +46,7 @@ class RequestRefused(Exception):
 
 
 async def _group(site: Site, request: Request) -> Any:
-    return plain_snapshot(await site.board.snapshot(), site.is_source)
+    return plain_status(await site.board.status(), site.is_source)
 
 
 async def _topology(site: Site, request: Request) -> Any:
@@ -103,7 +103,7 @@ async def _letters(site: Site, request: Request) -> Any:
     if site.letters is None:
         raise RequestRefused(404, "no source is named")
     try:
-        return await site.letters.look(LetterFilter.of(request.query_params))
+        return await site.letters.read(LetterFilter.of(request.query_params))
     except StreamsError as error:
         raise _refusal_of(error) from error
 

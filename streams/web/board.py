@@ -1,4 +1,4 @@
-"""One snapshot a second, for all viewers together, while there are any."""
+"""One status a second, for all viewers together, while there are any."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from streams.looks.group_picture import Picture
 from streams.views.state import ViewStatistics
 from streams.views.view import View
 from streams.web.facts import MemberFacts, Members
-from streams.web.group_look import GroupLook
+from streams.web.group_client import GroupClient
 
-SNAPSHOT_SECONDS: Final = 1.0
+STATUS_SECONDS: Final = 1.0
 GROUP_SECONDS: Final = 2.0
-"""Between two looks at the group: each costs the cluster some requests."""
+"""Between two reads of the group: each costs the cluster some requests."""
 GROUP_PATIENCE_SECONDS: Final = 2.0
 """The wait of the first viewer for the group; then the last known one is shown."""
 IDLE_SECONDS: Final = 30.0
@@ -31,7 +31,7 @@ RATES: Final = 120
 _Totals = dict[tuple[str, int], int]
 
 
-class GroupSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A group at one moment, as a monitor sees it. ``picture``: of the whole group, ``picture_seconds`` old;
     ``problem``: why there is none, or no newer one. ``rates``: events a second, of the last seconds with a
     viewer, the newest last."""
@@ -47,20 +47,21 @@ class GroupSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Board:
-    """Makes snapshots on the loop of the monitor. Nothing runs while there are no viewers."""
+    """Describes the group on the loop of the monitor. Nothing runs while there are no viewers."""
 
     def __init__(
         self,
         group: str,
         members: Members | None,
-        look: GroupLook | None,
+        group_client: GroupClient | None,
         views: Sequence[View[Any, Any]] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._group, self._members, self._look, self._views, self._now = group, members, look, views, now
-        self._snapshot: GroupSnapshot | None = None
+        self._group, self._members, self._group_client = group, members, group_client
+        self._views, self._now = views, now
+        self._status: GroupStatus | None = None
         self._made_at = self._pictured_at = float("-inf")
-        self._making: asyncio.Task[GroupSnapshot] | None = None
+        self._making: asyncio.Task[GroupStatus] | None = None
         self._picturing: asyncio.Future[Picture] | None = None
         self._picture: Picture | None = None
         self._problem = ""
@@ -70,10 +71,10 @@ class Board:
         self._idle: asyncio.TimerHandle | None = None
         self.closed = False
 
-    async def snapshot(self) -> GroupSnapshot:
-        """Return a snapshot that is a second old at most. All that wait get the same one."""
-        if self._snapshot is not None and self._now() - self._made_at < SNAPSHOT_SECONDS:
-            return self._snapshot
+    async def status(self) -> GroupStatus:
+        """Return a status that is a second old at most. All that wait get the same one."""
+        if self._status is not None and self._now() - self._made_at < STATUS_SECONDS:
+            return self._status
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._make())
         return await asyncio.shield(self._making)
@@ -83,15 +84,15 @@ class Board:
         self.closed = True
         if self._idle is not None:
             self._idle.cancel()
-        self._close_look()
+        self._close_client()
         self._thread.shutdown(wait=False)
 
-    async def _make(self) -> GroupSnapshot:
+    async def _make(self) -> GroupStatus:
         self._stay_awake()
-        members, _ = await asyncio.gather(self._look_at_members(), self._look_at_group())
+        members, _ = await asyncio.gather(self._read_members(), self._read_group())
         now = self._now()
         self._count(now, members)
-        self._snapshot = GroupSnapshot(
+        self._status = GroupStatus(
             group=self._group,
             at_ms=time.time_ns() // 1_000_000,
             members=members,
@@ -102,29 +103,29 @@ class Board:
             views=tuple(view.statistics() for view in self._views),
         )
         self._made_at = now
-        return self._snapshot
+        return self._status
 
-    async def _look_at_members(self) -> tuple[MemberFacts, ...]:
-        return () if self._members is None else await self._members.look()
+    async def _read_members(self) -> tuple[MemberFacts, ...]:
+        return () if self._members is None else await self._members.read()
 
-    async def _look_at_group(self) -> None:
-        """Begin a look, if it is time for one; wait for it a while if none has succeeded yet."""
-        if self._look is None or self.closed:
+    async def _read_group(self) -> None:
+        """Begin a read, if it is time for one; wait for it a while if none has succeeded yet."""
+        if self._group_client is None or self.closed:
             return
         if self._picturing is None and self._now() - self._pictured_at >= GROUP_SECONDS:
-            self._picturing = asyncio.get_running_loop().run_in_executor(self._thread, self._look.look)
+            self._picturing = asyncio.get_running_loop().run_in_executor(self._thread, self._group_client.read)
             self._picturing.add_done_callback(self._pictured)
         if self._picturing is not None and self._picture is None and not self._problem:
             with contextlib.suppress(TimeoutError, Exception):  # ``_pictured`` notes what went wrong
                 await asyncio.wait_for(asyncio.shield(self._picturing), GROUP_PATIENCE_SECONDS)
 
-    def _pictured(self, looked: asyncio.Future[Picture]) -> None:
+    def _pictured(self, read: asyncio.Future[Picture]) -> None:
         self._picturing, self._pictured_at = None, self._now()
-        if looked.cancelled():
+        if read.cancelled():
             return
-        error = looked.exception()
+        error = read.exception()
         if error is None:
-            self._picture, self._problem = looked.result(), ""
+            self._picture, self._problem = read.result(), ""
         elif isinstance(error, StreamsError):
             self._problem = str(error)
         else:
@@ -145,7 +146,7 @@ class Board:
         # A member that was not there has counted since its start, a moment ago; one that restarted begins at 0.
         gained = sum(max(0, total - known[place]) for place, total in totals.items() if place in known)
         if known and now > before:
-            if now - before > 3 * SNAPSHOT_SECONDS:  # there was no viewer meanwhile
+            if now - before > 3 * STATUS_SECONDS:  # there was no viewer meanwhile
                 self._rates.clear()
             self._rates.append(gained / (now - before))
         self._totals = now, {**known, **totals} if totals else known
@@ -153,8 +154,8 @@ class Board:
     def _stay_awake(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._close_look)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._close_client)
 
-    def _close_look(self) -> None:
-        if self._look is not None:
-            self._thread.submit(self._look.close)
+    def _close_client(self) -> None:
+        if self._group_client is not None:
+            self._thread.submit(self._group_client.close)

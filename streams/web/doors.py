@@ -89,7 +89,7 @@ class Doors:
         await self._bounded(request, is_stream, _with_headers(send, request))
 
     @contextmanager
-    def _place(self, is_stream: bool) -> Iterator[bool]:
+    def _permit(self, is_stream: bool) -> Iterator[bool]:
         """Take the place of a request, if there is one: ``False`` otherwise."""
         if self._streams >= MOST_STREAMS if is_stream else self._requests >= MOST_REQUESTS:
             yield False
@@ -120,8 +120,8 @@ class Doors:
         try:
             async with asyncio.timeout(REQUEST_SECONDS) as patience:
                 body = await _body_of(request)  # a slow one takes no place from others
-                with self._place(is_stream) as has_place:
-                    if not has_place:
+                with self._permit(is_stream) as has_permit:
+                    if not has_permit:
                         head = {"Retry-After": "1", "Connection": "close"}
                         answer = PlainTextResponse("too many requests at a time\n", 503, head)
                     else:

@@ -14,7 +14,7 @@ from streams.statistics import SourceStatistics
 
 COMMITS: Final = 512
 """The last transactions, of which commit times are shown."""
-LOOK_SECONDS: Final = 0.7
+READ_SECONDS: Final = 0.7
 """The wait for a member's own loop."""
 
 
@@ -43,13 +43,13 @@ class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Members(Protocol):
     """The members whose own facts are within reach."""
 
-    async def look(self) -> tuple[MemberFacts, ...]:
+    async def read(self) -> tuple[MemberFacts, ...]:
         """Return the facts of this moment, in a second at most."""
         ...
 
 
 class SourceFacts:
-    """Facts of a source in this process. Make it before the source starts; ``look`` from any thread but its loop's."""
+    """Facts of a source in this process. Make it before the source starts; ``read`` from any thread but its loop's."""
 
     def __init__(self, source: EventSource[Any]) -> None:
         self._source = source
@@ -57,9 +57,9 @@ class SourceFacts:
         self._commits: deque[tuple[bool, float]] = deque(maxlen=COMMITS)  # written on the loop, copied by readers
         source.add_metrics_handler(self._measured)
 
-    def look(self) -> MemberFacts:
-        """Return the facts of this moment; waits for the loop of the source for ``LOOK_SECONDS`` at most."""
-        statistics = self._health.look(LOOK_SECONDS)
+    def read(self) -> MemberFacts:
+        """Return the facts of this moment; waits for the loop of the source for ``READ_SECONDS`` at most."""
+        statistics = self._health.statistics(READ_SECONDS)
         name = self._source.config.instance_id or "this process"
         if statistics is None:
             return MemberFacts(name=name, problem="its event loop does not answer", commits=self._times())

@@ -16,17 +16,17 @@ from streams.looks.addresses import await_listener
 from streams.looks.letter_choice import LetterChoice, collect, explained, originals_of, problems_of, record_of
 from streams.looks.letter_facts import whole
 from streams.looks.letters import Letter, LetterBox, resent
-from streams.looks.records import Decoder, Place, one_line, place_of, shortened
+from streams.looks.records import Decoder, PartitionOffset, one_line, partition_offset_of, shortened
 from streams.records import Output
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
 from streams.web.actions import ActionRun
-from streams.web.group_look import GroupLook
+from streams.web.group_client import GroupClient
 from streams.web.look_up import QuestionRefused
 
 MOST_LETTERS: Final = 50
 """Letters on a page."""
-LOOK_SECONDS: Final = 4.0
+READ_SECONDS: Final = 4.0
 """The time for reading them: a topic with more than that is for ``kes dlq``."""
 MOST_SETTLED: Final = 10_000
 """Letters of one run, where all are chosen; as of ``kes dlq``."""
@@ -55,7 +55,7 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
             found = msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
             raise QuestionRefused(f"the filter cannot be read: {error}") from None
-        if found.after and place_of(found.after) is None:
+        if found.after and partition_offset_of(found.after) is None:
             raise QuestionRefused("the filter cannot be read: after is PARTITION@OFFSET, as in 2@1473")
         return found
 
@@ -72,7 +72,7 @@ class LetterOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def choice(self) -> LetterChoice:
         """Return the letters that are meant. Raises ``ConfigError``."""
-        places = {place for text in self.places if (place := place_of(text)) is not None}
+        places = {place for text in self.places if (place := partition_offset_of(text)) is not None}
         if len(places) != len(set(self.places)):
             raise ConfigError("name letters by PARTITION@OFFSET, as in 2@1473")
         if self.all == bool(places):
@@ -83,22 +83,22 @@ class LetterOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DeadLetters:
     """The dead letters of one source."""
 
-    def __init__(self, source: EventSource[Any], look: GroupLook) -> None:
-        self._source, self._look = source, look
+    def __init__(self, source: EventSource[Any], group_client: GroupClient) -> None:
+        self._source, self._group_client = source, group_client
         self.topic = source.config.dead_letters
         self._looking = asyncio.Lock()
 
-    async def look(self, wanted: LetterFilter) -> dict[str, Any]:
+    async def read(self, wanted: LetterFilter) -> dict[str, Any]:
         """Return the first open letters with their events, for people: texts are cut, and harmless. ``next``: the place
         behind which the next page begins; empty if there is none. Raises ``NotCaughtUp``, and as ``LetterBox``."""
         over = threading.Event()
         async with self._looking:  # one reader at a time
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(READ_SECONDS):
                     return await asyncio.to_thread(self._read, wanted, over.is_set)
             except (TimeoutError, Stopped):
                 over.set()
-                raise NotCaughtUp(f"they were not read within {LOOK_SECONDS:g} s: use kes dlq list") from None
+                raise NotCaughtUp(f"they were not read within {READ_SECONDS:g} s: use kes dlq list") from None
 
     def nothing(self, problem: str) -> dict[str, Any]:
         """Return what a page shows instead."""
@@ -125,37 +125,37 @@ class DeadLetters:
 
     def _read(self, wanted: LetterFilter, cancelled: Callable[[], bool]) -> dict[str, Any]:
         decoder, choice = Decoder(self._source), LetterChoice((), wanted.partition, wanted.key, wanted.type)
-        after = place_of(wanted.after) or Place(-1, -1)
-        with LetterBox(self._settings(), self.topic, LOOK_SECONDS) as box:
+        after = partition_offset_of(wanted.after) or PartitionOffset(-1, -1)
+        with LetterBox(self._settings(), self.topic, READ_SECONDS) as box:
             found = collect(box, choice, MOST_LETTERS + 1, after=after, cancelled=cancelled)
             page = found.letters[:MOST_LETTERS]
             originals = originals_of(box, page)
-        shown = [_short(whole(letter, decoder, originals.get(letter.place))) for letter in page]
-        behind = str(page[-1].place) if len(found.letters) > MOST_LETTERS else ""
+        shown = [_short(whole(letter, decoder, originals.get(letter.position))) for letter in page]
+        behind = str(page[-1].position) if len(found.letters) > MOST_LETTERS else ""
         return {"topic": self.topic, "open": found.open, "letters": shown, "next": behind, "problem": ""}
 
     def _settle(
         self, order: LetterOrder, prepare: _Prepare, deed: str, progress: Callable[[int, int, str], None]
     ) -> str:
         wanted = order.choice()
-        progress(0, len(wanted.places), "reading")
+        progress(0, len(wanted.positions), "reading")
         with (
             LetterBox(self._settings(), self.topic, _SETTLE_SECONDS) as box,
             closing(box.settler()) as settler,  # from here on no other process settles letters, so look now
         ):
-            limit = len(wanted.places) or MOST_SETTLED
-            look = collect(box, wanted, limit, settled=bool(wanted.places))
-            missing = sorted(set(wanted.places) - {letter.place for letter in look.letters})
+            limit = len(wanted.positions) or MOST_SETTLED
+            chosen = collect(box, wanted, limit, settled=bool(wanted.positions))
+            missing = sorted(set(wanted.positions) - {letter.position for letter in chosen.letters})
             if missing:
                 raise OffsetError(f"{self.topic} has no dead letter at {missing[0]}")
-            letters = [letter for letter in look.letters if not letter.is_settled]
+            letters = [letter for letter in chosen.letters if not letter.is_settled]
             pairs = prepare(box, letters)
             try:
-                done = settler.settle(pairs, look.ranges)
+                done = settler.settle(pairs, chosen.ranges)
             except TransactionFailed as error:
                 raise explained(error, self.topic) from error
-        progress(done, len(look.letters), "")
-        rest = f"left: {look.open - done}" if order.all else f"settled before: {len(wanted.places) - done}"
+        progress(done, len(chosen.letters), "")
+        rest = f"left: {chosen.open - done}" if order.all else f"settled before: {len(wanted.positions) - done}"
         return f"{deed}: {done}; {rest}"
 
     def _resent(self, box: LetterBox, letters: list[Letter]) -> list[tuple[Letter, Output | None]]:
@@ -165,12 +165,12 @@ class DeadLetters:
         problems = problems_of(box, letters, originals, Decoder(self._source))
         if problems:
             raise TopicError(f"nothing is sent, since {len(problems)} cannot be: {harmless(problems[0])}")
-        return [(letter, resent(letter, record_of(originals.get(letter.place)))) for letter in letters]
+        return [(letter, resent(letter, record_of(originals.get(letter.position)))) for letter in letters]
 
     def _settings(self) -> ClientSettings:
-        servers = self._look.servers
+        servers = self._group_client.servers
         await_listener(servers, 0.0)
-        return ClientSettings(servers, self._look.client_settings, client_id="kes-web")
+        return ClientSettings(servers, self._group_client.client_settings, client_id="kes-web")
 
 
 def _dropped(_: LetterBox, letters: list[Letter]) -> list[tuple[Letter, Output | None]]:

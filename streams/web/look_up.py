@@ -19,7 +19,7 @@ from streams.queries.reader import StateReader
 from streams.queries.searching import search
 from streams.source.event_source import EventSource
 from streams.views.view import View
-from streams.web.group_look import GroupLook
+from streams.web.group_client import GroupClient
 
 LONGEST_VALUE: Final = 64 * 1024
 """Characters of a value that are shown."""
@@ -59,11 +59,11 @@ class AskedProof(msgspec.Struct, frozen=True, kw_only=True):
         return f"the owner, {'confirmed by a commit after the read' if self.confirm else 'by a commit or its lease'}"
 
 
-class OwnerLook:
+class OwnerReads:
     """The committed state of the source, key by key, from the members that own it. On the loop of the monitor."""
 
-    def __init__(self, source: EventSource[Any], look: GroupLook) -> None:
-        self._source, self._look = source, look
+    def __init__(self, source: EventSource[Any], group_client: GroupClient) -> None:
+        self._source, self._group_client = source, group_client
         self._room = asyncio.Semaphore(MOST_AT_A_TIME)
 
     async def ask(self, text: str, parameters: Mapping[str, str], *, is_base64: bool) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class OwnerLook:
         if proof.partition is not None and proof.partition >= number:
             raise QuestionRefused(f"partition {proof.partition}: there are 0 to {number - 1}")
         # A reader of its own: none is left open while there are no viewers.
-        async with self._room, StateReader.of(self._source, bootstrap_servers=self._look.servers) as reader:
+        async with self._room, StateReader.of(self._source, bootstrap_servers=self._group_client.servers) as reader:
             key = key_of(reader.codecs[0], text, is_base64=is_base64)
             asked = msgspec.structs.asdict(proof)
             try:

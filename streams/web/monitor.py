@@ -23,9 +23,9 @@ from streams.web.actions import Action, RegisteredAction
 from streams.web.board import Board
 from streams.web.doors import Address
 from streams.web.facts import MemberFacts, Members, SourceFacts
-from streams.web.group_look import GroupLook
+from streams.web.group_client import GroupClient
 from streams.web.letters import DeadLetters
-from streams.web.look_up import OwnerLook
+from streams.web.look_up import OwnerReads
 from streams.web.pages import DROP, REPLAY, Pages
 from streams.web.serving import ServerThread, is_loopback
 from streams.web.site import Probes, Site
@@ -93,8 +93,8 @@ class _OwnMembers:
     def __init__(self, facts: SourceFacts) -> None:
         self._facts = facts
 
-    async def look(self) -> tuple[MemberFacts, ...]:
-        return (await asyncio.to_thread(self._facts.look),)
+    async def read(self) -> tuple[MemberFacts, ...]:
+        return (await asyncio.to_thread(self._facts.read),)
 
 
 class Monitor:
@@ -252,17 +252,17 @@ class Monitor:
     def _site(self) -> Site:
         """Make what is shown. On the loop."""
         config = self._source.config if self._source else None
-        look = GroupLook(self._group, config, self._servers)
+        group_client = GroupClient(self._group, config, self._servers)
         source = self._source
-        letters = None if source is None else DeadLetters(source, look)
-        owners = None if source is None else OwnerLook(source, look)
+        letters = None if source is None else DeadLetters(source, group_client)
+        owners = None if source is None else OwnerReads(source, group_client)
         actions = dict(self._actions)
         if letters is not None:
             actions[REPLAY] = RegisteredAction(REPLAY, letters.replay)
             actions[DROP] = RegisteredAction(DROP, letters.drop)
         if source is not None and not self._is_elsewhere:
             actions[DRAIN] = RegisteredAction(DRAIN, _draining(source))
-        board = Board(self._group, self._members, look, self._views)
+        board = Board(self._group, self._members, group_client, self._views)
         return Site(self._group, board, source, self._views, letters, owners, self._probes, actions)
 
 

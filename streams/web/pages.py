@@ -1,4 +1,4 @@
-"""The pages, rendered on the server; each live part is rendered once a snapshot, for all viewers."""
+"""The pages, rendered on the server; each live part is rendered once for a status, for all viewers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streams.observability.health import Verdict
 from streams.sak.harmless import harmless
 from streams.web import api, rows
 from streams.web.actions import ActionRefused, form_argument
-from streams.web.board import SNAPSHOT_SECONDS, GroupSnapshot
+from streams.web.board import STATUS_SECONDS, GroupStatus
 from streams.web.doors import FORM_FIELD, METRICS_PATH, STREAM_PATH, Doors, fields_of, refused
 from streams.web.drawing import rates_svg, topology_svg
 from streams.web.letters import LetterFilter
@@ -60,7 +60,7 @@ class Pages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._closed = asyncio.Event()
-        self._rendered: tuple[GroupSnapshot | None, dict[tuple[str, int], str]] = (None, {})
+        self._rendered: tuple[GroupStatus | None, dict[tuple[str, int], str]] = (None, {})
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -148,7 +148,7 @@ class Pages:
         if name in _LIVE:
             first = _first_of(request)
             given["stream"] = f"{STREAM_PATH}?page={name}&first={first}"
-            given["live"] = Markup(self._part(name, first, await site.board.snapshot()))
+            given["live"] = Markup(self._part(name, first, await site.board.status()))
         if name == "source":
             given["topology"] = topology_svg(site.source.topology) if site.source else None
         elif name == "views":
@@ -175,36 +175,36 @@ class Pages:
                 given["lines"], given["problem"] = [], str(error)
         return HTMLResponse(self._templates.get_template(f"{name.replace(' ', '_')}.html").render(given), status)
 
-    def _part(self, name: str, first: int, snapshot: GroupSnapshot) -> str:
-        """Return the live part of a page, rendered once a snapshot; runs of actions change in between."""
+    def _part(self, name: str, first: int, status: GroupStatus) -> str:
+        """Return the live part of a page, rendered once for a status; runs of actions change in between."""
         if name == "actions":
-            return self._made_part(name, first, snapshot)
-        if self._rendered[0] is not snapshot:
-            self._rendered = snapshot, {}
+            return self._made_part(name, first, status)
+        if self._rendered[0] is not status:
+            self._rendered = status, {}
         parts = self._rendered[1]
         if (name, first) not in parts:
-            parts[name, first] = self._made_part(name, first, snapshot)
+            parts[name, first] = self._made_part(name, first, status)
         return parts[name, first]
 
-    def _made_part(self, name: str, first: int, snapshot: GroupSnapshot) -> str:
+    def _made_part(self, name: str, first: int, status: GroupStatus) -> str:
         site = self._site
-        given: dict[str, Any] = {"snapshot": snapshot}
+        given: dict[str, Any] = {"status": status}
         if name in ("overview", "source"):
-            lines, members = rows.partition_lines(snapshot, site.is_source), rows.member_lines(snapshot)
+            lines, members = rows.partition_lines(status, site.is_source), rows.member_lines(status)
             given.update(
                 lines=lines[first : first + rows.MOST_ROWS],
                 members=members,
-                totals=rows.totals(snapshot, lines, members),
-                rebalances=rows.last_rebalances(snapshot),
-                rates=rates_svg(snapshot.rates),
-                most_rate=max(snapshot.rates, default=None),
-                work=rows.work_lines(snapshot),
-                views=snapshot.views,
+                totals=rows.totals(status, lines, members),
+                rebalances=rows.last_rebalances(status),
+                rates=rates_svg(status.rates),
+                most_rate=max(status.rates, default=None),
+                work=rows.work_lines(status),
+                views=status.views,
                 others=[place for place in range(0, len(lines), rows.MOST_ROWS) if place != first],
                 most=rows.MOST_ROWS,
             )
         elif name == "views":
-            given["views"] = snapshot.views
+            given["views"] = status.views
         else:
             runs = [run for action in site.actions.values() for run in action.runs]
             given["runs"] = sorted(runs, key=lambda run: run.began_ms, reverse=True)
@@ -212,13 +212,13 @@ class Pages:
 
     async def _letters(self, request: Request) -> dict[str, Any]:
         """Return what the page of dead letters shows: those of the filter in its address."""
-        look, asked = self._site.letters, LetterFilter()
-        assert look is not None
+        page, asked = self._site.letters, LetterFilter()
+        assert page is not None
         try:
             asked = LetterFilter.of(request.query_params)
-            letters = await look.look(asked)
+            letters = await page.read(asked)
         except StreamsError as error:
-            letters = look.nothing(str(error))
+            letters = page.nothing(str(error))
         shown = {name: getattr(asked, name) for name in ("partition", "key", "type")}
         given = {name: str(value) for name, value in shown.items() if value is not None}
         return {
@@ -255,7 +255,7 @@ class Pages:
     async def _changes(self, request: Request, name: str, first: int) -> AsyncIterator[str]:
         last, quiet = "", 0
         while not self._closed.is_set() and self._may_go_on(request):
-            part = self._part(name, first, await self._site.board.snapshot())
+            part = self._part(name, first, await self._site.board.status())
             quiet = 0 if part != last else quiet + 1
             if part != last:
                 yield f"data: {json.dumps(part)}\n\n"
@@ -263,7 +263,7 @@ class Pages:
                 yield ": no news\n\n"
             last = part
             try:
-                await asyncio.wait_for(self._closed.wait(), SNAPSHOT_SECONDS)
+                await asyncio.wait_for(self._closed.wait(), STATUS_SECONDS)
             except TimeoutError:
                 continue
 

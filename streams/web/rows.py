@@ -1,4 +1,4 @@
-"""The rows of the pages, from a snapshot. Pure functions."""
+"""The rows of the pages, from a status. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from streams.looks.figures import duration
 from streams.looks.group_live import rebalances
 from streams.looks.group_picture import PartitionRow, doing, headline, names, owned_here, partition_rows, standing
 from streams.statistics import PartitionStatistics, RebalanceStatistics, SourceStatistics
-from streams.web.board import GroupSnapshot
+from streams.web.board import GroupStatus
 from streams.web.facts import CommitTimes, MemberFacts
 
 MOST_ROWS: Final = 500
 """Partitions on one page; further ones are behind a link."""
 
 
-class InputPlace(msgspec.Struct, frozen=True):
-    """The place of a partition in one topic: the committed offset, the end, and the records between them; ``None``:
+class InputProgress(msgspec.Struct, frozen=True):
+    """The progress of a partition in one topic: the committed offset, the end, and the records between them; ``None``:
     not known."""
 
     topic: str
@@ -40,7 +40,7 @@ class PartitionLine(msgspec.Struct, frozen=True, kw_only=True):
     queued: int | None = None
     timers: int | None = None
     next_timer_ms: int | None = None
-    inputs: tuple[InputPlace, ...] = ()
+    inputs: tuple[InputProgress, ...] = ()
     copies: str = ""
     move: str = ""
 
@@ -87,13 +87,13 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     headline: str
 
 
-def member_lines(snapshot: GroupSnapshot) -> list[MemberLine]:
+def member_lines(status: GroupStatus) -> list[MemberLine]:
     """Every member that the group or this monitor knows, by name."""
-    picture = snapshot.picture
+    picture = status.picture
     views: dict[str, MemberView] = {} if picture is None else {each.member_id: each for each in picture.view.members}
     called = {} if picture is None else names(picture.view)
     lines = []
-    for facts in snapshot.members:
+    for facts in status.members:
         statistics = facts.statistics
         member_id = statistics.member_id if statistics else ""
         view = views.pop(member_id, None) or _by_instance(views, facts.name)
@@ -136,19 +136,19 @@ def _own_line(facts: MemberFacts, view: MemberView | None) -> MemberLine:
     )
 
 
-def partition_lines(snapshot: GroupSnapshot, is_source: bool) -> list[PartitionLine]:
+def partition_lines(status: GroupStatus, is_source: bool) -> list[PartitionLine]:
     """Every partition: as the group has it, with what its owner says. ``is_source``: partitions of all topics with one
     number are one partition."""
     own = {
         each.partition: (facts.name, facts.statistics, each)
-        for facts in snapshot.members
+        for facts in status.members
         if facts.statistics
         for each in facts.statistics.partitions
     }
-    if snapshot.picture is None:
+    if status.picture is None:
         return [_line("", number, [], own.get(number)) for number in sorted(own)]
     found: dict[tuple[str, int], list[PartitionRow]] = {}
-    for row in partition_rows(snapshot.picture):
+    for row in partition_rows(status.picture):
         found.setdefault(("" if is_source else row.topic, row.partition), []).append(row)
     for number in own:
         found.setdefault(("", number), [])
@@ -162,8 +162,8 @@ def _line(
     own: tuple[str, SourceStatistics, PartitionStatistics] | None,
 ) -> PartitionLine:
     inputs = [
-        InputPlace(row.topic, row.lag.committed, row.lag.end, row.lag.lag) if row.lag
-        else InputPlace(row.topic, None, None, None)
+        InputProgress(row.topic, row.lag.committed, row.lag.end, row.lag.lag) if row.lag
+        else InputProgress(row.topic, None, None, None)
         for row in rows
     ]  # fmt: skip
     owners = ", ".join(dict.fromkeys(owner for row in rows for owner in row.owners))
@@ -186,7 +186,7 @@ def _line(
     name, statistics, partition = own
     if not inputs:
         end = partition.end if partition.end >= 0 else None
-        inputs = [InputPlace("", partition.next_offset, end, partition.lag)]
+        inputs = [InputProgress("", partition.next_offset, end, partition.lag)]
     return PartitionLine(
         topic=topic,
         partition=number,
@@ -225,50 +225,50 @@ def waits_for(partition: PartitionStatistics, statistics: SourceStatistics) -> s
     return "new records"
 
 
-def work_lines(snapshot: GroupSnapshot) -> list[WorkLine]:
+def work_lines(status: GroupStatus) -> list[WorkLine]:
     """Work that runs ahead of its turn, of every member that answers."""
     return [
         WorkLine(member=facts.name, name=each.name, running=each.running, waiting=each.waiting, keys=each.keys)
-        for facts in snapshot.members
+        for facts in status.members
         if facts.statistics
         for each in facts.statistics.stages
     ]
 
 
-def totals(snapshot: GroupSnapshot, lines: list[PartitionLine], members: list[MemberLine]) -> Totals:
+def totals(status: GroupStatus, lines: list[PartitionLine], members: list[MemberLine]) -> Totals:
     """Sum up."""
-    lags = [place.lag for line in lines for place in line.inputs if place.lag is not None]
-    picture = snapshot.picture
+    lags = [progress.lag for line in lines for progress in line.inputs if progress.lag is not None]
+    picture = status.picture
     return Totals(
         members=len(members),
         partitions=len(lines),
         lag=sum(lags) if lags else None,
-        rate=snapshot.rates[-1] if snapshot.rates else None,
+        rate=status.rates[-1] if status.rates else None,
         silent=tuple(line.name for line in members if line.answers is False),
-        headline=headline(picture) if picture is not None else f"{snapshot.group}: the group is not known",
+        headline=headline(picture) if picture is not None else f"{status.group}: the group is not known",
     )
 
 
-def last_rebalances(snapshot: GroupSnapshot) -> list[RebalanceStatistics]:
+def last_rebalances(status: GroupStatus) -> list[RebalanceStatistics]:
     """Return the last rebalances with their causes, the newest first."""
-    if snapshot.picture is not None and snapshot.picture.live:
-        return rebalances(snapshot.picture.live, names(snapshot.picture.view))
+    if status.picture is not None and status.picture.live:
+        return rebalances(status.picture.live, names(status.picture.view))
     reported = {
-        each.generation: each for facts in snapshot.members if facts.statistics for each in facts.statistics.rebalances
+        each.generation: each for facts in status.members if facts.statistics for each in facts.statistics.rebalances
     }
     return [reported[generation] for generation in sorted(reported, reverse=True)][:5]
 
 
-def plain_snapshot(snapshot: GroupSnapshot, is_source: bool) -> dict[str, Any]:
-    """Return a snapshot as data for programs."""
-    lines, members = partition_lines(snapshot, is_source), member_lines(snapshot)
+def plain_status(status: GroupStatus, is_source: bool) -> dict[str, Any]:
+    """Return a status as data for programs."""
+    lines, members = partition_lines(status, is_source), member_lines(status)
     return {
-        "group": snapshot.group,
-        "at_ms": snapshot.at_ms,
-        "totals": msgspec.to_builtins(totals(snapshot, lines, members)),
+        "group": status.group,
+        "at_ms": status.at_ms,
+        "totals": msgspec.to_builtins(totals(status, lines, members)),
         "members": msgspec.to_builtins(members),
         "partitions": msgspec.to_builtins(lines),
-        "work": msgspec.to_builtins(work_lines(snapshot)),
-        "rebalances": msgspec.to_builtins(last_rebalances(snapshot)),
-        "notes": [snapshot.problem] if snapshot.problem else list(snapshot.picture.notes if snapshot.picture else ()),
+        "work": msgspec.to_builtins(work_lines(status)),
+        "rebalances": msgspec.to_builtins(last_rebalances(status)),
+        "notes": [status.problem] if status.problem else list(status.picture.notes if status.picture else ()),
     }

@@ -19,7 +19,7 @@ from streams.views.view import View
 from streams.web.actions import RegisteredAction
 from streams.web.board import Board
 from streams.web.letters import DeadLetters
-from streams.web.look_up import OwnerLook
+from streams.web.look_up import OwnerReads
 
 
 class Probes(Protocol):
@@ -47,7 +47,7 @@ class Site:
     source: EventSource[Any] | None = None
     views: Sequence[View[Any, Any]] = ()
     letters: DeadLetters | None = None
-    owners: OwnerLook | None = None
+    owners: OwnerReads | None = None
     probes: Probes | None = None
     actions: dict[str, RegisteredAction] = field(default_factory=dict)
 

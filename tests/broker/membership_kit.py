@@ -48,7 +48,7 @@ def set_broker_session(servers: str, group: str, session_ms: int, heartbeat_ms: 
 
 
 class Seat:
-    """A member of one of the ``KINDS``: everything it heard, with the snapshot at that moment."""
+    """A member of one of the ``KINDS``: everything it heard, with the group metadata at that moment."""
 
     def __init__(
         self, kind: str, servers: str, group: str, topic: str, name: str, *, release: bool = True, **settings: Any
@@ -78,7 +78,7 @@ class Seat:
         if isinstance(event, Revoked) and self.release:
             self.membership.released(event.partitions, event.incarnation, event.generation)
         with self.changed:
-            self.heard.append((event, self.membership.snapshot))
+            self.heard.append((event, self.membership.group_metadata))
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Seat:
     @property
     def metadata(self) -> bytes:
         """The newest that it published."""
-        published = self.membership.snapshot.metadata
+        published = self.membership.group_metadata.metadata
         assert isinstance(published, bytes)
         return published
 
@@ -184,9 +184,11 @@ def settled(*members: Seat, patience: float = PATIENCE) -> None:
     """Wait until these share everything, and all have heard the plan of the generation that they are in."""
 
     def done() -> bool:
-        snapshots = [member.membership.snapshot.generation for member in members]
+        generations = [member.membership.group_metadata.generation for member in members]
         heard = [event.generation for member in members for event in member.assigned()[-1:]]
-        return everything(*members) and (members[0].kind != "streams" or (heard == snapshots and len(set(heard)) == 1))
+        return everything(*members) and (
+            members[0].kind != "streams" or (heard == generations and len(set(heard)) == 1)
+        )
 
     until(done, "the group does not settle", patience)
 

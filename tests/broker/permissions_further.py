@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from streams import EventContext, EventSource, NamedTable, StateConfig, Stores, Table
 from streams.runtime.ownership import loop_purge
-from streams.web.group_look import GroupLook
+from streams.web.group_client import GroupClient
 from tests.broker.engine_kit import Running
 from tests.broker.permissions_kit import (
     POSITION,
@@ -268,11 +268,11 @@ commands(
     prepare=has_run,
 )
 async def monitor(office: Office, kes: Kes) -> None:
-    look = GroupLook(office.lab.group, office.lab.config(**office.user).resolved())
+    client = GroupClient(office.lab.group, office.lab.config(**office.user).resolved())
     try:
         async with Running(picky(office.lab.source())):  # a member of others
-            picture = await asyncio.to_thread(look.look)
+            picture = await asyncio.to_thread(client.read)
     finally:
-        look.close()
+        client.close()
     if picture.notes:
         raise Refused("; ".join(picture.notes))

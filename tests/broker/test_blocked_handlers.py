@@ -77,6 +77,6 @@ async def test_an_event_that_blocks_every_owner_is_its_own_failure(
     assert "owner number 1" in said[0]
     assert "owner number 2" in said[-1]
     with contextlib.closing(GroupQuestions(lab.bootstrap, {})) as questions:
-        view = await asyncio.to_thread(questions.look, lab.group, 10.0)
+        view = await asyncio.to_thread(questions.describe_group, lab.group, 10.0)
     assert list(view.committed) == [lab.topic], "a note is no position"
     await lab.check_settled()

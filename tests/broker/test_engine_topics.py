@@ -29,7 +29,7 @@ Kes = Callable[..., tuple[int, Any, str]]
 def watchful(lab: Lab) -> EventSource[Totals]:
     """A source that counts, and looks at its topics three times a second."""
     source = source_of(lab)
-    environment = Environment(topic_look_seconds=0.3)
+    environment = Environment(topic_check_seconds=0.3)
     source.consume_events = lambda: source._run.consume(lambda c: KafkaConnections(c), environment)  # type: ignore[method-assign]
     return source
 

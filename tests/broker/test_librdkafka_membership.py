@@ -209,7 +209,7 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
     evicted.owning(PARTITIONS)
     other = desk.seat("b")
     revoked = evicted.first(Revoked)
-    old, commits = evicted.membership.snapshot, transactor(desk)
+    old, commits = evicted.membership.group_metadata, transactor(desk)
     evicted.release = True
     assert other.take_over.remove_member(old.member_id, None, soon())
     assert commits.commit(old.metadata) == "UNKNOWN_MEMBER_ID"

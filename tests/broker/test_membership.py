@@ -78,7 +78,7 @@ def test_a_member_that_gives_itself_up_leaves_when_it_is_void(desk: Desk) -> Non
     seat.owning(PARTITIONS)
     coordinator, left_with = seat.membership._coordinator, []
     assert coordinator is not None
-    coordinator._handle_leave_group_response = lambda _: left_with.append(seat.membership.snapshot.generation)
+    coordinator._handle_leave_group_response = lambda _: left_with.append(seat.membership.group_metadata.generation)
     alive.clear()
     assert seat.lost().incarnation == 1
     until(lambda: left_with == [-1], "it leaves before it is void, or not at all")
@@ -98,14 +98,14 @@ def test_a_broker_that_comes_late_is_joined_and_its_restart_costs_no_generation(
         members[0].owning(PARTITIONS, patience=60)
         members.append(desk.seat("b"))
         settled(*members)
-        before = [(seat.membership.snapshot, len(seat.events)) for seat in members]
+        before = [(seat.membership.group_metadata, len(seat.events)) for seat in members]
         broker.restart()
         transactor = Transactor(desk.servers, f"{desk.group}.tester.0", desk.topic)
         assert transactor.commit(members[0].metadata) == "ok"
         third = desk.seat("c")  # heartbeats arrive: the members hear of it
         settled(*members, third, patience=60)
-        for seat, (snapshot, since) in zip(members, before, strict=True):
-            assert seat.membership.snapshot.incarnation == snapshot.incarnation == 0
+        for seat, (metadata, since) in zip(members, before, strict=True):
+            assert seat.membership.group_metadata.incarnation == metadata.incarnation == 0
             assert not any(isinstance(event, Lost) for event in seat.events[since:])
 
 

@@ -32,13 +32,13 @@ def test_alone_with_everything_and_only_the_published_metadata_is_taken(desk: De
     seat = desk.seat("a")
     event = seat.owning(PARTITIONS)
     assert event.added == event.owned == event.assignment.own == frozenset(range(PARTITIONS))
-    assert event.incarnation == seat.membership.snapshot.incarnation == 0
+    assert event.incarnation == seat.membership.group_metadata.incarnation == 0
     assert event.assignment.members == ("a",)
-    assert seat.heard[-1][1].generation == event.generation  # the snapshot was there before the event
+    assert seat.heard[-1][1].generation == event.generation  # the group metadata was there before the event
 
     def forged(by: int = 0, member_id: str = "") -> bytes:
-        snapshot = seat.membership.snapshot
-        return group_bytes.group_metadata(desk.group, snapshot.generation + by, member_id or snapshot.member_id, None)
+        metadata = seat.membership.group_metadata
+        return group_bytes.group_metadata(desk.group, metadata.generation + by, member_id or metadata.member_id, None)
 
     assert forged() == seat.metadata
     assert transactor.commit(forged(+1)) == transactor.commit(forged(-1)) == "ILLEGAL_GENERATION"
@@ -57,8 +57,11 @@ def test_a_second_member_gets_half_and_the_first_keeps_the_rest(desk: Desk, tran
     assert [event.partitions for event in first.heard_of(Revoked)] == [gained.owned]
     assert not first.assigned()[-1].added
     assert not first.heard_of(Lost)
-    assert first.membership.snapshot.incarnation == 0
-    until(lambda: first.membership.snapshot.generation == second.membership.snapshot.generation, "generations differ")
+    assert first.membership.group_metadata.incarnation == 0
+    until(
+        lambda: first.membership.group_metadata.generation == second.membership.group_metadata.generation,
+        "generations differ",
+    )
     given_up = min(gained.owned)
     assert transactor.commit(old, given_up) == "ILLEGAL_GENERATION"
     if desk.kind != "broker":  # which takes an older epoch for what the member has had ever since (Kafka 4.3, KIP-1251)
@@ -105,7 +108,7 @@ def test_leaving_is_a_barrier_and_then_nothing(desk: Desk, transactor: Transacto
     leaves.membership.close(5.0)
     other.owning(PARTITIONS, before)
     assert not leaves.heard_of(Lost)
-    until(lambda: leaves.membership.snapshot.metadata is None, "its metadata is still there")
+    until(lambda: leaves.membership.group_metadata.metadata is None, "its metadata is still there")
     assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
 
 
@@ -124,10 +127,10 @@ def test_closing_without_leaving_is_known_to_the_others_at_once_and_nothing_is_l
     assert time.monotonic() - began < desk.session_ms / 2000  # below the session timeout
     assert transactor.commit(old) == "UNKNOWN_MEMBER_ID"
     until(lambda: set(threading.enumerate()) <= threads, "a thread is left behind")
-    snapshot, heard = goes.membership.snapshot, len(goes.events)
-    assert snapshot.metadata is None
+    metadata, heard = goes.membership.group_metadata, len(goes.events)
+    assert metadata.metadata is None
     goes.membership.leave()
-    goes.membership.released([1], snapshot.incarnation, snapshot.generation)
+    goes.membership.released([1], metadata.incarnation, metadata.generation)
     assert len(goes.events) == heard
 
 
@@ -195,7 +198,7 @@ def test_a_static_name_that_is_taken(desk: Desk) -> None:
     error = loser.fatal(patience=90.0)
     assert isinstance(error, MembershipFatal)
     assert ("another process" if desk.kind == "streams" else "'shop'") in str(error)
-    assert loser.membership.snapshot.metadata is None
+    assert loser.membership.group_metadata.metadata is None
     if loser is first:
         assert isinstance(first.events[-2], Lost)  # what it owned is void before it is told why
     winner.owning(PARTITIONS)
@@ -234,7 +237,7 @@ def test_no_broker_is_waited_for_and_said_once(kind: str, topic_prefix: str, cap
 
 @pytest.mark.parametrize("session_ms", [10_000])  # none is to expire: who is evicted hears of it after its successor
 def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk, seed: int) -> None:
-    """Ownership as the members were told it, over a storm of joins and leaves. Of the first one's snapshot, generation,
+    """Ownership as the members were told it, over a storm of joins and leaves. Of the first one's metadata, generation,
     member and metadata belong together at every moment, seen from another thread; and no bytes are published that the
     broker would not fence."""
     owners: dict[int, str] = {}
@@ -256,7 +259,7 @@ def test_members_come_and_go_and_no_partition_ever_has_two_owners(desk: Desk, se
 
     def read() -> None:
         while not stop.is_set():
-            seen = first.membership.snapshot
+            seen = first.membership.group_metadata
             valid = seen.generation >= 1
             expected = group_bytes.group_metadata(desk.group, seen.generation, seen.member_id, None) if valid else None
             if seen.metadata != expected:

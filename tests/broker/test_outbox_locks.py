@@ -161,7 +161,7 @@ def test_functions_and_triggers_work_under_any_search_path(each_postgres: Postgr
 def test_a_transaction_that_is_to_be_prepared_sends_no_wake_up(database: str, stash: Stash, wake: str) -> None:
     """PREPARE TRANSACTION refuses one that has."""
     with PostgresSession(database, "kes_outbox") as session, psycopg.connect(database) as db:
-        place = session.about().place
+        place = session.about().lock_class
         session.listen()
         assert all(session.fall_asleep(place, shard) for shard in range(4))
         db.execute(f"SET LOCAL kes_outbox.wake = {wake}".encode())

@@ -347,7 +347,7 @@ def test_writers_and_relays_need_few_rights(database: str) -> None:
         session.adopt("topic")
         left = 2
         for shard in range(about.shards):
-            session.show_owner(about.place, shard)
+            session.show_owner(about.lock_class, shard)
             for row in session.fetch(shard, 10, 1_000):
                 session.park(shard, row.row, "refused", 0.0, 0.0)
                 assert session.retry_parked(shard) == 1

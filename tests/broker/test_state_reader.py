@@ -233,7 +233,7 @@ async def test_a_member_that_is_frozen_between_read_and_answer_gives_no_old_answ
             async def settled() -> tuple[Server, Server]:
                 """Wait until each has one partition, and the copy of the other; return the owner, then the standby."""
                 while True:
-                    servers = sorted(await reader._finder.look(10.0), key=lambda each: number in each.copies)
+                    servers = sorted(await reader._finder.refresh(10.0), key=lambda each: number in each.copies)
                     if [each.copies for each in servers] == [{1 - number}, {number}]:
                         return servers[0], servers[1]
 

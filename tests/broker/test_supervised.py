@@ -74,7 +74,7 @@ def shares(group: Bank) -> list[int]:
     """How many partitions each member works on."""
     questions = GroupQuestions(group.bootstrap, {})
     try:
-        view = questions.look(group.group, 10.0)
+        view = questions.describe_group(group.group, 10.0)
     finally:
         questions.close()
     return [sum(map(len, member["owned"].values())) for member in facts(Picture(view=view))["members"]]

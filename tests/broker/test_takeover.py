@@ -117,7 +117,7 @@ def test_a_member_is_removed_by_its_id(desk: Desk, seat: Seat, static: bool) -> 
     """It is as good as dead: frozen, and so it neither leaves nor joins again."""
     stuck = desk.seat("stuck", static=static)
     stuck.owning(PARTITIONS // 2)
-    name, its_id = "stuck" if static else None, stuck.membership.snapshot.member_id
+    name, its_id = "stuck" if static else None, stuck.membership.group_metadata.member_id
     thaw = stuck.freeze()
     since = len(seat.events)
     assert seat.take_over.remove_member(its_id, name, soon())
@@ -133,14 +133,14 @@ def test_the_successor_of_a_dead_member_is_not_removed_in_its_place(desk: Desk, 
     name = "again" if static else None
     first = desk.seat("again", static=static)
     first.owning(PARTITIONS // 2)
-    old = first.membership.snapshot.member_id
+    old = first.membership.group_metadata.member_id
     first.close()
     since = len(seat.events)
     if not static:
         seat.owning(PARTITIONS, since)
     successor = desk.seat("again", static=static)
     successor.owning(PARTITIONS // 2)
-    its_id = successor.membership.snapshot.member_id
+    its_id = successor.membership.group_metadata.member_id
     assert its_id != old
     for instance in (name, "again", None):
         assert not seat.take_over.remove_member(old, instance, soon())

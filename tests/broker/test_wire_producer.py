@@ -19,8 +19,8 @@ from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.connection import connect
 from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.wire.messages import ADD_OFFSETS, END, PRODUCE, code_of, partition_codes, refused
-from streams.kafka.writing.transactions import WireSlot
-from streams.model.group import Snapshot
+from streams.kafka.writing.slot import WireSlot
+from streams.model.group import GroupMetadata
 from streams.model.topics import TopicSpec
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, Headers, Output
 from streams.testing.fixtures import BrokerAddress
@@ -39,7 +39,7 @@ from tests.broker.wire_kit import (
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-NOBODY = Snapshot(1, 5, "nobody", group_metadata("group", 5, "nobody", None))
+NOBODY = GroupMetadata(1, 5, "nobody", group_metadata("group", 5, "nobody", None))
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from streams.kafka.wire.connection import connect
 from streams.kafka.wire.group_bytes import metadata_of_no_member
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
-from streams.kafka.writing.transactions import WireSlot
-from streams.model.group import Snapshot
+from streams.kafka.writing.slot import WireSlot
+from streams.model.group import GroupMetadata
 from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord, Output
 from tests.broker.client_kit import read_topic
 
-ANYBODY = Snapshot(1, -1, "", metadata_of_no_member("group"))
+ANYBODY = GroupMetadata(1, -1, "", metadata_of_no_member("group"))
 """The metadata of no member: the broker takes offsets under it, and does not fence them."""
 
 

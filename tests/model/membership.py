@@ -58,7 +58,7 @@ def membership_steps(world: World, model: Model, instance: int, steps: Steps, lu
         nudged = changed(world._replace(moves=world.moves - 1), instance, rejoin=True)
         luck.append((f"{name} wants a rebalance: its user data changed (a standby is ready)", nudged))
     if member.join == Join.JOINING and known and not group.joined & 1 << instance:
-        # A new snapshot, even when its number is one that was refused before: numbers repeat after a loss of memory.
+        # New metadata, even when its number is one that was refused before: numbers repeat after a loss of memory.
         sent_again = (Phase.FILLED, Phase.ABORTING, Phase.UNCLEAR, Phase.FOUND)
         pipe = tuple(txn._replace(generation=-2) if txn.phase in sent_again else txn for txn in member.pipe)
         after = changed(world, instance, join=Join.JOINED, generation=group.generation, pipe=pipe)

@@ -161,5 +161,5 @@ def test_room_is_used_while_the_first_one_is_slow(monkeypatch: pytest.MonkeyPatc
     slow_first = [(0, "Job", 0, 5.0, ()), *((0, "Job", key, 0.3, ()) for key in range(1, 15))]
     world = Settings(concurrency=2, max_keys=2, queued=50, poll=10, events=slow_first)
     assert simulate(world) < 5.5
-    monkeypatch.setattr(JobRunner, "_look_again", lambda self, lane: None)
+    monkeypatch.setattr(JobRunner, "_wake_refused", lambda self, lane: None)
     assert simulate(world) > 6.5, "without being told"

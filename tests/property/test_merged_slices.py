@@ -90,7 +90,7 @@ class Merged(World):
         worker = self.worker = PartitionWorker(host, 0, 1)
         unused: Any = None
         self.pool = host.pool = MergingPool(
-            host.config, unused, unused, writer="w", now=host.now, snapshot=unused, further_fields=unused,
+            host.config, unused, unused, writer="w", now=host.now, group_metadata=unused, further_fields=unused,
             settled=unused, further_inputs=["u", "v"], moved_to=lambda _, offset: worker.moved_to(offset),
         )  # fmt: skip
         store: Any = self.table

@@ -97,7 +97,7 @@ def test_it_waits_for_a_reason_only_and_takes_nothing_before_its_turn(inputs: li
         assert answer.until is None or NOW < answer.until <= NOW + PATIENCE
         assert answer.until is not None or not with_records or (by_kind[TABLE] and not tables)
         return
-    assert answer.place in with_records
+    assert answer.input_number in with_records
     if by_kind[TABLE]:
         assert answer == Take(tables[0], None)
     elif loops:
@@ -105,13 +105,13 @@ def test_it_waits_for_a_reason_only_and_takes_nothing_before_its_turn(inputs: li
     else:
         assert not awaited
         order = sorted((inputs[place].next_ms or 0, place) for place in with_records)
-        assert answer.place == order[0][1]
+        assert answer.input_number == order[0][1]
         limits = [(next_ms, place) for next_ms, place in order[1:]]
         if answer.until_ms is None:
             assert not limits
         else:  # the last record that it may take is before all others, and one later would not be
-            assert all((answer.until_ms, answer.place) < limit for limit in limits)
-            assert any((answer.until_ms + 1, answer.place) > limit for limit in limits)
+            assert all((answer.until_ms, answer.input_number) < limit for limit in limits)
+            assert any((answer.until_ms + 1, answer.input_number) > limit for limit in limits)
 
 
 def records(times: list[int]) -> list[IncomingRecord]:
@@ -168,9 +168,9 @@ def test_everything_is_handled_in_order_and_none_is_waited_for_twice(
             each.deliver(now)
         answer = next_input([each.head for each in inputs], now, PATIENCE)
         if isinstance(answer, Take):
-            each, taken, ended = inputs[answer.place], taken + 1, now
+            each, taken, ended = inputs[answer.input_number], taken + 1, now
             run = run_length(records([*each.queue]), 0, len(each.queue), answer.until_ms)
-            handled[answer.place] += [each.queue.popleft() for _ in range(run)]
+            handled[answer.input_number] += [each.queue.popleft() for _ in range(run)]
             if not each.queue:  # and whether there is more is not known before it is heard of
                 each.missing_since, each.waited = now, 0.0
             continue
@@ -194,9 +194,9 @@ def test_what_is_all_here_comes_by_time_and_then_by_declaration(times: list[list
         found = [here(queue[0]) if queue else at_end() for queue in queues]
         answer = next_input(found, NOW, PATIENCE)
         assert isinstance(answer, Take)
-        queue = queues[answer.place]
+        queue = queues[answer.input_number]
         run = run_length(records([*queue]), 0, len(queue), answer.until_ms)
-        order += [(queue.popleft(), answer.place) for _ in range(run)]
+        order += [(queue.popleft(), answer.input_number) for _ in range(run)]
     assert len(order) == sum(map(len, times))
     assert all(one <= other for one, other in pairwise(order))
 
@@ -214,12 +214,12 @@ def test_merged_runs_are_those_that_would_be_taken_one_by_one(times: list[list[i
     while number < most and all(start < len(batch) for start, batch in zip(at, batches, strict=True)):
         answer = next_input([here(batch[start].timestamp_ms) for start, batch in zip(at, batches, strict=True)], 0, 0)
         assert isinstance(answer, Take)
-        batch, start = batches[answer.place], at[answer.place]
+        batch, start = batches[answer.input_number], at[answer.input_number]
         stop = start + min(run_length(batch, start, len(batch), answer.until_ms), most - number)
         place, end, first, behind = runs.pop(0)
         assert merged[number:end] == batch[start:stop]
-        assert (place, first, behind) == (2 * answer.place, start, stop)
-        at[answer.place], number = stop, end
+        assert (place, first, behind) == (2 * answer.input_number, start, stop)
+        at[answer.input_number], number = stop, end
     assert (len(merged), runs) == (number, [])
 
 

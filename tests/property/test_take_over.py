@@ -54,10 +54,10 @@ class Attempt:
         elif one is None:
             assert step is Step.WAIT
             self.wait()
-        elif step is Step.LOOK:
+        elif step is Step.CHECK:
             one.is_complete = not self.left[one.number]
             one.looks_lost = one.is_complete and self.chance(50)
-        elif step is Step.LOOK_AGAIN:
+        elif step is Step.CHECK_END:
             self.anything()
             one.is_alone = not self.chance()
         elif step is Step.AWAIT_LOOKUPS:

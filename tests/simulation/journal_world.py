@@ -65,7 +65,7 @@ class SimulatedClaim:
         self._step()  # the answer may be lost
         return early if "J1" in world.without else self._marks()
 
-    def look(self) -> Watermarks:
+    def log_range(self) -> Watermarks:
         self._step()
         return self._marks()
 
@@ -138,8 +138,8 @@ class Hopes(TermWriter):
 class GoesOn(TermWriter):
     """Rule J5 taken out: a younger term in the log ends nothing, if the group says that this process leads."""
 
-    def _look(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
-        answer = super()._look(first, count, is_last=is_last)
+    def _read_outcome(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
+        answer = super()._read_outcome(first, count, is_last=is_last)
         self.state, self.reason = TermState.SETTLING, ""
         return answer
 

@@ -47,7 +47,7 @@ def _always(_: Replica) -> bool:
 
 @instead(Replicas, "take", "marker: to", "struck_moves", "moves", seed=17)
 def markers_are_for_everybody(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
-    member = self._member.membership.snapshot.member_id
+    member = self._member.membership.group_metadata.member_id
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(member, seen.generation))
 
 
@@ -55,7 +55,7 @@ def markers_are_for_everybody(original: Any, self: Replicas, partition: int, whe
 def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     """Whoever has the same name is meant too: the successor of a receiver that was thrown out."""
     engine: Any = self._member
-    instances, member = engine.connections.process.world.instances, engine.membership.snapshot.member_id
+    instances, member = engine.connections.process.world.instances, engine.membership.group_metadata.member_id
 
     def for_my_name(seen: ReleaseMarker) -> ReleaseMarker:
         return ReleaseMarker(member, seen.generation) if instances.get(seen.to) == instances.get(member) else seen
@@ -68,7 +68,7 @@ def old_markers_count_too(original: Any, self: Replicas, partition: int, when: F
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
 
-@instead(claims, "_place", "transit", "overtaken", seed=70)
+@instead(claims, "_assign", "transit", "overtaken", seed=70)
 def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owner: Any, expecting: Any) -> Any:
     return original(read, partition, owner, None)
 
@@ -118,7 +118,7 @@ def markers_are_not_part_of_the_transaction(
     return done
 
 
-@instead(LookUps, "_look_up_once", "donor", "overtaken", seed=51)
+@instead(LookUps, "_look_up_one", "donor", "overtaken", seed=51)
 async def foreign_records_answer_a_look_up(original: Any, self: LookUps, partition: int, cut: Cut, serial: int) -> bool:
     """The receiver's offsets are taken for a proof that the donor's last transaction is not there."""
     plain = Cut()

@@ -127,10 +127,10 @@ class Session:
     def listen(self) -> None:
         pass
 
-    def show_owner(self, place: int, shard: int) -> None:
+    def show_owner(self, lock_class: int, shard: int) -> None:
         pass
 
-    def fall_asleep(self, place: int, shard: int) -> bool:
+    def fall_asleep(self, lock_class: int, shard: int) -> bool:
         return False
 
 

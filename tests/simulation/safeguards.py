@@ -14,7 +14,7 @@ from streams.core.partition import PartitionState
 from streams.core.policy import Failure
 from streams.core.timers import Timer, Timers
 from streams.core.transaction import Transaction
-from streams.model.group import Lost, Revoked, Snapshot
+from streams.model.group import GroupMetadata, Lost, Revoked
 from streams.records import Change, IncomingRecord
 from streams.runtime.async_work.job_stage import JobStage
 from streams.runtime.changelog import decode_timer
@@ -94,9 +94,9 @@ async def at_once(*_: Any, **__: Any) -> None:
 
 
 @instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=118)
-def incarnation_is_not_looked_at(self: TransactionPool, txn: Transaction) -> Snapshot:
-    self.snapshot_used = self.snapshot()
-    return self.snapshot_used
+def incarnation_is_not_looked_at(self: TransactionPool, txn: Transaction) -> GroupMetadata:
+    self.metadata_used = self.group_metadata()
+    return self.metadata_used
 
 
 @instead(Engine, "_on_lost", "R5", "forgets", "crashes")

@@ -50,7 +50,7 @@ class Shadows:
                 known[key] = change.value
 
     def _look(self, worker: PartitionWorker) -> None:
-        pending = worker.engine.looks.pending(worker.partition)  # type: ignore[attr-defined]
+        pending = worker.engine.read_proofs.pending(worker.partition)  # type: ignore[attr-defined]
         here, known = dict(worker.store.dump()), self._committed[worker]
         self.looks += 1
         self.under_way += bool(pending)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from streams.runtime.looks import Looks
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.queries.copies import CopyReads
+from streams.runtime.read_proofs import ReadProofs
 
 from . import test_joins, test_loop, test_visits
 from .plans import plan_of
@@ -27,11 +27,11 @@ SEEDS = int(os.environ.get("SIM_QUERY_SEEDS", "3"))
 TRIES = 30
 
 
-def _at_once(self: Looks, worker: Any, waiter: Any, proof: Proof) -> None:
+def _at_once(self: ReadProofs, worker: Any, waiter: Any, proof: Proof) -> None:
     waiter(None if worker.state.admits else TakenBack())
 
 
-async def _heartbeat_is_not_needed(self: Looks) -> bool:
+async def _heartbeat_is_not_needed(self: ReadProofs) -> bool:
     return True
 
 
@@ -45,13 +45,13 @@ async def _no_question(self: CopyReads, partitions: list[int]) -> None:
 
 
 PROOFS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "any proof, and the commit": lambda patch: patch.setattr(Looks, "answer", _at_once),
-    "the end of the lease": lambda patch: patch.setattr(Looks, "has_lease", lambda self: self._lease is not None),
-    "the heartbeat": lambda patch: patch.setattr(Looks, "_is_proven", _heartbeat_is_not_needed),
+    "any proof, and the commit": lambda patch: patch.setattr(ReadProofs, "answer", _at_once),
+    "the end of the lease": lambda patch: patch.setattr(ReadProofs, "has_lease", lambda self: self._lease is not None),
+    "the heartbeat": lambda patch: patch.setattr(ReadProofs, "_is_proven", _heartbeat_is_not_needed),
     "the commit of what was seen": lambda patch: patch.setattr(
-        Looks, "_when_committed", lambda self, worker, waiter: waiter(None)
+        ReadProofs, "_when_committed", lambda self, worker, waiter: waiter(None)
     ),
-    "the changes that are under way": lambda patch: patch.setattr(Looks, "pending", lambda self, partition: []),
+    "the changes that are under way": lambda patch: patch.setattr(ReadProofs, "pending", lambda self, partition: []),
     "the end of a copy": lambda patch: patch.setattr(CopyReads, "_request", _no_question),
 }
 
@@ -95,6 +95,6 @@ def test_what_no_transaction_changes_is_committed(world: str, monkeypatch: pytes
     WORLDS[world]()
     assert not shadows.wrong, f"{len(shadows.wrong)}: {shadows.wrong[0]}"
     assert shadows.looks > shadows.under_way > 200
-    monkeypatch.setattr(Looks, "pending", lambda self, partition: [])
+    monkeypatch.setattr(ReadProofs, "pending", lambda self, partition: [])
     WORLDS[world]()
     assert shadows.wrong, "it would be seen"

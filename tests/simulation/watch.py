@@ -153,8 +153,8 @@ class Watch:
             worker = engine.workers.get(partition) if engine is not None and not member.process.dead else None
             if worker is None or not worker.state.admits or worker.finished.is_set():
                 continue
-            snapshot = engine.membership.snapshot
-            if snapshot.member_id in world.group.members and snapshot.incarnation == engine.incarnation:
+            metadata = engine.membership.group_metadata
+            if metadata.member_id in world.group.members and metadata.incarnation == engine.incarnation:
                 yield name
 
     # -- in the end ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from streams.core.transaction import Transaction, TransactionState
 from streams.kafka.wire import answers
 from streams.kafka.wire.answers import Meaning
-from streams.kafka.writing.transactions import WireSlot
+from streams.kafka.writing.slot import WireSlot
 from streams.runtime.transactions.pool import TransactionPool
 
 from .safeguards import Patch, instead, left_out, missed, nothing

@@ -31,7 +31,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from streams.kafka.writing import forwarding
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
-from streams.spark.writing import transaction
+from streams.spark.writing import sink_transaction as transaction
 
 POINTS: Final = (
     "stage.half", "stage.after", "init.before", "init.after", "marker.after", "patch.after", "begin.after",

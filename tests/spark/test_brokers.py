@@ -13,7 +13,7 @@ from streams.broker import KafkaBroker, KafkaCluster
 from streams.errors import ConfigError, StreamsError
 from streams.kafka.settings import ClientSettings
 from streams.model.topics import TopicSpec
-from streams.spark.writing.transaction import write_once
+from streams.spark.writing.sink_transaction import write_once
 from streams.spark.writing.write_options import stream_write_options
 from tests.broker.test_wire_security import mutual, sasl
 from tests.broker.wire_kit import create, set_transaction_version

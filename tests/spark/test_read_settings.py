@@ -40,7 +40,7 @@ from streams.spark.reading.read_options import ReadOptions, read_options
 from streams.spark.reading.reader import Range
 from streams.spark.reading.topic_logs import LogView
 from streams.spark.typed.events import _types_option
-from streams.spark.writing import transaction
+from streams.spark.writing import sink_transaction as transaction
 from streams.spark.writing.sink import StreamWriter, target_of
 from streams.spark.writing.write_options import stream_write_options, write_options
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from streams.spark import source
 from streams.spark.writing.markers import BatchRequest
 from streams.spark.writing.sink import StreamWriter, target_of
-from streams.spark.writing.transaction import look, settle
+from streams.spark.writing.sink_transaction import read_marker, settle
 from streams.spark.writing.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic, Read
 from tests.spark.log_kit import Log, until
@@ -121,7 +121,7 @@ def test_batches_restarts_and_new_checkpoints(job: Job) -> None:
     job.add(10)
     assert job.run() == ""
     assert job.written() == ids(0, 1, 2, 4)
-    marker = look(target_of(stream_write_options(job.options)), "test")
+    marker = read_marker(target_of(stream_write_options(job.options)), "test")
     assert marker is not None
     assert marker.offset == 5
     first = marker.metadata.split('"query":"')[1].split('"')[0]

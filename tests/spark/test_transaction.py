@@ -23,7 +23,7 @@ from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.markers import BatchRequest
 from streams.spark.writing.placing import topic_shapes
 from streams.spark.writing.sink import target_of
-from streams.spark.writing.transaction import WriteTarget, look, settle, write_once
+from streams.spark.writing.sink_transaction import WriteTarget, read_marker, settle, write_once
 from streams.spark.writing.write_options import stream_write_options
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log, seed
@@ -85,7 +85,7 @@ def values(records: list[Any]) -> list[bytes]:
 
 
 def test_batches_one_after_the_other_and_each_once(topic: Topic) -> None:
-    assert look(topic.target, "test") is None
+    assert read_marker(topic.target, "test") is None
     assert topic.write(0, {"value": [b"a", b"b"]})
     assert not topic.write(0, {"value": [b"a", b"b"]})
     assert topic.write(1, {"value": pa.array([], pa.binary())})  # an empty batch moves the marker too
@@ -94,7 +94,7 @@ def test_batches_one_after_the_other_and_each_once(topic: Topic) -> None:
     with pytest.raises(StreamsError, match="is in Kafka with 1 rows, and has 2 now"):
         topic.write(3, {"value": [b"not", b"the same"]})
     assert values(topic.records()) == [b"a", b"b", b"c"]
-    marker = look(topic.target, "test")
+    marker = read_marker(topic.target, "test")
     assert marker is not None
     assert marker.offset == 4
 
@@ -187,7 +187,7 @@ def test_a_topic_that_is_gone_when_its_rows_are_sent(topic: Topic, make_topic: M
     topic.log.delete(other.name)
     with pytest.raises(TopicError, match="does not exist"):
         write_once(topic.target, topic.ask(0, rows), lambda: made, size=0)
-    assert look(topic.target, "test") is None
+    assert read_marker(topic.target, "test") is None
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -244,7 +244,7 @@ def test_fewer_rows_than_were_staged_are_not_written(topic: Topic) -> None:
     with pytest.raises(StreamsError, match="3 rows were staged, 2 were found"):
         write_once(topic.target, topic.ask(0, 3), lambda: topic.made({"value": [b"a", b"b"]})[0], size=0)
     assert topic.records() == []
-    assert look(topic.target, "test") is None
+    assert read_marker(topic.target, "test") is None
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -352,7 +352,7 @@ def test_a_marker_log_keeps_what_the_group_has_forgotten(topic: Topic, make_topi
     topic.log.forget_group(topic.target.identity)
     assert not topic.write(2, {"value": [b"2"]})
     assert topic.write(3, {"value": [b"3"]})
-    assert look(topic.target, "test") is not None  # and the group knows again
+    assert read_marker(topic.target, "test") is not None  # and the group knows again
     assert values(topic.records()) == [b"0", b"1", b"2", b"3"]
 
 

@@ -13,7 +13,7 @@ from streams.errors import BrokerUnavailable, ConfigError
 from streams.kafka.wire import messages
 from streams.kafka.writing import forwarding
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.spark.writing.transaction import write_once
+from streams.spark.writing.sink_transaction import write_once
 from tests.spark.conftest import MakeTopic
 from tests.spark.log_kit import Log
 from tests.spark.test_transaction import Topic, of_sink, values
@@ -68,7 +68,9 @@ def test_a_compression_that_the_broker_refuses(topic: Topic, monkeypatch: pytest
     code = KafkaError.UNSUPPORTED_COMPRESSION_TYPE
     asked = []
 
-    def refused(frame: bytes, places: list[messages.Place]) -> dict[messages.Place, messages.PartitionError]:
+    def refused(
+        frame: bytes, places: list[messages.WirePartition]
+    ) -> dict[messages.WirePartition, messages.PartitionError]:
         asked.append(places)
         return {place: messages.PartitionError(code, "", ()) for place in places}
 

@@ -126,7 +126,7 @@ class Cluster:
     ) -> dict[str, dict[tuple[str, int], Note]]:
         return self.notes
 
-    def look(self, name: str, timeout: float) -> GroupView:
+    def describe_group(self, name: str, timeout: float) -> GroupView:
         self.asked.append(name)
         view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
         if isinstance(view, Exception):
@@ -143,7 +143,7 @@ class Cluster:
             raise answer
         return answer
 
-    def looks(self) -> group_reader.GroupReader:
+    def reader(self) -> group_reader.GroupReader:
         questions: Any = self
         admin: Any = self
         return group_reader.GroupReader(

@@ -111,7 +111,7 @@ class FakeCluster:
         self.there[name] = spec(name, partitions)
         self.grown.append(name)
 
-    def look(self, group: str, timeout_seconds: float) -> GroupView:
+    def describe_group(self, group: str, timeout_seconds: float) -> GroupView:
         return GroupView(group=group, kind="classic", members=self.members)
 
     def close(self) -> None:

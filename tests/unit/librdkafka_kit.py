@@ -117,7 +117,7 @@ class Stage:
         return self.consumers[-1]
 
     def begin(self) -> None:
-        self.membership.start(lambda event: self.heard.append((event, self.membership.snapshot)))
+        self.membership.start(lambda event: self.heard.append((event, self.membership.group_metadata)))
 
     def start(self) -> FakeConsumer:
         self.begin()
@@ -136,7 +136,7 @@ class Stage:
 
     def release(self, *numbers: int) -> None:
         """Answer the barrier that stands."""
-        now = self.membership.snapshot
+        now = self.membership.group_metadata
         self.membership.released(numbers, self.wait(Revoked).incarnation, now.generation)
 
     @property

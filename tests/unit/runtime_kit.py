@@ -14,7 +14,7 @@ import msgspec
 from streams import EventSource
 from streams.errors import OffsetError
 from streams.events import event_type_of
-from streams.model.group import Assigned, Assignment, GroupEvent, Lost, Snapshot
+from streams.model.group import Assigned, Assignment, GroupEvent, GroupMetadata, Lost
 from streams.model.topics import TopicIdentity
 from streams.records import Change, Headers, IncomingRecord, Output, PolledPartition, changelog_record
 from streams.runtime.bridge import Worker, in_process
@@ -207,7 +207,7 @@ class Group:
 
     def __init__(self, broker: Broker, partitions: int) -> None:
         self._broker, self._all = broker, frozenset(range(partitions))
-        self.snapshot = Snapshot(0, 1, "m", b"metadata")
+        self.group_metadata = GroupMetadata(0, 1, "m", b"metadata")
         self.closed = threading.Event()
         self.asked = threading.Event()
         self.answer = threading.Event()
@@ -218,14 +218,14 @@ class Group:
         self._assign()
 
     def _assign(self) -> None:
-        now = self.snapshot
+        now = self.group_metadata
         assignment = Assignment(own=self._all, members=("me",))
         self._deliver(Assigned(now.incarnation, now.generation, self._all, self._all, assignment))
 
     def lose_and_rejoin(self) -> None:
         """The session expires, and the next generation gives everything back."""
-        number = self.snapshot.incarnation + 1
-        self.snapshot = Snapshot(number, number + 1, "m", b"metadata")
+        number = self.group_metadata.incarnation + 1
+        self.group_metadata = GroupMetadata(number, number + 1, "m", b"metadata")
         self._deliver(Lost(number, "test"))
         self._assign()
 
@@ -245,7 +245,7 @@ class Group:
     def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
         return {}
 
-    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+    def note(self, partition: int, text: str, member: GroupMetadata, deadline: float) -> bool:
         return False
 
     def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:

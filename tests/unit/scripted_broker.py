@@ -13,8 +13,8 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
-from streams.kafka.writing.transactions import WireSlot
-from streams.model.group import Snapshot
+from streams.kafka.writing.slot import WireSlot
+from streams.model.group import GroupMetadata
 from streams.records import Output
 
 with warnings.catch_warnings():
@@ -311,7 +311,7 @@ def named(index: int, reason: str) -> Callable[[Any], None]:
 
 PARTITIONS = 4
 STEPS = ("Produce", "AddPartitions", "AddOffsets", "TxnOffsetCommit", "EndTxn", "InitProducerId")
-SNAPSHOT = Snapshot(1, 5, "member", group_metadata("group", 5, "member", "instance"))
+METADATA = GroupMetadata(1, 5, "member", group_metadata("group", 5, "member", "instance"))
 
 
 def output(number: int, partition: int = -1, topic: str = "t", size: int = 1) -> Output:
@@ -335,7 +335,7 @@ async def encoded(slot: WireSlot, *outputs: Output) -> EncodedTransaction:
     return records
 
 
-async def flush(slot: WireSlot, *outputs: Output, fence: Callable[[], Snapshot] = lambda: SNAPSHOT) -> None:
+async def flush(slot: WireSlot, *outputs: Output, fence: Callable[[], GroupMetadata] = lambda: METADATA) -> None:
     await slot.flush(await encoded(slot, *outputs), {"in": {0: 7}}, fence)
 
 

@@ -29,7 +29,7 @@ import pytest
 
 from streams.core.assignor import Room, sticky_plan
 from streams.core.claims import Move, read_claims
-from streams.core.incremental import place_standbys
+from streams.core.incremental import assign_standbys
 from streams.core.strategies import PlanSettings, assignor
 from streams.model.group import Assignment, Copies, MemberReport, Order
 from streams.settings.groups import STRATEGIES
@@ -306,7 +306,7 @@ def test_who_has_most_room() -> None:
 def test_copies_that_cannot_be_placed_one_by_one_are_swapped() -> None:
     """d alone has something left of its quota for partition 2, and can keep one copy of it only."""
     future = {0: "a", 1: "a", 2: "a"}
-    placed = place_standbys(2, ["a", "b", "c", "d"], future, {0: ["b", "c"], 1: ["b", "c"]})
+    placed = assign_standbys(2, ["a", "b", "c", "d"], future, {0: ["b", "c"], 1: ["b", "c"]})
     assert sorted(len(members) for members in placed.values()) == [2, 2, 2]
     assert all(len(set(members)) == 2 for members in placed.values())
     kept = [sum(member in members for members in placed.values()) for member in "bcd"]
@@ -314,7 +314,7 @@ def test_copies_that_cannot_be_placed_one_by_one_are_swapped() -> None:
 
 
 def test_two_copies_of_one_partition_are_on_two_members() -> None:
-    assert place_standbys(2, ["a", "b", "c", "d"], {0: "a", 1: "a"}, {0: ["b"]}) == {0: ["b", "c"], 1: ["b", "d"]}
+    assert assign_standbys(2, ["a", "b", "c", "d"], {0: "a", 1: "a"}, {0: ["b"]}) == {0: ["b", "c"], 1: ["b", "d"]}
 
 
 def test_a_thousand_partitions_and_fifty_members_are_planned_between_two_heartbeats() -> None:

@@ -48,7 +48,7 @@ class BareTerm:
 async def test_no_question_to_the_group_keeps_the_close_for_longer_than_seconds(
     session: float, longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.runtime.ownership.candidate._LOOKS", session / 0.01)
+    monkeypatch.setattr("streams.runtime.ownership.candidate._CHECKS", session / 0.01)
     candidate, things, tenure = Candidate("ledger", session), ClosedThings(), SilentTenure()
     parts: Any = (things, things)
     elected: Any = tenure

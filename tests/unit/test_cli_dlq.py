@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.cli import dlq
-from streams.cli.cluster import checked_place
+from streams.cli.cluster import checked_partition_offset
 from streams.cli.console import complain
 from streams.cli.letter_tables import described
 from streams.errors import OffsetError
+from streams.looks.committing import transaction
 from streams.looks.letter_facts import summary_of, whole
 from streams.looks.letters import Letter, Mark, Settled, resent
 from streams.looks.records import Decoder, one_line, plain, plain_bytes
-from streams.looks.transaction import transaction
 from streams.records import Headers, IncomingRecord
 from streams.sak.harmless import harmless
 from tests.unit.cli_kit import Kes, preset, source_of
@@ -161,10 +161,10 @@ def test_what_is_wrong_is_said(
 
 
 def test_a_place_is_two_numbers() -> None:
-    assert checked_place("2@1473") == (2, 1473)
+    assert checked_partition_offset("2@1473") == (2, 1473)
     for text in ("", "2", "@", "2@", "-1@3", "2@1e3", "2@3@4", "\u0661@1"):
         with pytest.raises(Exception, match="is not PARTITION@OFFSET"):
-            checked_place(text)
+            checked_partition_offset(text)
 
 
 def test_a_source_on_another_cluster_is_refused(kes: Kes, monkeypatch: pytest.MonkeyPatch) -> None:

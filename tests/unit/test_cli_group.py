@@ -219,9 +219,9 @@ def rebalancing(view: GroupView, *names: str) -> GroupView:
 
 
 def test_what_a_rebalance_hides_is_remembered(moving: GroupView) -> None:
-    look = Cluster(moving, rebalancing(moving, "a", "b", "new")).looks()
-    look()
-    picture = look()
+    reader = Cluster(moving, rebalancing(moving, "a", "b", "new")).reader()
+    reader()
+    picture = reader()
     assert picture.stale
     assert [member.instance for member in picture.view.members] == ["a", "b", "new"]
     assert partition_rows(picture)[0].owners == ["a"]
@@ -234,18 +234,18 @@ def test_what_a_rebalance_hides_is_remembered(moving: GroupView) -> None:
 def test_a_rebalance_is_waited_for_but_not_for_long(moving: GroupView) -> None:
     clock = iter(range(100))
     there = Cluster(rebalancing(moving, "a"), rebalancing(moving, "a"), moving)
-    assert there.looks().settled(lambda: 0.0, lambda _: None).view == moving
+    assert there.reader().settled(lambda: 0.0, lambda _: None).view == moving
     assert len(there.asked) == 3
     there = Cluster(rebalancing(moving, "a"))
-    assert not there.looks().settled(lambda: float(next(clock)), lambda _: None).view.settled
+    assert not there.reader().settled(lambda: float(next(clock)), lambda _: None).view.settled
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("no answer in time"), TopicError("no such topic")])
 def test_members_are_shown_without_their_lag(moving: GroupView, error: Exception) -> None:
     there = Cluster(moving)
-    look = there.looks()
+    reader = there.reader()
     there.marks["orders"] = error
-    picture = look()
+    picture = reader()
     assert picture.notes == (f"lag in orders: {error}",)
     assert str(error) in text_of(picture)
     assert row_of(text_of(picture), "0")[1:] == ["a", "c", "", "-", "-", "-"]
@@ -288,10 +288,10 @@ def test_a_watch_survives_its_broker_but_not_a_broker_that_never_was(moving: Gro
         shown.append((len(picture.view.members), problem))
 
     away = BrokerUnavailable("no broker answers")
-    cluster.watch(Cluster(moving, away, moving).looks(), show, 1.0, time.monotonic, sleep)
+    cluster.watch(Cluster(moving, away, moving).reader(), show, 1.0, time.monotonic, sleep)
     assert shown == [(3, ""), (3, "no broker answers"), (3, "")]
     with pytest.raises(BrokerUnavailable):
-        cluster.watch(Cluster(away).looks(), show, 1.0, time.monotonic, sleep)
+        cluster.watch(Cluster(away).reader(), show, 1.0, time.monotonic, sleep)
 
 
 # ------------------------------------------------------------------------------------------------------ the command

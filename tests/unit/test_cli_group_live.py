@@ -16,7 +16,7 @@ from streams.kafka.questions.group_view import GroupView, classic_view
 from streams.looks import group_picture
 from streams.looks.group_live import decoded, live_status
 from streams.looks.group_picture import Picture, partition_rows
-from streams.model.group import Assigned, Assignment, Snapshot
+from streams.model.group import Assigned, Assignment, GroupMetadata
 from streams.runtime.status import REBALANCES, Status
 from streams.settings.groups import QueryConfig
 from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics
@@ -73,7 +73,7 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     member: Any = SimpleNamespace(
         config=SimpleNamespace(changelog="log", offsets_topic="topic", queries=QueryConfig(), visits=False),
         thread=lambda _: None,
-        membership=SimpleNamespace(snapshot=Snapshot(0, 5, id_of("a"), b"")),
+        membership=SimpleNamespace(group_metadata=GroupMetadata(0, 5, id_of("a"), b"")),
         workers={},
         wall_ms=lambda: int(BEGAN * 1000),
     )

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from streams.cli import transactions
+from streams.cli import txn as transactions
 from streams.errors import OffsetError
 from streams.model.group import HangingEnd, ListedTransaction, OpenTransaction
 from tests.unit.cli_kit import FakeCluster, Kes, admin, spec

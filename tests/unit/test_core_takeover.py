@@ -38,11 +38,11 @@ def test_the_barrier_is_the_protocols_order() -> None:
 @pytest.mark.parametrize(
     ("known", "searched", "is_current", "step"),
     [
-        ({}, False, True, Step.LOOK),
+        ({}, False, True, Step.CHECK),
         ({"is_complete": False}, False, True, Step.PASS_ON),
         ({"is_complete": True}, False, True, Step.AWAIT_LOOKUPS),
-        ({"is_complete": True, "looks_lost": True}, False, True, Step.LOOK_AGAIN),
-        ({"is_complete": True, "looks_lost": True}, True, True, Step.LOOK_AGAIN),
+        ({"is_complete": True, "looks_lost": True}, False, True, Step.CHECK_END),
+        ({"is_complete": True, "looks_lost": True}, True, True, Step.CHECK_END),
         ({"is_complete": True, "looks_lost": True, "is_alone": True}, False, True, Step.AWAIT_LOOKUPS),
         ({"is_complete": True, "looks_lost": True, "is_alone": False}, False, True, Step.AWAIT_LOOKUPS),
         (KNOWN, False, True, Step.FIND_MISSED),
@@ -70,7 +70,7 @@ def test_a_partition_at_hand(known: dict[str, Any], searched: bool, is_current: 
     [
         ([7], False, 0.0, Step.WAIT),
         ([7], False, STALLED, Step.WAIT),  # a wait that ends by its time-out alone is not longer than that
-        ([7], False, STALLED + 0.1, Step.LOOK_AT_STALL),
+        ([7], False, STALLED + 0.1, Step.CHECK_STALL),
         ([7], True, 0.0, Step.GIVE_UP),
         ([7], True, STALLED + 0.1, Step.GIVE_UP),
         ([], True, 0.0, Step.GIVE_UP),

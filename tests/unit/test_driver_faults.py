@@ -10,7 +10,7 @@ import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotOwned
 from streams.metrics import MembershipChanged, TransactionSettled
-from streams.runtime.looks import Looks
+from streams.runtime.read_proofs import ReadProofs
 from streams.testing import POINTS, Point, TestDriver
 from streams.testing.simulation.faults import Strike
 from tests.unit.driver_kit import totals
@@ -194,13 +194,13 @@ def test_a_look_at_a_member_that_was_overtaken_is_not_answered_from_old_state(as
 @pytest.mark.parametrize("asked", ["frozen", "thawed"])
 @pytest.mark.parametrize("without", ["any proof", "the answer to the heartbeat"])
 def test_without_its_proof_it_would_be(monkeypatch: pytest.MonkeyPatch, asked: str, without: str) -> None:
-    async def proven(_: Looks) -> bool:
+    async def proven(_: ReadProofs) -> bool:
         return True
 
     if without == "any proof":
-        monkeypatch.setattr(Looks, "answer", lambda _, worker, waiter, proof: waiter(None))
+        monkeypatch.setattr(ReadProofs, "answer", lambda _, worker, waiter, proof: waiter(None))
     else:
-        monkeypatch.setattr(Looks, "_is_proven", proven)
+        monkeypatch.setattr(ReadProofs, "_is_proven", proven)
     assert look_at_a_member_that_was_overtaken(asked) == 1, "where the truth is 2"
 
 

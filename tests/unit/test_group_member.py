@@ -113,7 +113,11 @@ def test_what_was_taken_after_it_was_claimed_as_incoming_is_not_revoked_by_a_pla
 def member_of(*owned: int) -> GroupMember:
     """A member that got these partitions in its first generation."""
     member = GroupMember("a", session_seconds=6.0, rebalance_seconds=30.0)
-    assert (member.snapshot.incarnation, member.snapshot.generation, member.snapshot.metadata) == (0, -1, None)
+    assert (member.group_metadata.incarnation, member.group_metadata.generation, member.group_metadata.metadata) == (
+        0,
+        -1,
+        None,
+    )
     member.report()
     member.joined(1, "m-1", b"1")
     member.assign(1, Assignment(own=frozenset(owned), sequence=member.holdings.reported.sequence))
@@ -162,11 +166,11 @@ def test_a_loss_is_another_incarnation_and_only_one() -> None:
     member = member_of(1)
     member.begin_barrier(frozenset({1}))
     assert member.lost("evicted") == Lost(1, "evicted")
-    assert (member.snapshot.generation, member.snapshot.metadata) == (-1, None)
+    assert (member.group_metadata.generation, member.group_metadata.metadata) == (-1, None)
     assert member.holdings.owned == frozenset()
     assert member.is_barrier_open
     assert member.lost("again") is None
-    assert member.snapshot.incarnation == 1
+    assert member.group_metadata.incarnation == 1
     assert not member.took(3, 0), "of the incarnation before"
 
 

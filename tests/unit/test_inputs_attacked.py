@@ -74,7 +74,7 @@ def test_the_groups_offset_of_one_input_is_set_by_hand(
             driver.send_record(order(name))
         driver.leave()
         broker = driver._world.broker
-        there = broker.place(topic, 0)
+        there = broker.offset_key(topic, 0)
         if by_hand == "gone":
             del broker.offsets[there]
         else:

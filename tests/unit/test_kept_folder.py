@@ -22,7 +22,7 @@ from streams.records import Change
 from streams.runtime.keeping.folders import folder as folder_module
 from streams.runtime.keeping.folders.entries import Damaged, decode, encode
 from streams.runtime.keeping.folders.folder import Broken, StateFolder, read_mark
-from streams.runtime.keeping.folders.place import prepare_root
+from streams.runtime.keeping.folders.parents import prepare_root
 from tests.unit.kept_kit import (
     DAY_MS,
     IDENTITY,

@@ -263,7 +263,7 @@ RULES: dict[str, tuple[Any, str, Any, Any]] = {
         cut_while_it_is_worked_on,
     ),
     "K7, bounded": (StateKeeper, "_bound", nothing, stays_full),
-    "K8, the loop does not write": (StateKeeper, "look", write_at_once, no_writes_on_the_loop),
+    "K8, the loop does not write": (StateKeeper, "check", write_at_once, no_writes_on_the_loop),
     "K9, a stop checkpoints": (KeptPartition, "finish", KeptPartition.abandon, stopped_in_good_order),
 }
 

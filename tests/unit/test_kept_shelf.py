@@ -47,7 +47,7 @@ def watch(parent: Path) -> ShelfWatch:
 def seen(parent: Path, log: TopicIdentity | None = LOG, codec: str = IDENTITY.codec) -> dict[int, int]:
     looking = watch(parent)
     looking.codec = codec
-    looking.look(log, DAY_MS)
+    looking.scan(log, DAY_MS)
     return looking.found.offsets
 
 
@@ -56,11 +56,11 @@ def test_marks_are_read_whoever_holds_the_folders_and_the_farthest_counts(tmp_pa
     (tmp_path / "1").mkdir(mode=0o700)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "2.1"]
     looking = watch(tmp_path)
-    looking.look(None, DAY_MS)
+    looking.scan(None, DAY_MS)
     assert looking.found == Shelf(looking.found.name, {0: 7, 2: 50})
     held[0].commit(IDENTITY, 90, b"{}", now_ms())  # of another partition: a mark that is in the wrong place
     held[2].commit(IDENTITY, 9, b"{}", now_ms())
-    looking.look(LOG, DAY_MS)
+    looking.scan(LOG, DAY_MS)
     assert looking.found.offsets == {0: 9, 2: 50}
     assert watch(tmp_path).found.name == looking.found.name, "one machine, one shelf"
     assert watch(tmp_path.parent).found.name != looking.found.name
@@ -229,8 +229,8 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Group, "start", begin)
     monkeypatch.setattr(Group, "report", lambda self, copies, announce: found.append(copies), raising=False)
-    monkeypatch.setattr(shelf_module, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr("streams.runtime.keeping.keeper.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(shelf_module, "SCAN_SECONDS", 0.02)
+    monkeypatch.setattr("streams.runtime.keeping.keeper.SCAN_SECONDS", 0.02)
     return found
 
 

@@ -42,7 +42,7 @@ def test_nothing_is_published_before_the_first_assignment(stages: Stages) -> Non
     for generation, member_id in [(-1, ""), (-1, "id-1"), (3, ""), (3, "id-1")]:
         consumer.is_at(generation, member_id)
         consumer.polled()
-        assert stage.membership.snapshot.metadata is None
+        assert stage.membership.group_metadata.metadata is None
     consumer.call_back("on_assign", 0, 1)
     assert stage.wait(Assigned).added == frozenset({0, 1})
     seen = stage.heard[0][1]
@@ -53,16 +53,16 @@ def test_a_new_generation_is_published_between_callbacks_and_within_a_barrier(st
     stage = stages()
     consumer = stage.joined(0, 1)
     consumer.is_at(2, "id-1")
-    wait_until(lambda: stage.membership.snapshot.generation == 2, "not published")
+    wait_until(lambda: stage.membership.group_metadata.generation == 2, "not published")
     consumer.call_back("on_revoke", 1)
     revoked = stage.wait(Revoked)
     consumer.is_at(3, "id-1")
-    wait_until(lambda: stage.membership.snapshot.generation == 3, "not published while the barrier waits")
+    wait_until(lambda: stage.membership.group_metadata.generation == 3, "not published while the barrier waits")
     stage.membership.released([1], revoked.incarnation + 1, revoked.generation)
     stays(lambda: "incremental_unassign" not in consumer.calls, 0.05, "it ended by an answer of another incarnation")
     stage.membership.released([1, 7], revoked.incarnation, revoked.generation)
     wait_until(lambda: "incremental_unassign" in consumer.calls, "the barrier does not end")
-    assert stage.membership.snapshot.incarnation == 0
+    assert stage.membership.group_metadata.incarnation == 0
 
 
 def test_a_new_member_id_before_its_assignment_is_nobody(stages: Stages) -> None:
@@ -76,7 +76,7 @@ def test_a_new_member_id_before_its_assignment_is_nobody(stages: Stages) -> None
     consumer.is_at(3, "id-2")
     consumer.call_back("on_lost", 0, 1)
     consumer.polled()
-    assert stage.membership.snapshot.metadata is None
+    assert stage.membership.group_metadata.metadata is None
     consumer.is_at(5, "id-2")
     consumer.call_back("on_assign", 1)
     event = stage.wait(Assigned, since=2)
@@ -149,7 +149,7 @@ def test_leaving(stages: Stages) -> None:
     stage.release(0, 1)
     event = stage.wait(Assigned, since=1)
     assert (event.owned, event.assignment.quit) == (frozenset(), True)
-    assert stage.membership.snapshot.metadata is None
+    assert stage.membership.group_metadata.metadata is None
     assert stage.take_over.removed == [("id-1", "me")]
     assert consumer.closed.wait(PATIENCE)
     assert Lost not in stage.kinds
@@ -172,7 +172,7 @@ def test_closing_within_a_barrier_does_not_wait_for_it(stages: Stages) -> None:
     stage.membership.close(2 * PATIENCE)
     assert time.monotonic() - began < PATIENCE
     assert consumer.closed.is_set()
-    assert stage.membership.snapshot.metadata is None
+    assert stage.membership.group_metadata.metadata is None
 
 
 def test_the_broker_side_protocol_keeps_the_member_id(stages: Stages) -> None:
@@ -187,7 +187,7 @@ def test_the_broker_side_protocol_keeps_the_member_id(stages: Stages) -> None:
     stage.wait(Assigned, since=1)
     consumer.call_back("on_lost", 0)
     stage.wait(Lost)
-    stays(lambda: stage.membership.snapshot.metadata is None, 0.1, "the old epoch is published again")
+    stays(lambda: stage.membership.group_metadata.metadata is None, 0.1, "the old epoch is published again")
     consumer.is_at(0, "id-1")
     consumer.is_at(5, "id-1")
     event = stage.wait(Assigned, since=3)
@@ -251,7 +251,7 @@ def test_the_coordinator_is_waited_for(stages: Stages) -> None:
 
 
 def test_of_two_that_joined_at_once_the_larger_id_goes(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.kafka.group.librdkafka_membership._RIVAL_LOOK", 0.02)
+    monkeypatch.setattr("streams.kafka.group.librdkafka_membership._RIVAL_SECONDS", 0.02)
     goes, remains = (stages(rebalance_seconds=0.2, check=lambda _: 0.1) for _ in range(2))
     goes.take_over.members = [Roster(), roster("id-0", "id-1")]
     goes.joined(0)

@@ -235,12 +235,12 @@ class HeldTail:
 
 def test_a_record_counts_as_looked_into_before_it_is_in_the_table() -> None:
     tail, places = HeldTail(), list[Any]()
-    receiver = Receiver("r", lambda record: places.append(following.places), None)
+    receiver = Receiver("r", lambda record: places.append(following.positions), None)
     following = Following(RATES, tail, [receiver], STOP, lambda: None, lambda partition, error: None)
     following.grow(1)
-    places.append(following.places)
+    places.append(following.positions)
     tail.receive(0, tail.epoch, [IncomingRecord(RATES, 0, 5, b"k", b"v", None, 0)], 9, 9)
-    assert [*places, following.places] == [((0, 0),), ((5, 6),), ((9, 9),)]
+    assert [*places, following.positions] == [((0, 0),), ((5, 6),), ((9, 9),)]
 
 
 async def test_the_time_without_the_cluster_is_not_that_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,9 @@ async def test_the_time_without_the_cluster_is_not_that_of_the_table(monkeypatch
 
     async def wait_stable(seconds: float) -> None:
         read._changed, read.is_cut_off = Broadcast(), outages.pop(0)
-        await read._look(SimpleNamespace(grow=lambda partitions: None), SimpleNamespace(loss=loss, partitions=1), 0.0)
+        await read._check_topic(
+            SimpleNamespace(grow=lambda partitions: None), SimpleNamespace(loss=loss, partitions=1), 0.0
+        )
         raise NotCaughtUp("rates: not caught up within 300 s")
 
     monkeypatch.setattr(read, "wait_stable", wait_stable)

@@ -78,7 +78,7 @@ async def test_an_owner_waits_for_a_standby_to_make_it(kept: Backed, monkeypatch
     assert len(kept.manifests) > len(before) or kept.manifests[0] != before[0]
 
 
-class Looks(dict[int, float]):
+class Checks(dict[int, float]):
     """When to look at a partition next: now, each time; and how often that was."""
 
     count = 0
@@ -105,9 +105,9 @@ async def test_a_copy_that_is_being_restored_makes_none(kept: Backed, monkeypatc
         return 0.0
 
     monkeypatch.setattr(snapshots, "_save_on_thread", save)
-    looks = Looks()
-    monkeypatch.setattr(snapshots, "_next", looks)
-    await until(lambda: looks.count > 3, "it has looked several times")
+    checks = Checks()
+    monkeypatch.setattr(snapshots, "_next", checks)
+    await until(lambda: checks.count > 3, "it has looked several times")
     assert not saved
     partition.is_ready = True
     await until(lambda: saved, "it is saved when it is ready")
@@ -132,7 +132,7 @@ async def test_an_older_state_is_not_saved_again(kept: Backed) -> None:
 @pytest.mark.parametrize("seconds", [0.05, 3_600.0], ids=["when it is due", "although one was made a moment ago"])
 async def test_after_the_log_was_cut_a_snapshot_is_made_at_once(kept: Backed, monkeypatch: Any, seconds: float) -> None:
     """The one that is there goes farther than the log, so it can never be used again."""
-    monkeypatch.setattr(snapshotting, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(snapshotting, "CHECK_SECONDS", 0.02)
     await kept.with_a_snapshot()
     (old, *_) = kept.manifests
     other_log(kept, ["x"])

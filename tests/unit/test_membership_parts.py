@@ -79,7 +79,7 @@ class Member:
         return self.membership.joined(self.generation, group_bytes.encode_assignment("t", told))
 
     def release(self, partition: int, incarnation: int) -> None:
-        self.membership.released([partition], incarnation, self.membership.snapshot.generation)
+        self.membership.released([partition], incarnation, self.membership.group_metadata.generation)
         self.drain()
 
     def drain(self) -> None:
@@ -108,12 +108,12 @@ def member(membership: KafkaPythonMembership) -> Iterator[Member]:
 def test_another_member_id_is_another_incarnation(member: Member) -> None:
     membership = member.membership
     membership.published(3, "m-1")
-    before = membership.snapshot
+    before = membership.group_metadata
     membership.published(4, "m-1")
-    assert (membership.snapshot.incarnation, membership.snapshot.generation) == (before.incarnation, 4)
+    assert (membership.group_metadata.incarnation, membership.group_metadata.generation) == (before.incarnation, 4)
     membership.published(5, "m-2")
-    assert membership.snapshot.incarnation == before.incarnation + 1
-    assert membership.snapshot.metadata == group_bytes.group_metadata("g", 5, "m-2", None)
+    assert membership.group_metadata.incarnation == before.incarnation + 1
+    assert membership.group_metadata.metadata == group_bytes.group_metadata("g", 5, "m-2", None)
     assert [type(event) for event in member.heard] == [Lost]
 
 

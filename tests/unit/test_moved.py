@@ -26,7 +26,7 @@ IMPORTS = {
     "from streams.global_table import GlobalTable": "write: from streams.views import GlobalTable",
     "from streams.clients.admin import TopicAdmin": "streams.clients.admin is streams.kafka.questions.admin since 0.2; "
     + INTERNAL,
-    "import streams.clients.producing.transactions": "streams.kafka.writing.transactions since 0.2",
+    "import streams.clients.producing.transactions": "streams.kafka.writing.slot since 0.2",
     "from streams.clients import admin": "the modules of streams.clients are in the folders of streams.kafka since 0.2",
     "from streams.cli.letters import Letter": "streams.cli.letters is streams.looks.letters since 0.2; " + INTERNAL,
     "from streams.topology import Topology": "streams.topology is streams.model.topology since 0.2",

@@ -12,10 +12,10 @@ import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, StoreError, WouldDeadlock
 from streams.records import Delivery, Record, TopicPartition
-from streams.runtime.looks import Looks
 from streams.runtime.queries.local import unfit
 from streams.runtime.queries.points import PointRead
 from streams.runtime.queries.questions import Question
+from streams.runtime.read_proofs import ReadProofs
 from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
 from streams.testing.simulation.clients import SimTakeOver
@@ -125,7 +125,7 @@ def test_confirmed_and_without_a_lease_it_is_fenced(known: bool, monkeypatch: py
 def test_no_lease_from_a_group_that_rebalances(driver: TestDriver[Any]) -> None:
     """A member that does not come to the rebalance is thrown out when that began long ago, heartbeats or not."""
     query(driver, total)
-    looks = driver._world.members[0].source._run.engine.looks  # type: ignore[union-attr]
+    looks = driver._world.members[0].source._run.engine.read_proofs  # type: ignore[union-attr]
     assert looks.has_lease()
     looks._lease = None
     driver._world.group.state = "preparing"
@@ -306,7 +306,7 @@ def test_a_member_that_was_overtaken_does_not_answer(confirm: bool) -> None:
 
 
 def test_without_the_end_of_the_lease_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Looks, "has_lease", lambda self: self._lease is not None)
+    monkeypatch.setattr(ReadProofs, "has_lease", lambda self: self._lease is not None)
     assert ask_a_member_that_was_overtaken(10.0) == 1, "where the truth is 2"
 
 
@@ -316,9 +316,9 @@ def test_a_lease_ends_while_the_machine_sleeps(driver: TestDriver[Any]) -> None:
     engine = driver._world.members[0].source._run.engine
     assert engine is not None
     slept = engine.environment.elapsed_seconds() + 3600.0
-    assert engine.looks.has_lease()
+    assert engine.read_proofs.has_lease()
     object.__setattr__(engine.environment, "elapsed_seconds", lambda: slept)
-    assert not engine.looks.has_lease()
+    assert not engine.read_proofs.has_lease()
 
 
 def test_a_copy_of_a_changelog_that_was_made_again_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

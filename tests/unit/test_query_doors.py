@@ -304,7 +304,7 @@ async def test_a_reader_comes_again_when_a_member_wants_it(
             return await super()._put(server, question, left)
 
     async with Reader(source_at(server).config, key=str, value=str) as states:
-        monkeypatch.setattr(states._finder, "_look", lambda seconds: pytest.fail("it looks at the group"))
+        monkeypatch.setattr(states._finder, "_read_group", lambda seconds: pytest.fail("it looks at the group"))
         states._finder.found = (Server("w-0", server.address), Server("w-1", "http://127.0.0.1:1"))
         with pytest.raises(NotOwned, match="w-0: busy: 0 requests are under way"):
             await states.get("ann", timeout_seconds=0.5)
@@ -329,7 +329,7 @@ async def test_a_forged_address_does_not_make_a_reader_wait(
         reader_module.StateReader(source_at(server).config, key=str, value=str) as states,
     ):
         forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}", owned=frozenset({0}))
-        monkeypatch.setattr(states._finder, "_look", lambda seconds: (forged, Server("w-1", server.address)))
+        monkeypatch.setattr(states._finder, "_read_group", lambda seconds: (forged, Server("w-1", server.address)))
         reply, _ = await states._ask(Question(group="shop", kind="len", partition=0), 30.0)
     assert reply.value == b"1"
 
@@ -348,7 +348,7 @@ async def test_a_reader_does_not_wait_beyond_its_time_for_the_look_of_another(
         return ()
 
     async with reader_module.StateReader(config, key=str, value=str) as states:
-        monkeypatch.setattr(states._finder, "_look", look)
+        monkeypatch.setattr(states._finder, "_read_group", look)
         patient = asyncio.create_task(states.get("ann", timeout_seconds=60.0))
         await begun.wait()
         try:

@@ -163,7 +163,7 @@ async def test_who_was_lost_joins_under_another_id() -> None:
         coordinator._generation = type(coordinator._generation)(20, "a-1", "p")
         membership.published(20, "a-1")
         coordinator.reset_generation("a-1")  # what kafka-python makes of ILLEGAL_GENERATION
-        assert (membership.snapshot.incarnation, membership.snapshot.generation) == (1, -1)
+        assert (membership.group_metadata.incarnation, membership.group_metadata.generation) == (1, -1)
         assert coordinator.member_id == ""
         coordinator.reset_generation("a-2")  # and of MEMBER_ID_REQUIRED
         assert coordinator.member_id == "a-2"

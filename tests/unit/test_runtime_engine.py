@@ -12,7 +12,7 @@ import pytest
 
 from streams import EventContext, EventSource
 from streams.errors import StreamsError
-from streams.model.group import Lost, Snapshot
+from streams.model.group import GroupMetadata, Lost
 from tests.unit.runtime_kit import OUT, Bench, Group, Slot
 from tests.unit.waiting import PATIENCE
 from tests.vocabulary import Named
@@ -165,7 +165,7 @@ async def test_no_producer_is_opened_while_the_name_may_be_anothers(
     await bench.until_active()
     assert len(opened) == 3
     engine = bench.engine
-    group.snapshot = Snapshot(1, 2, "n", b"metadata")
+    group.group_metadata = GroupMetadata(1, 2, "n", b"metadata")
     group._deliver(Lost(1, "test"))
     await bench.until(lambda: not engine.workers, "it is lost")
     slot = engine.slots.take()

@@ -79,7 +79,7 @@ def test_an_older_state_that_is_saved_later_is_not_the_newest(tmp_path: Path) ->
     for offset in (5, 6):
         behind.save(behind.write(offset, 2))
     assert disk.restored("new")[0] == 40
-    place = disk.store.place(IDENTITY.topic_id, 0)
+    place = disk.store.prefix(IDENTITY.topic_id, 0)
     assert [manifest.mark.offset for _, manifest in disk.store.manifests(place)] == [40, 30]
     first = disk.store.manifests(place)[1][0]  # a name can be changed by those who cannot sign
     (tmp_path / "store" / place / first).rename(tmp_path / "store" / place / "manifest-999999999999999-99-00")
@@ -131,7 +131,7 @@ class Pair:
     def __init__(self, root: Path) -> None:
         blobs = open_blobs(str(root / "store"))
         self.one, self.other = Disk(root / "one", blobs, keep=1), Disk(root / "other", blobs, keep=1)
-        self.place = root / "store" / self.one.store.place(IDENTITY.topic_id, 0)
+        self.place = root / "store" / self.one.store.prefix(IDENTITY.topic_id, 0)
         self.folder = self.one.write(10, 3)
         self.one.save(self.folder)
 
@@ -229,7 +229,7 @@ def test_beside_a_release_without_tokens(tmp_path: Path) -> None:
     collector removes."""
     pair = Pair(tmp_path)
     (first,) = pair.names("manifest")
-    place = pair.one.store.place(IDENTITY.topic_id, 0)
+    place = pair.one.store.prefix(IDENTITY.topic_id, 0)
     new = pair.one.store.manifest(place, first)
     old = msgspec.structs.replace(new, blocks=tuple(OldBlock(block.sha256, block.size) for block in new.blocks))
     for block in new.blocks:
@@ -310,7 +310,7 @@ def test_whichever_call_fails_the_next_snapshot_is_as_any_other(tmp_path: Path, 
         for offset in (40, 50):
             disk.save(disk.write(offset, 3))
         assert disk.restored("newer")[0] == 50
-        place = disk.store.place(IDENTITY.topic_id, 0)
+        place = disk.store.prefix(IDENTITY.topic_id, 0)
         for _, manifest in disk.store.manifests(place)[:2]:
             assert b"".join(disk.store.pieces(manifest, lambda *_: None))
         if is_over:

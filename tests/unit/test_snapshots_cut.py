@@ -31,7 +31,7 @@ class CutLog:
 
     @property
     def offsets(self) -> list[int]:
-        place = self.disk.store.place(IDENTITY.topic_id, 0)
+        place = self.disk.store.prefix(IDENTITY.topic_id, 0)
         return [manifest.mark.offset for _, manifest in self.disk.store.manifests(place)]
 
     @property

@@ -136,7 +136,7 @@ async def test_take_overs_that_stand_still_at_the_same_time_each_name_what_holds
     named: list[list[str]] = []
     for _ in range(4):
         since, now = now, now + 5.0
-        await stalls.look({0: 7}, since)
-        await stalls.look({1: 9}, since)
+        await stalls.check({0: 7}, since)
+        await stalls.check({1: 9}, since)
         named.append([record.getMessage().split()[0] for record in caplog.records])
     assert named == [[], [], ["log[0]", "log[1]"], ["log[0]", "log[1]"]], "once the time of a transaction is over"

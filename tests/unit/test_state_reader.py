@@ -59,7 +59,7 @@ async def members(tmp_path: Path, **more: Any) -> AsyncIterator[Members]:
     secret = private(tmp_path / "secret", "a secret of the group")
     config = source_of(queries=QueryConfig(secret_file=str(secret))).config
     async with Members(config, key=more.pop("key", str), value=bytes, **more) as reader:
-        reader._finder._look = lambda seconds: (OWNER, OTHER, COPY)  # type: ignore[method-assign]
+        reader._finder._read_group = lambda seconds: (OWNER, OTHER, COPY)  # type: ignore[method-assign]
         reader.tells, reader.asked = {}, []
         yield reader
 
@@ -186,7 +186,7 @@ async def test_a_look_that_had_less_time_is_made_again(tmp_path: Path) -> None:
         return (OWNER,)
 
     async with members(tmp_path) as reader:
-        reader._finder._look = look  # type: ignore[method-assign]
+        reader._finder._read_group = look  # type: ignore[method-assign]
         reader.tells = {"w-0": EVERYWHERE}
         hurried = asyncio.create_task(reader.get("ann", timeout_seconds=0.1))
         patient = asyncio.create_task(reader.get("ann", timeout_seconds=PATIENCE))  # behind it, and its look
@@ -201,7 +201,7 @@ async def test_a_look_that_takes_longer_hides_no_reason(tmp_path: Path) -> None:
     goes_on = threading.Event()
     async with members(tmp_path) as reader:
         looks = [lambda: goes_on.wait(PATIENCE), lambda: None]
-        reader._finder._look = lambda seconds: (looks.pop()(), OWNER)[1:]  # type: ignore[method-assign,func-returns-value]
+        reader._finder._read_group = lambda seconds: (looks.pop()(), OWNER)[1:]  # type: ignore[method-assign,func-returns-value]
         reader.tells = {"w-0": NotCaughtUp("it is not as far")}
         with pytest.raises(NotCaughtUp, match="the last reason: it is not as far"):
             await reader.get("ann", timeout_seconds=1.0)

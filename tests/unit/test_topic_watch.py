@@ -87,7 +87,7 @@ def test_nothing_is_drained_into_a_changelog_that_was_created_again(
     found_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if found_by == "a take-over":
-        monkeypatch.setattr(world, "Environment", partial(Environment, topic_look_seconds=1e6))
+        monkeypatch.setattr(world, "Environment", partial(Environment, topic_check_seconds=1e6))
     with TestDriver(build(partitions=2), members=2) as driver:
         for partition in (0, 1):
             driver.send(Added("ann"), partition=partition)

@@ -124,7 +124,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[VisitRequest]:
 
     class Nobody:
         def __init__(self, *given: Any) -> None: ...
-        def look(self, *given: Any) -> GroupView:
+        def describe_group(self, *given: Any) -> GroupView:
             return GroupView(group="g", kind="classic")
 
         def close(self) -> None: ...

@@ -13,7 +13,7 @@ from streams.runtime.system import Watchdog
 
 SCRIPT = """
 import gc, os, threading, time
-from streams.runtime.system import Watchdog, _place
+from streams.runtime.system import Watchdog, _location
 
 class Cycle:  # garbage whose finalizer gives the GIL away
     def __init__(self):
@@ -33,7 +33,7 @@ watchdog._loop_thread = threading.get_ident()
 gc.set_threshold(1, 1000, 1000)  # nearly each allocation collects
 for _ in range(50):
     Cycle()
-    place = _place(watchdog._frame())
+    place = _location(watchdog._frame())
 assert gc.isenabled()
 print(place, flush=True)
 os._exit(0)
@@ -59,7 +59,7 @@ class Loop:
         self.now += jump or 0.0
         return jump is None
 
-    def look(self) -> None: ...
+    def check(self) -> None: ...
 
     def name(self, frame: FrameType | None) -> str:
         self.called.append(f"named at {self.now - 100:.2f}")

@@ -21,7 +21,7 @@ from tests.unit.web_kit import LOOK, TOKENS, ask, form_of, served, signed_in, so
 
 from streams.web import ActionRun, Monitor  # isort: skip
 from streams.web.actions import RegisteredAction  # isort: skip
-from streams.web.group_look import GroupLook  # isort: skip
+from streams.web.group_client import GroupClient  # isort: skip
 from streams.web.letters import DeadLetters  # isort: skip
 from streams.web.monitor import WebOptions  # isort: skip
 
@@ -242,7 +242,7 @@ async def test_no_cancel_hides_that_letters_are_sent(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(DeadLetters, "_settle", settle)
     source = source_of()
-    action = RegisteredAction("again", DeadLetters(source, GroupLook("shop", source.config)).replay)
+    action = RegisteredAction("again", DeadLetters(source, GroupClient("shop", source.config)).replay)
     run = action.start({"places": ["0@1"]}, "a test")
     for _ in range(3):
         await asyncio.sleep(0.01)

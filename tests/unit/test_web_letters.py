@@ -54,13 +54,13 @@ class Box:
         return 4
 
     def originals(self, letters: Any) -> dict[Any, Any]:
-        return {letter.place: "" for letter in letters}
+        return {letter.position: "" for letter in letters}
 
     def settler(self) -> Box:
         return self
 
     def settle(self, pairs: Any, settled: Any) -> int:
-        Box.sent += [(str(letter.place), output is not None) for letter, output in pairs]
+        Box.sent += [(str(letter.position), output is not None) for letter, output in pairs]
         return len(pairs)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from tests.unit.waiting import wait_until
 from tests.unit.web_kit import ACT, LOOK, TOKENS, ask, form_of, raw, served, signed_in, source_of
 
 from streams.web import Monitor, api, board, rows  # isort: skip
-from streams.web.board import Board, GroupSnapshot  # isort: skip
+from streams.web.board import Board, GroupStatus  # isort: skip
 from streams.web.drawing import rates_svg, topology_svg  # isort: skip
 from streams.web.facts import CommitTimes, MemberFacts  # isort: skip
 
@@ -55,7 +55,7 @@ class Scripted:
     def __init__(self, *facts: MemberFacts) -> None:
         self.facts, self.looks = facts, 0
 
-    async def look(self) -> tuple[MemberFacts, ...]:
+    async def read(self) -> tuple[MemberFacts, ...]:
         self.looks += 1
         return self.facts
 
@@ -74,23 +74,23 @@ def monitor(tmp_path: Path, members: Scripted) -> Iterator[Monitor]:
     made.close()
 
 
-# -- one snapshot a second, while there are viewers --------------------------------------------------------------------
+# -- one status a second, while there are viewers --------------------------------------------------------------------
 
 
 async def test_all_viewers_share_one_snapshot_a_second(members: Scripted) -> None:
     now = 0.0
     shared = Board("shop", members, None, now=lambda: now)
-    found = await asyncio.gather(*(shared.snapshot() for _ in range(20)))
+    found = await asyncio.gather(*(shared.status() for _ in range(20)))
     assert (members.looks, len({id(each) for each in found})) == (1, 1)
     now = 0.99
-    assert await shared.snapshot() is found[0]
+    assert await shared.status() is found[0]
     now = 1.0
     members.facts = (member("a", partition(0), events=50),)
-    later = await shared.snapshot()
+    later = await shared.status()
     assert (members.looks, later.rates) == (2, (50.0,))
     now = 60.0
     members.facts = (member("a", partition(0), events=109),)
-    assert (await shared.snapshot()).rates == (1.0,), "the seconds without a look are not a line of their own"
+    assert (await shared.status()).rates == (1.0,), "the seconds without a look are not a line of their own"
     shared.close()
 
 
@@ -206,7 +206,7 @@ def test_columns_stand_in_line_where_a_partition_has_several_inputs(
     monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cell behind a number has more room on its left: so has the cell below it."""
-    inputs = tuple(rows.InputPlace(topic, 1, 2, 1) for topic in ("orders", "customers", "payments"))
+    inputs = tuple(rows.InputProgress(topic, 1, 2, 1) for topic in ("orders", "customers", "payments"))
     line = rows.PartitionLine(topic="", partition=0, owner="a", state="active", inputs=inputs)
     monkeypatch.setattr(rows, "partition_lines", lambda *args: [line])
     with monitor:
@@ -275,7 +275,7 @@ def test_four_hundred_partitions_are_one_page_and_five_thousand_are_many(monitor
 def test_numbers_that_are_none_do_no_harm() -> None:
     assert "<polyline" in rates_svg([math.nan, 1.0, math.inf])
     facts = MemberFacts(name="a", commits=CommitTimes(1, 0, math.nan, math.inf, 1.0))
-    plain = rows.plain_snapshot(GroupSnapshot(group="g", at_ms=0, members=(facts,), rates=(math.nan,)), True)
+    plain = rows.plain_status(GroupStatus(group="g", at_ms=0, members=(facts,), rates=(math.nan,)), True)
     assert b"NaN" not in msgspec.json.encode(plain)
 
 

@@ -16,12 +16,12 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing import encoded_transaction
-from streams.kafka.writing import transactions as transactions_module
-from streams.kafka.writing.transactions import WireSlot
+from streams.kafka.writing import slot as transactions_module
+from streams.kafka.writing.slot import WireSlot
 from tests.unit.scripted_broker import (
     GONE,
+    METADATA,
     MUTE,
-    SNAPSHOT,
     ScriptedBroker,
     encoded,
     flush,
@@ -42,7 +42,7 @@ async def test_a_topic_that_does_not_exist_is_waited_for_and_then_blocks() -> No
         broker.topics["later"] = 1
         async with asyncio.timeout(PATIENCE):
             while "later" not in slot._cluster.placements:
-                slot._cluster.look_for("later")
+                slot._cluster.refresh_topic("later")
                 await asyncio.sleep(0.01)
         await flush(slot, output(1, topic="later"))
 
@@ -223,7 +223,7 @@ async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypa
         broker.topics["t"] = 1
         await slot._cluster.refresh(["t"])
         with pytest.raises(TransactionFailed, match=r"no success within 0\.3 seconds: t\[3\]: .*eader") as failed:
-            await slot.flush(records, {"in": {0: 1}}, lambda: SNAPSHOT)
+            await slot.flush(records, {"in": {0: 1}}, lambda: METADATA)
         assert failed.value.kind == "unknown"
 
 
@@ -303,7 +303,7 @@ async def test_a_periodic_refresh_that_was_cut_off_is_made_again() -> None:
         slot._cluster._refreshed_at -= cluster_module.REFRESH_SECONDS + 1
         slot._cluster.refresh_if_old()
         slot.abandon()  # of any slot
-        while not slot._cluster._looks[""].done():
+        while not slot._cluster._refreshes[""].done():
             await asyncio.sleep(0)
         assert broker.asked("Metadata") == ["Metadata"]
         slot._cluster.refresh_if_old()
@@ -364,11 +364,11 @@ async def test_partitions_that_cannot_be_are_no_metadata(index: int) -> None:
 
 async def test_a_question_in_the_background_holds_up_no_other_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(cluster_module, "_LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(cluster_module, "_TOPIC_SECONDS", 0.3)
     async with ScriptedBroker() as broker, opened(broker) as slot:
         broker.answer("Metadata", MUTE, MUTE)  # one try has a bound, and the last one has none
         broker.requests.clear()
-        slot._cluster.look_for("later")
+        slot._cluster.refresh_topic("later")
         async with asyncio.timeout(PATIENCE):
             while len(broker.asked("Metadata")) < 2:
                 await asyncio.sleep(0.01)

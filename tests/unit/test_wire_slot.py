@@ -11,15 +11,15 @@ from streams.core.recovery import Patience
 from streams.errors import RecordsRefused, TransactionFailed
 from streams.kafka.wire import protocol
 from streams.kafka.wire.group_bytes import group_metadata
-from streams.kafka.writing.transactions import WireSlot
-from streams.model.group import Snapshot
+from streams.kafka.writing.slot import WireSlot
+from streams.model.group import GroupMetadata
 from streams.records import Output, RefusedRecord
 from tests.unit.scripted_broker import (
     GARBAGE,
     GONE,
+    METADATA,
     MUTE,
     SHORT,
-    SNAPSHOT,
     STEPS,
     TORN,
     TWICE,
@@ -256,13 +256,13 @@ async def test_a_failure_names_what_it_is_about(request_name: str, code: int, sa
 async def test_a_member_id_of_one_kilobyte() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         member = "m" * 1024
-        snapshot = Snapshot(1, 5, member, group_metadata("group", 5, member, "i" * 249))
-        await flush(slot, output(1), fence=lambda: snapshot)
+        metadata = GroupMetadata(1, 5, member, group_metadata("group", 5, member, "i" * 249))
+        await flush(slot, output(1), fence=lambda: metadata)
         (offsets,) = [request for _, name, request in broker.requests if name == "TxnOffsetCommit"]
         assert (offsets.member_id, offsets.group_instance_id) == (member, "i" * 249)
 
 
-def is_lost() -> Snapshot:
+def is_lost() -> GroupMetadata:
     raise TransactionFailed("send_offsets_to_transaction", "LOST", "lost")
 
 
@@ -286,7 +286,7 @@ async def test_the_membership_is_looked_at_before_the_offsets_and_before_the_end
 async def test_a_process_that_is_not_in_the_group_sends_nothing() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         with pytest.raises(TransactionFailed, match="NO_MEMBER") as failed:
-            await flush(slot, output(1), fence=lambda: Snapshot(1, -1, "", None))
+            await flush(slot, output(1), fence=lambda: GroupMetadata(1, -1, "", None))
         assert failed.value.kind == "stale"
         assert broker.asked("Produce", "TxnOffsetCommit") == []
 
@@ -318,7 +318,7 @@ async def test_under_v2_a_slot_goes_on_after_an_abort() -> None:
 async def test_a_transaction_without_offsets_is_refused() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         with pytest.raises(ValueError, match="not fenced"):
-            await slot.flush(await encoded(slot, output(1)), {}, lambda: SNAPSHOT)
+            await slot.flush(await encoded(slot, output(1)), {}, lambda: METADATA)
 
 
 async def refused_by(slot: WireSlot, *outputs: Output) -> list[RefusedRecord]:

@@ -113,7 +113,7 @@ class GroupCoordinator(BaseCoordinator):
         return answer
 
     def reset_generation(self, member_id: str = UNKNOWN_MEMBER_ID) -> None:
-        # Before anything else: what was owned is void, and no transaction may see a valid snapshot any more.
+        # Before anything else: what was owned is void, and no transaction may see valid metadata any more.
         former = self._generation
         if former.generation_id >= 0:
             self._hooks.voided("the group does not know this member any more")

@@ -4,7 +4,7 @@ Either by the classic protocol (librdkafka's own assignors decide), or by the br
 A thread drives a Consumer that is subscribed, and takes nothing of what it is assigned: no partition is ever fetched.
 The rules are those of ``membership.py``; this is how they hold here:
 
-* **Incarnation first.** ``on_lost`` replaces the snapshot before anything else. It does not always come, so the group
+* **Incarnation first.** ``on_lost`` replaces the metadata before anything else. It does not always come, so the group
   metadata are looked at after every poll and callback, and while one is blocked.
 * **A loss in the middle of a rebalance ends the Consumer.** What librdkafka believes to hold is not to be trusted
   then; another Consumer joins in its place.
@@ -13,7 +13,7 @@ The rules are those of ``membership.py``; this is how they hold here:
 
 Facts about librdkafka and brokers that this rests on are pinned by ``tests/broker/test_librdkafka_membership.py``.
 
-Threads: the Consumer and all state belong to the membership's own thread, except ``snapshot`` (replaced by one
+Threads: the Consumer and all state belong to the membership's own thread, except ``group_metadata`` (replaced by one
 assignment, read anywhere) and what is guarded by ``_changed``.
 """
 
@@ -36,14 +36,14 @@ from streams.kafka.group.coordinator import name_taken
 from streams.kafka.group.librdkafka_group import GroupLog, Roster, RosterTakeOver, Term, explained, name_of
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
-from streams.model.group import Assigned, Assignment, Copies, Fatal, GroupEvent, Lost, Order, Snapshot
+from streams.model.group import Assigned, Assignment, Copies, Fatal, GroupEvent, GroupMetadata, Lost, Order
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 0.02  # seconds between looks at the group metadata; a command waits for as long at most
+_CHECK_SECONDS: Final = 0.02  # seconds between checks of the group metadata; a command waits for as long at most
 _ASK_SECONDS: Final = 1.5  # seconds for one question to the coordinator
 _PAUSE: Final = 0.2  # seconds between two tries of such a question
-_RIVAL_LOOK: Final = 1.0  # seconds from an assignment to a look for another member of our name, and between looks
+_RIVAL_SECONDS: Final = 1.0  # seconds from an assignment to a look for another member of our name, and between looks
 _LEAVE_PATIENCE: Final = 3.0  # seconds for a LeaveGroup at the end
 
 
@@ -81,7 +81,7 @@ class LibrdkafkaMembership:
         self._patience = rebalance_seconds  # for a predecessor to expire; with the session, once that is known
         self._client = client
         self._alive, self._check = alive, check
-        take_over.member_id = lambda: self.snapshot.member_id
+        take_over.member_id = lambda: self.group_metadata.member_id
         # The session timeout is known later; no report and no assignment of ours travels, so its graces are not used.
         self._state = GroupMember(instance, session_seconds=0.0, rebalance_seconds=rebalance_seconds)
         self._deliver: Callable[[GroupEvent], None] | None = None
@@ -99,8 +99,8 @@ class LibrdkafkaMembership:
     # ------------------------------------------------------------------ any thread
 
     @property
-    def snapshot(self) -> Snapshot:
-        return self._state.snapshot
+    def group_metadata(self) -> GroupMetadata:
+        return self._state.group_metadata
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         if self._deliver is not None:
@@ -200,12 +200,12 @@ class LibrdkafkaMembership:
         self._alive_at = time.monotonic()
         try:
             while not (term.over or self._ended):
-                message = term.consumer.poll(_LOOK_SECONDS)
+                message = term.consumer.poll(_CHECK_SECONDS)
                 if message is not None and message.error() is not None:
                     self._on_error(term, message.error())
                 if group_log.fatal is not None:
                     self._on_fatal(term, group_log.fatal)
-                self._look(term)
+                self._compare(term)
                 self._do(term)
         except StreamsError as error:
             self._void(str(error))
@@ -216,7 +216,7 @@ class LibrdkafkaMembership:
             self._pause(_PAUSE)
 
     def _retire(self, term: Term) -> None:
-        """Void the snapshot, then close the Consumer: by that a dynamic member leaves, a static one does not."""
+        """Void the metadata, then close the Consumer: by that a dynamic member leaves, a static one does not."""
         term.over = True
         self._void_quietly()
 
@@ -248,10 +248,10 @@ class LibrdkafkaMembership:
                 self._void("no progress for the rebalance timeout")
                 term.over = True
         if now > self._rivals_at:
-            self._look_for_rivals(now)
+            self._find_rivals(now)
 
     def _was_left(self) -> None:
-        generation, member_id = self.snapshot.generation, self.snapshot.member_id
+        generation, member_id = self.group_metadata.generation, self.group_metadata.member_id
         self._void_quietly()
         if self._static and member_id:
             try:
@@ -260,16 +260,16 @@ class LibrdkafkaMembership:
                 log.warning("group %s: leaving failed (%s); the session has to expire", self._group_id, error)
         self._left = True
         none, plan = frozenset[int](), Assignment(members=(self._instance,), quit=True)
-        self._tell(Assigned(self.snapshot.incarnation, generation, none, none, plan))
+        self._tell(Assigned(self.group_metadata.incarnation, generation, none, none, plan))
 
-    def _look_for_rivals(self, now: float) -> None:
+    def _find_rivals(self, now: float) -> None:
         """Two processes of one name that joined at the same moment did not see each other before."""
-        self._rivals_at = now + _RIVAL_LOOK
+        self._rivals_at = now + _RIVAL_SECONDS
         try:
-            roster = self._take_over.roster(now + _RIVAL_LOOK)
+            roster = self._take_over.roster(now + _RIVAL_SECONDS)
         except StreamsError:
             return
-        own = self.snapshot.member_id
+        own = self.group_metadata.member_id
         self._others = roster.instances - {self._instance}
         rivals = [] if self._static or not own else roster.rivals(self._instance, own)
         if not rivals:
@@ -288,11 +288,11 @@ class LibrdkafkaMembership:
 
     # ------------------------------------------------------------------ the thread: what librdkafka reports
 
-    def _look(self, term: Term) -> None:
-        """Compare librdkafka's metadata with the snapshot: publish what is newer, void what is no more."""
+    def _compare(self, term: Term) -> None:
+        """Compare librdkafka's metadata with the metadata: publish what is newer, void what is no more."""
         if term.over or self._closing or (term.unsubscribed and not self._state.holdings.owned):
             return
-        seen, known = term.metadata(), self.snapshot
+        seen, known = term.metadata(), self.group_metadata
         if known.generation < 0:
             # Nothing is published after a loss before librdkafka reported our partitions. With the broker-side protocol
             # it reports nothing to a member that gets none.
@@ -322,8 +322,8 @@ class LibrdkafkaMembership:
             return
         before = term.held
         term.held = _numbers(partitions) | (frozenset() if self._eager else before)
-        self._look(term)
-        if self.snapshot.generation < 0:
+        self._compare(term)
+        if self.group_metadata.generation < 0:
             seen = term.metadata()
             if before or term.is_stale or not seen.is_member:
                 term.over = True  # evicted while this was on its way
@@ -332,19 +332,19 @@ class LibrdkafkaMembership:
         self._tell_assigned(term.held)
 
     def _tell_assigned(self, owned: frozenset[int]) -> None:
-        generation = self.snapshot.generation
+        generation = self.group_metadata.generation
         log.info("group %s: generation %d, partitions %s", self._group_id, generation, group_bytes.ranges(owned))
         # The others as of the last look: a take-over asks for them when it needs them (``RosterTakeOver``).
         assignment = Assignment(own=owned, members=(self._instance, *sorted(self._others)))
-        self._rivals_at = time.monotonic() + _RIVAL_LOOK
+        self._rivals_at = time.monotonic() + _RIVAL_SECONDS
         self._tell(self._state.assign(generation, assignment))
 
     def _on_revoke(self, term: Term, consumer: Any, partitions: list[TopicPartition]) -> None:
         numbers = _numbers(partitions)
-        self._look(term)
+        self._compare(term)
         if not (term.over or self._closing) and numbers & self._state.holdings.owned:
             self._barrier(term, numbers & self._state.holdings.owned)
-            self._look(term)
+            self._compare(term)
         with self._changed:
             self._state.holdings.released(numbers)
         term.held -= numbers
@@ -361,18 +361,18 @@ class LibrdkafkaMembership:
 
     def _barrier(self, term: Term, revoked: frozenset[int]) -> None:
         """Wait until all is released. Ends early when the membership is void, or by the rebalance timeout."""
-        incarnation, deadline = self.snapshot.incarnation, time.monotonic() + self._rebalance_seconds
+        incarnation, deadline = self.group_metadata.incarnation, time.monotonic() + self._rebalance_seconds
         with self._changed:
             event = self._state.begin_barrier(revoked)
         self._tell(event)
         while True:
             with self._changed:
-                done = self._changed.wait_for(lambda: self._closing or self._state.is_barrier_open, _LOOK_SECONDS)
+                done = self._changed.wait_for(lambda: self._closing or self._state.is_barrier_open, _CHECK_SECONDS)
                 if done:
                     self._state.end_barrier()
                     return
-            self._look(term)
-            if self.snapshot.incarnation != incarnation:
+            self._compare(term)
+            if self.group_metadata.incarnation != incarnation:
                 return
             if time.monotonic() > deadline:
                 self._void("revoked partitions were not released within the rebalance timeout")
@@ -414,7 +414,7 @@ class LibrdkafkaMembership:
 
     def _void_quietly(self, reason: str = "") -> Lost | None:
         with self._changed:
-            generation, lost = self.snapshot.generation, self._state.lost(reason)
+            generation, lost = self.group_metadata.generation, self._state.lost(reason)
             if lost is not None:
                 self._voided_generation = generation
             self._changed.notify_all()

@@ -3,8 +3,8 @@
 The rules that carry the exactly-once guarantee are those of ``core/group_member.py``, the machine that is driven here
 (``docs/internals/membership.md`` has the facts behind them).
 
-Threads: all state below belongs to kafka-python's IO thread, except ``snapshot`` (replaced by one assignment, read
-anywhere). The public methods post to that thread and return.
+Threads: all state below belongs to kafka-python's IO thread, except ``group_metadata`` (replaced by one assignment,
+read anywhere). The public methods post to that thread and return.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from streams.kafka.wire import group_bytes
 from streams.kafka.wire.kafka_python import WakeupNotifier
 from streams.kafka.wire.kafka_python import errors as kafka_errors
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
-from streams.model.group import Assignment, Assignor, Copies, Fatal, GroupEvent, Order, Snapshot
+from streams.model.group import Assignment, Assignor, Copies, Fatal, GroupEvent, GroupMetadata, Order
 
 log = logging.getLogger(__name__)
 
-_IDLE_LOOK = 0.5  # seconds between looks at `alive` when nothing happens
+_IDLE_CHECK = 0.5  # seconds between checks of `alive` when nothing happens
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after an error
 _LEAVE_PATIENCE = 3.0  # seconds for a LeaveGroup at the end
 
@@ -149,8 +149,8 @@ class KafkaPythonMembership:
     # ------------------------------------------------------------------ any thread
 
     @property
-    def snapshot(self) -> Snapshot:
-        return self._state.snapshot
+    def group_metadata(self) -> GroupMetadata:
+        return self._state.group_metadata
 
     @property
     def joining_as(self) -> str:
@@ -237,7 +237,7 @@ class KafkaPythonMembership:
                 pause = _FIRST_PAUSE
             except kafka_errors.InconsistentGroupProtocolError as error:
                 self._refused(error)
-                await self._client.net.sleep(_IDLE_LOOK)
+                await self._client.net.sleep(_IDLE_CHECK)
             except FATAL as error:
                 self.fatal(error)
             except kafka_errors.KafkaError as error:
@@ -281,7 +281,7 @@ class KafkaPythonMembership:
             self._state.no_common_strategy.passed()
         if self._state.rival.is_over(time.monotonic()):
             self._end(group_coordinator.name_taken(self._group_id, self._instance))
-        await self._wake(_IDLE_LOOK)
+        await self._wake(_IDLE_CHECK)
 
     # ------------------------------------------------------------------ IO thread: hooks of the coordinator
 
@@ -305,7 +305,7 @@ class KafkaPythonMembership:
     def published(self, generation: int, member_id: str) -> None:
         if self._stopped:  # the answer to a join that was under way at the departure: it is no member any more
             return
-        before = self.snapshot
+        before = self.group_metadata
         if before.generation >= 0 and before.member_id != member_id:  # orders and markers name the former id
             self.voided("the group gave this member another id")
         metadata = group_bytes.group_metadata(self._group_id, generation, member_id, self._static_id)
@@ -317,8 +317,8 @@ class KafkaPythonMembership:
 
     async def _apply(self, generation: int, data: bytes) -> None:
         """First give up what was taken away, then take what is new."""
-        incarnation = self.snapshot.incarnation
-        if generation < 0 or self.snapshot.generation != generation:
+        incarnation = self.group_metadata.incarnation
+        if generation < 0 or self.group_metadata.generation != generation:
             self._rejoin()  # lost between the answers to JoinGroup and SyncGroup
             return
         assignment = self._understood(data)
@@ -358,7 +358,7 @@ class KafkaPythonMembership:
     def _understood(self, data: bytes) -> Assignment | None:
         """The assignment, if it answers our last report. Else it was made for a predecessor, or by something else."""
         try:
-            assignment = group_bytes.decode_assignment(data, self._partitions, self.snapshot.member_id)
+            assignment = group_bytes.decode_assignment(data, self._partitions, self.group_metadata.member_id)
         except ValueError as error:
             self._strange(error)
             return None
@@ -378,10 +378,10 @@ class KafkaPythonMembership:
     async def _barrier(self, incarnation: int, revoked: frozenset[int]) -> bool:
         """Wait until all is released, or handed over, at most the rebalance timeout. ``False``: lost meanwhile."""
         self._tell(self._state.begin_barrier(revoked))
-        while fine := self.snapshot.incarnation == incarnation and not self._stopped:
+        while fine := self.group_metadata.incarnation == incarnation and not self._stopped:
             if self._state.is_barrier_open:
                 break
-            await self._released(_IDLE_LOOK)
+            await self._released(_IDLE_CHECK)
         self._state.end_barrier()
         return fine
 

@@ -24,7 +24,7 @@ from streams.kafka.wire.kafka_python_client import (
     offsets_request,
     raise_for,
 )
-from streams.kafka.wire.kafka_python_client import Place as Place
+from streams.kafka.wire.kafka_python_client import WirePartition as WirePartition
 
 _ASKED = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
 _CLOSE_SECONDS = 1.0
@@ -57,11 +57,11 @@ class StatusBoard:
         self._group_id = group_id
         self._client.start()
 
-    def publish(self, instance: str, notes: Mapping[Place, tuple[int, str]], timeout_seconds: float) -> None:
+    def publish(self, instance: str, notes: Mapping[WirePartition, tuple[int, str]], timeout_seconds: float) -> None:
         """Write these notes; those about other partitions stay."""
         deadline = time.monotonic() + timeout_seconds
         group = status_group(self._group_id, instance)
-        cut = {place: (max(offset, 0), text[:LONGEST]) for place, (offset, text) in notes.items()}
+        cut = {where: (max(offset, 0), text[:LONGEST]) for where, (offset, text) in notes.items()}
         request = commit_request(group, cut)
 
         async def attempt() -> None:
@@ -72,12 +72,14 @@ class StatusBoard:
         needed = [permissions.on_group("Read", group), *(permissions.on_topic("Read", topic) for topic, _ in notes)]
         self._client.ask(f"writing the status of {instance}", deadline, attempt, needed=needed)
 
-    def read(self, instances: Collection[str], timeout_seconds: float, topic: str = "") -> dict[str, dict[Place, Note]]:
+    def read(
+        self, instances: Collection[str], timeout_seconds: float, topic: str = ""
+    ) -> dict[str, dict[WirePartition, Note]]:
         """The notes by instance; nothing of those that never wrote any. ``topic``: one that has notes of each instance;
         without the right to describe it ``ConfigError``, because a broker hides its notes then."""
         deadline = time.monotonic() + timeout_seconds
 
-        async def one(instance: str) -> dict[Place, Note]:
+        async def one(instance: str) -> dict[WirePartition, Note]:
             group = status_group(self._group_id, instance)
             node = await self._client.coordinator(GROUP, group, deadline)
             found = (await self._client.send(offsets_request(group), node, deadline)).groups[0]
@@ -95,7 +97,7 @@ class StatusBoard:
                 if entry.error_code == 0 and entry.committed_offset >= 0
             }
 
-        async def work() -> dict[str, dict[Place, Note]]:
+        async def work() -> dict[str, dict[WirePartition, Note]]:
             await self._client.connected(deadline)
             found = {}
             for instance in instances:

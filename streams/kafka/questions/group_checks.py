@@ -97,7 +97,7 @@ class GroupChecks:
         """Raises ``OffsetError`` when the group has members. What departed members left open is ended, so that it
         cannot be committed any more."""
         config = self._config
-        group = self._questions.look(config.group_id, self._seconds)
+        group = self._questions.describe_group(config.group_id, self._seconds)
         if group.state not in _AT_REST or group.members:
             raise _is_alive(config, ", ".join(member.instance for member in group.members[:5]) or group.state)
         # A frozen member that has sent its offsets could still commit them when it goes on.
@@ -123,7 +123,7 @@ class GroupChecks:
         """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group."""
         self.refuse_if_alive()
         # What is committed, without the barrier: our own offsets are pending, and it would wait for them.
-        group = self._questions.look(self._config.group_id, self._seconds)
+        group = self._questions.describe_group(self._config.group_id, self._seconds)
         self._refuse_position(group.committed.get(self._config.offsets_topic, {}))
 
     def _refuse_position(self, offsets: Mapping[int, int | None]) -> None:

@@ -36,7 +36,7 @@ _CLOSE_SECONDS: Final = 2.0
 _YEARS: Final = 20 * 365 * 86_400
 """Seconds in 20 years: a time of start before that, or a day ahead, is no time."""
 
-Places = dict[str, frozenset[int]]
+TopicPartitions = dict[str, frozenset[int]]
 """Topic -> partitions."""
 Offsets = dict[str, dict[int, int]]
 """Topic -> partition -> offset."""
@@ -55,8 +55,8 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str = ""
     host: str = ""
     topics: tuple[str, ...] = ()
-    owned: Places = {}
-    target: Places | None = None
+    owned: TopicPartitions = {}
+    target: TopicPartitions | None = None
     report: MemberReport | None = None
     assignment: Assignment | None = None
     since: float | None = None
@@ -91,12 +91,12 @@ class GroupQuestions:
         self._client = KafkaPythonClient(bootstrap_servers, "kes-cli", security)
         self._client.start()
 
-    def look(self, group: str, timeout_seconds: float) -> GroupView:
+    def describe_group(self, group: str, timeout_seconds: float) -> GroupView:
         """The group as it is now. ``BrokerUnavailable``; ``ConfigError`` without the right to describe it."""
         deadline = time.monotonic() + timeout_seconds
         needed = [permissions.on_group("Describe", group)]
         step = f"asking for group {group}"
-        return self._client.ask(step, deadline, lambda: self._look(group, deadline), needed=needed)
+        return self._client.ask(step, deadline, lambda: self._describe(group, deadline), needed=needed)
 
     def close(self) -> None:
         """End the thread and the connections; blocks for a moment."""
@@ -104,7 +104,7 @@ class GroupQuestions:
 
     # ------------------------------------------------------------------ IO thread
 
-    async def _look(self, group: str, deadline: float) -> GroupView:
+    async def _describe(self, group: str, deadline: float) -> GroupView:
         node = await self._client.coordinator(GROUP, group, deadline)
         classic, broker_side = await describe_group(self._client, group, node, deadline)
         committed = await self._committed(group, node, deadline)
@@ -149,8 +149,8 @@ def broker_view(group: str, found: Any, committed: Offsets | None = None) -> Gro
         msgspec.structs.replace(
             _plain_member(entry, entry.instance_id),
             topics=tuple(sorted(entry.subscribed_topic_names or ())),
-            owned=_described_places(entry.assignment),
-            target=_described_places(entry.target_assignment),
+            owned=_described_partitions(entry.assignment),
+            target=_described_partitions(entry.target_assignment),
         )
         for entry in found.members
     ]
@@ -186,7 +186,7 @@ def _classic_member(entry: Any, protocol_type: str, protocol: str) -> MemberView
     changes: dict[str, Any] = {}
     try:
         changes["topics"] = tuple(sorted(ConsumerProtocolSubscription.decode(metadata).topics)) if metadata else ()
-        changes["owned"] = _assigned_places(answered) if answered else {}
+        changes["owned"] = _assigned_partitions(answered) if answered else {}
     except Exception as error:  # a parser of foreign bytes: struct.error, UnicodeDecodeError, MemoryError, ...
         return msgspec.structs.replace(member, problem=f"it speaks another protocol ({type(error).__name__})")
     member = msgspec.structs.replace(member, **changes)
@@ -215,14 +215,14 @@ def _started(report: MemberReport) -> float | None:
     return began if time.time() - _YEARS < began < time.time() + 86_400 else None
 
 
-def _assigned_places(answered: bytes) -> Places:
-    places: Places = {}
+def _assigned_partitions(answered: bytes) -> TopicPartitions:
+    found: TopicPartitions = {}
     for entry in ConsumerProtocolAssignment.decode(answered).assigned_partitions:
-        places[entry.topic] = places.get(entry.topic, frozenset()) | frozenset(entry.partitions)
-    return places
+        found[entry.topic] = found.get(entry.topic, frozenset()) | frozenset(entry.partitions)
+    return found
 
 
-def _described_places(assignment: Any) -> Places:
+def _described_partitions(assignment: Any) -> TopicPartitions:
     return {entry.topic_name: frozenset(entry.partitions) for entry in assignment.topic_partitions if entry.partitions}
 
 

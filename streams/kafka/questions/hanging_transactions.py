@@ -92,7 +92,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
             step = f"ending a transaction in {ended.txn.topic}[{ended.txn.partition}]"
             found = await self._find(ended.txn.topic, [ended.txn.partition], deadline)
             # Looked at again: an operator may have thought for long, and a marker ends whatever is open.
-            if any(txn.place == ended.txn.place and txn.is_hanging for txn in found):
+            if any(txn.identity == ended.txn.identity and txn.is_hanging for txn in found):
                 await self._until(deadline, step, lambda limit: self._write_marker(ended, limit), _MARKERS)
 
         self._client.call(work, deadline)
@@ -159,17 +159,17 @@ class HangingTransactions(OpenTransactions, RawLogs):
         has_holes, is_cut, is_older = False, False, False
         try:
             partitions = sorted(entry.partition_index for entry in await self._log_partitions(deadline))
-            for place in await self._stretches(STATE_LOG, partitions, since, deadline) if partitions else []:
-                at, reaches_back = place.start, not place.is_whole
-                async for batch in self._walk(STATE_LOG, place.partition, place.start, place.end, deadline):
+            for stretch in await self._stretches(STATE_LOG, partitions, since, deadline) if partitions else []:
+                at, reaches_back = stretch.start, not stretch.is_whole
+                async for batch in self._walk(STATE_LOG, stretch.partition, stretch.start, stretch.end, deadline):
                     has_holes = has_holes or batch.base > at or batch.records <= batch.last - batch.base
                     reaches_back = reaches_back or batch.max_timestamp <= since + _SKEW_MS
                     at = batch.last + 1
                     if _PRODUCER.pack(txn.producer_id) in batch.content:
                         found += _entries(batch, txn.producer_id)
                 # Compaction leaves the newest entry of an id, so a commit may be gone where later ones are there.
-                has_holes = has_holes or at < place.end
-                is_cut = is_cut or (place.start > 0 and not reaches_back)
+                has_holes = has_holes or at < stretch.end
+                is_cut = is_cut or (stretch.start > 0 and not reaches_back)
                 is_older = is_older or reaches_back
         except ConfigError as error:
             return _Finding(None, f"the log of the coordinators cannot be read ({error})", True, True)
@@ -187,9 +187,9 @@ class HangingTransactions(OpenTransactions, RawLogs):
                 continue
             try:
                 numbers = await self._was_in(txn, topic, there, deadline)
-                for place in await self._stretches(topic, numbers, since, deadline) if numbers else []:
+                for stretch in await self._stretches(topic, numbers, since, deadline) if numbers else []:
                     looked += 1
-                    said = await self._marker_says(txn, topic, place, deadline)
+                    said = await self._marker_says(txn, topic, stretch, deadline)
                     if said.commit:
                         return said
                     doubt = said.words if said.is_doubtful else doubt
@@ -208,16 +208,16 @@ class HangingTransactions(OpenTransactions, RawLogs):
             numbers = sorted({each.partition for each in known if each.producer_id == txn.producer_id})
         return [number for number in numbers if (topic, number) != (txn.topic, txn.partition)]
 
-    async def _marker_says(self, txn: OpenTransaction, topic: str, place: Stretch, deadline: float) -> _Finding:
+    async def _marker_says(self, txn: OpenTransaction, topic: str, stretch: Stretch, deadline: float) -> _Finding:
         epoch, under = txn.producer_epoch, set[int]()
         said = _Finding(None, "")
-        async for batch in self._walk(topic, place.partition, place.start, place.end, deadline):
+        async for batch in self._walk(topic, stretch.partition, stretch.start, stretch.end, deadline):
             if batch.producer_id != txn.producer_id:
                 continue
             if not batch.is_control:
                 under.add(batch.epoch)
                 continue
-            where = f"a marker at offset {batch.base} of {topic}[{place.partition}]"
+            where = f"a marker at offset {batch.base} of {topic}[{stretch.partition}]"
             # Behind records of its own epoch it is of v1, and of a later transaction.
             if batch.marker and batch.epoch == epoch + 1 and epoch in under and epoch + 1 not in under:
                 return _Finding(True, f"{where} commits it")
@@ -250,7 +250,7 @@ class _Entry(NamedTuple):
 
     status: int
     epoch: int
-    places: frozenset[tuple[str, int]]
+    partitions: frozenset[tuple[str, int]]
     version: int
 
 
@@ -264,10 +264,10 @@ def _entries(batch: LogBatch, producer_id: int) -> Iterable[_Entry]:
 
 def _further(value: bytes) -> tuple[frozenset[tuple[str, int]], int]:
     fields = Fields(value, _VALUE.size)
-    places: set[tuple[str, int]] = set()
+    partitions: set[tuple[str, int]] = set()
     for _ in range(fields.array()):
         topic = fields.text()
-        places.update((topic, fields.take(_INT32)[0]) for _ in range(fields.array()))
+        partitions.update((topic, fields.take(_INT32)[0]) for _ in range(fields.array()))
         fields.tags()
     fields.skip(16)  # times
     version = 0
@@ -277,13 +277,13 @@ def _further(value: bytes) -> tuple[frozenset[tuple[str, int]], int]:
             version = fields.take(_INT16)[0]
         else:
             fields.skip(size)
-    return frozenset(places), version
+    return frozenset(partitions), version
 
 
 def _decided(entries: Sequence[_Entry], txn: OpenTransaction) -> _Finding:
     """Decide by what the coordinators wrote about this epoch of the producer, and the next one, in this order."""
-    epoch, place = txn.producer_epoch, (txn.topic, txn.partition)
-    if entries and entries[-1].status == _ONGOING and entries[-1].epoch == epoch and place in entries[-1].places:
+    epoch, where = txn.producer_epoch, (txn.topic, txn.partition)
+    if entries and entries[-1].status == _ONGOING and entries[-1].epoch == epoch and where in entries[-1].partitions:
         words = f"{STATE_LOG} has it as ongoing, and no coordinator lists it to this principal"
         return _Finding(None, words, is_doubtful=True)
     ends = [entry for entry in entries if entry.epoch == epoch + 1 and entry.version >= _V2]

@@ -87,13 +87,13 @@ class OpenTransactions(Questions):
         if not found:
             return []
         known = await self._known(frozenset(txn.producer_id for txn in found), deadline)
-        before = {txn.place for txn in found}
+        before = {txn.identity for txn in found}
         # In this order: a transaction open before and after the coordinators answered was open when they did.
         still = await self._until(deadline, step, lambda limit: self._open(topic, partitions, limit), needed)
         return [
             msgspec.structs.replace(txn, transactional_id=owner, state=state)
             for txn in still
-            if txn.place in before
+            if txn.identity in before
             for owner, state in [known.get((txn.producer_id, topic, txn.partition), ("", ""))]
         ]
 

@@ -39,7 +39,7 @@ from streams.kafka.wire.kafka_python_client import (
     offsets_request,
     raise_for,
 )
-from streams.model.group import HangingEnd, OpenTransaction, Snapshot, instance_of
+from streams.model.group import GroupMetadata, HangingEnd, OpenTransaction, instance_of
 from streams.model.topics import TopicIdentity
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class KafkaPythonTakeOver(Questions):
 
         return self._ask(step, deadline, attempt, needed)
 
-    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+    def note(self, partition: int, text: str, member: GroupMetadata, deadline: float) -> bool:
         if member.generation < 0:  # -1 is never fenced: the note could be written by a member that has been lost
             return False
         place = {(self._changelog, partition): (0, text)}

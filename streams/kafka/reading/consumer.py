@@ -46,15 +46,15 @@ class Profile(NamedTuple):
     idle consumer sends a request as often, and a partition that is added while all others are silent may wait for as
     long (a record ends the fetch of its partition at once). ``ends``: whether ends of partitions are reported.
     ``silence_seconds`` and ``longest_silence_seconds`` are the first and the longest pause after which a silent
-    partition is looked after, and ``look_seconds`` is the time between two looks for such ones. ``bounds`` are settings
-    for what is prefetched; the user's win over them."""
+    partition is checked, and ``check_seconds`` is the time between two searches for such ones. ``bounds`` are settings for
+    what is prefetched; the user's win over them."""
 
     role: str
     fetch_wait_ms: int
     ends: bool
     silence_seconds: float
     longest_silence_seconds: float
-    look_seconds: float
+    check_seconds: float
     bounds: Mapping[str, int] = {}
 
 
@@ -67,7 +67,7 @@ TAIL: Final = LOOK_UP._replace(
     role="tail",
     silence_seconds=0.5,
     longest_silence_seconds=8.0,
-    look_seconds=0.25,
+    check_seconds=0.25,
     # What is prefetched in one partition is what news of the others wait behind while that one has a backlog: 8 ms with
     # these (at 2 us a record for the receiver), 30 ms with 5,000 messages and 512 KB, at the same 200,000 records/s.
     bounds={
@@ -119,7 +119,7 @@ class LogConsumer:
         self._failures: dict[int, StreamsError] = {}
         self._silent: dict[int, tuple[float, float]] = {}
         """Partitions that are not known to be at their end: when to look after them if nothing comes, and the pause."""
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._admin: AdminClient | None = None
         self._question: _Question | None = None
         self._answered = False
@@ -294,9 +294,9 @@ class LogConsumer:
         if self._question is not None:
             self._take_answer(self._question)
             return
-        if now < self._look_at:
+        if now < self._check_at:
             return
-        self._look_at = now + profile.look_seconds
+        self._check_at = now + profile.check_seconds
         for partition, position in self._positions.items():
             if partition not in self._silent and (self._connection.down or self._end(partition) > position):
                 self._silent[partition] = (now + profile.silence_seconds, profile.silence_seconds)

@@ -29,9 +29,9 @@ ANSWER_SECONDS: Final = 2.0
 """Seconds that a broker has for one request, with the connection; then the next broker gets it."""
 FIRST_BATCH_LIMIT: Final = 1_000_000 - BATCH_HEAD
 """Bytes of a batch: below the broker's default of 1,048,588 for a topic's ``max.message.bytes``."""
-_TOPIC_LOOKS_SECONDS: Final = 0.05
+_PAUSE_SECONDS: Final = 0.05
 """Seconds of pause behind each request for the metadata of a topic that is looked for."""
-_LOOK_SECONDS: Final = 10.0
+_TOPIC_SECONDS: Final = 10.0
 """Seconds for a request in the background."""
 _METADATA, _FIND_COORDINATOR = 12, 4  # the versions of Kafka 4.1 that name topics by name, and keys in a list
 _DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
@@ -48,7 +48,7 @@ class Cluster:
         self._any: BrokerConnection | None = None
         self._asking = asyncio.Lock()
         self._turn = -1
-        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._refreshes: dict[str, asyncio.Task[None]] = {}
         self._refreshed_at = 0.0
         self.placements: dict[str, Placement] = {}
         """The topics that are known, for encoding."""
@@ -58,7 +58,7 @@ class Cluster:
         """The loop's time of the newest metadata of each topic."""
         self._unknown: dict[str, tuple[int, float]] = {}
         self._wanted: dict[str, float] = {}
-        self._look_failure: LostConnection | None = None
+        self._refresh_failure: LostConnection | None = None
 
     def now_ms(self) -> int:
         """Return the time for records without one of their own."""
@@ -94,18 +94,18 @@ class Cluster:
     def refresh_if_old(self) -> None:
         """Fetch everything again, in the background, if it is old."""
         if self.placements and asyncio.get_running_loop().time() - self._refreshed_at > REFRESH_SECONDS:
-            self._look("", list(self.placements))
+            self._refresh_behind("", list(self.placements))
 
-    def look_for(self, topic: str) -> None:
+    def refresh_topic(self, topic: str) -> None:
         """Fetch the metadata of a topic that is not known yet, in the background, some times a second."""
         self._wanted.setdefault(topic, asyncio.get_running_loop().time())
-        self._look(topic, [topic])
+        self._refresh_behind(topic, [topic])
 
     def check_patience(self, topic: str, seconds: float) -> None:
         """Raise ``TransactionFailed`` if no broker has said anything of a topic that is looked for, for so long."""
         if asyncio.get_running_loop().time() - self._wanted[topic] > seconds:
             self._wanted.pop(topic)
-            failure = self._look_failure or LostConnection("no answer", "_TIMED_OUT")
+            failure = self._refresh_failure or LostConnection("no answer", "_TIMED_OUT")
             reason = f"no metadata of {topic} for {seconds:g} seconds: {failure}"
             raise TransactionFailed("produce", failure.code, "unknown", reason)
 
@@ -158,8 +158,8 @@ class Cluster:
 
     def close(self) -> None:
         """Close the connection for questions, and end those in the background; the next question makes another one."""
-        for look in self._looks.values():
-            look.cancel()
+        for task in self._refreshes.values():
+            task.cancel()
         self._drop()
 
     async def _ask(self, request: Any, version: int) -> Any:
@@ -210,23 +210,23 @@ class Cluster:
             self.placements[topic] = Placement(topic, len(leaders), FIRST_BATCH_LIMIT)
         self.leaders[topic] = leaders
 
-    def _look(self, name: str, topics: Collection[str]) -> None:
-        look = self._looks.get(name)
-        if look is None or look.done():
-            self._looks[name] = asyncio.get_running_loop().create_task(self._look_quietly(topics))
+    def _refresh_behind(self, name: str, topics: Collection[str]) -> None:
+        task = self._refreshes.get(name)
+        if task is None or task.done():
+            self._refreshes[name] = asyncio.get_running_loop().create_task(self._refresh_quietly(topics))
 
-    async def _look_quietly(self, topics: Collection[str]) -> None:
+    async def _refresh_quietly(self, topics: Collection[str]) -> None:
         try:
             # No call bounds this one: without a bound of its own, a frozen broker could keep the connection for
             # questions from all others.
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_TOPIC_SECONDS):
                 await self.refresh(topics)
-            self._look_failure = None
+            self._refresh_failure = None
         except LostConnection as failure:
-            self._look_failure = failure
+            self._refresh_failure = failure
         except TimeoutError:
-            self._look_failure = LostConnection(f"no answer within {_LOOK_SECONDS:g} seconds", "_TIMED_OUT")
-        await asyncio.sleep(_TOPIC_LOOKS_SECONDS)
+            self._refresh_failure = LostConnection(f"no answer within {_TOPIC_SECONDS:g} seconds", "_TIMED_OUT")
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 class SlotConnections:

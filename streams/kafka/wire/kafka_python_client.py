@@ -34,7 +34,7 @@ _CARRY_CREDENTIALS = ("SaslAuthenticateRequest", "SaslBytesRequest")
 
 T = TypeVar("T")
 
-Place = tuple[str, int]
+WirePartition = tuple[str, int]
 """Topic and partition."""
 
 GROUP, TRANSACTION = 0, 1
@@ -313,7 +313,7 @@ def entries_of(topics: Iterable[Any]) -> Iterator[Any]:
 
 
 def commit_request(
-    group_id: str, offsets: Mapping[Place, tuple[int, str]], generation: int = -1, member_id: str = ""
+    group_id: str, offsets: Mapping[WirePartition, tuple[int, str]], generation: int = -1, member_id: str = ""
 ) -> Any:
     """Commit (offset, metadata) by topic and partition, as this member; or from outside of the group, which must have
     no members then."""

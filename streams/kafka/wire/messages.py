@@ -25,7 +25,7 @@ LEAST_VERSIONS: Final[Mapping[int, tuple[str, int]]] = {
 }
 """The name, and the least version, of the requests that are encoded here: below it they have other fields."""
 _NO_TAGS: Final = b"\0"
-Place = tuple[str, int]
+WirePartition = tuple[str, int]
 """Topic and partition."""
 
 
@@ -85,7 +85,9 @@ def produce(
     return parts
 
 
-def refused(frame: bytes, asked: Iterable[Place], bases: dict[Place, int] | None = None) -> dict[Place, PartitionError]:
+def refused(
+    frame: bytes, asked: Iterable[WirePartition], bases: dict[WirePartition, int] | None = None
+) -> dict[WirePartition, PartitionError]:
     """Decode the answer of Produce: the partitions that failed. Each that was ``asked`` for must be in it. ``bases``
     gets the offset of the first record, of those that did not fail."""
     answer, failed, left = _Answer(frame), {}, set(asked)
@@ -122,7 +124,7 @@ def add_partitions(who: Identity, topics: Mapping[str, Iterable[int]]) -> list[b
     return parts
 
 
-def partition_codes(frame: bytes, asked: Iterable[Place]) -> dict[Place, int]:
+def partition_codes(frame: bytes, asked: Iterable[WirePartition]) -> dict[WirePartition, int]:
     """Decode the answer of AddPartitionsToTxn or TxnOffsetCommit: the codes of the partitions that failed. Each that
     was ``asked`` for must be in it."""
     answer, failed, left = _Answer(frame), {}, set(asked)
@@ -140,7 +142,7 @@ def partition_codes(frame: bytes, asked: Iterable[Place]) -> dict[Place, int]:
     return failed
 
 
-def _check_complete(left: Collection[Place]) -> None:
+def _check_complete(left: Collection[WirePartition]) -> None:
     for topic, partition in left:
         raise MalformedAnswer(f"the answer says nothing of {topic}[{partition}]")
 

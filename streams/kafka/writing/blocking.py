@@ -15,8 +15,8 @@ from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import OF_LIBRDKAFKA_S_PRODUCER, ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
-from streams.kafka.writing.transactions import WireSlot
-from streams.model.group import Snapshot
+from streams.kafka.writing.slot import WireSlot
+from streams.model.group import GroupMetadata
 from streams.records import Output
 from streams.sak.forks import MadeHere, never_freed
 from streams.settings.groups import DELIVERY_SHARE
@@ -67,7 +67,7 @@ class BlockingSlot:
         """Send offsets of the group into the transaction; they are pending until its end."""
         records = EncodedTransaction(self._cluster, self._seconds)
         by_topic = {topic: offsets} if offsets else {}
-        self._portal.call(self._slot.flush, records, by_topic, lambda: Snapshot(0, -1, "", metadata))
+        self._portal.call(self._slot.flush, records, by_topic, lambda: GroupMetadata(0, -1, "", metadata))
 
     def commit(self) -> None:
         """Commit the transaction."""
@@ -208,5 +208,5 @@ def _portal(resources: contextlib.ExitStack, slot: WireSlot) -> BlockingPortal:
     return portal
 
 
-def _no_fence() -> Snapshot:
+def _no_fence() -> GroupMetadata:
     raise AssertionError("no offsets are sent")

@@ -20,7 +20,7 @@ from streams.kafka.wire.messages import PartitionError
 from streams.kafka.writing.record_batch import EncodedRecords, Part, in_bytes
 from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
 
-_LOOK_SECONDS: Final = 0.001
+_CHECK_SECONDS: Final = 0.001
 """Seconds between two looks whether the metadata of a topic have arrived."""
 
 
@@ -68,7 +68,7 @@ class EncodedTransaction:
         record, since = in_bytes(output), asyncio.get_running_loop().time()
         while not self.encoded.add([record], 0, self._cluster.now_ms()):
             self._check(record, output, since)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
 
     async def refused_by(self, part: Part, answer: PartitionError) -> list[RefusedRecord]:
         """Name the records of a batch that are refused: those that the broker names, the only one, or those that are
@@ -108,7 +108,7 @@ class EncodedTransaction:
             if cluster.noted_at[topic] >= since:
                 raise RecordsRefused("produce", [_beyond(record, output, known.count)])
         unknown = cluster.unknown_since(topic)
-        cluster.look_for(topic)
+        cluster.refresh_topic(topic)
         if unknown is not None:
             code, seconds = unknown
             if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:

@@ -25,7 +25,7 @@ from streams.kafka.wire import answers, kafka_python, kafka_python_settings, mes
 from streams.kafka.wire.answers import Meaning
 from streams.kafka.wire.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.kafka.wire.connection import LostConnection
-from streams.kafka.wire.messages import Identity, MalformedAnswer, Place
+from streams.kafka.wire.messages import Identity, MalformedAnswer, WirePartition
 from streams.kafka.wire.protocol import V1, Pauses, TransactionProtocol, protocol_of
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.made_batch import MadeBatch
@@ -73,8 +73,8 @@ class BatchForwarder:
         self._who = Identity(transactional_id, -1, -1)
         self._protocol: TransactionProtocol = V1
         self._coordinator = -1
-        self._enlisted: set[Place] = set()
-        self._sequences: dict[Place, int] = {}
+        self._enlisted: set[WirePartition] = set()
+        self._sequences: dict[WirePartition, int] = {}
         self._ends_at = 0.0
         self._is_open = self._is_in_doubt = False  # an open transaction; a request without an answer
         self._last_answer = ""
@@ -161,18 +161,18 @@ class BatchForwarder:
     def _rounds(self, batches: Iterable[MadeBatch]) -> Iterator[list[_Part]]:
         """Group batches, each partition at most once: a request takes one of each."""
         parts: list[_Part] = []
-        places: set[Place] = set()
+        partitions: set[WirePartition] = set()
         size = 0
         for batch in batches:
-            place = batch.topic, batch.partition
-            if parts and (place in places or size + batch.size > REQUEST_BYTES):
+            where = batch.topic, batch.partition
+            if parts and (where in partitions or size + batch.size > REQUEST_BYTES):
                 yield parts
-                parts, places, size = [], set(), 0
-            sequence, records = self._sequences.get(place, 0), batch.records
-            self._sequences[place] = (sequence + records) & 0x7FFFFFFF  # behind 2**31 - 1 they begin at 0 again
+                parts, partitions, size = [], set(), 0
+            sequence, records = self._sequences.get(where, 0), batch.records
+            self._sequences[where] = (sequence + records) & 0x7FFFFFFF  # behind 2**31 - 1 they begin at 0 again
             pieces = batch.stamped(self._who.producer_id, self._who.epoch, sequence)
             parts.append(_Part(batch.topic, batch.partition, records, pieces))
-            places.add(place)
+            partitions.add(where)
             size += batch.size
         if parts:
             yield parts
@@ -202,9 +202,9 @@ class BatchForwarder:
                     await self._cluster.refresh({part.topic for part in again})
             parts = again
 
-    async def _produce(self, parts: Iterable[_Part]) -> dict[Place, messages.PartitionError]:
+    async def _produce(self, parts: Iterable[_Part]) -> dict[WirePartition, messages.PartitionError]:
         """Send each broker its batches, all at once; return the partitions that failed."""
-        failed: dict[Place, messages.PartitionError] = {}
+        failed: dict[WirePartition, messages.PartitionError] = {}
         by_broker: dict[int, list[_Part]] = {}
         for part in parts:
             leaders = self._cluster.leaders.get(part.topic, ())
@@ -218,7 +218,7 @@ class BatchForwarder:
             failed |= found
         return failed
 
-    async def _produce_at(self, node: int, parts: list[_Part]) -> dict[Place, messages.PartitionError]:
+    async def _produce_at(self, node: int, parts: list[_Part]) -> dict[WirePartition, messages.PartitionError]:
         try:
             connection = await self._connections.get(node)
         except LostConnection as lost:  # nothing was sent; a partition whose leader has died gets another one
@@ -233,21 +233,21 @@ class BatchForwarder:
         frame = await connection.call(messages.PRODUCE, self._protocol.version(connection, messages.PRODUCE), request)
         return messages.refused(frame, [(part.topic, part.partition) for part in parts])
 
-    async def _enlist(self, places: set[Place]) -> None:
-        if not places:
+    async def _enlist(self, partitions: set[WirePartition]) -> None:
+        if not partitions:
             return
         topics: dict[str, list[int]] = {}
-        for topic, partition in sorted(places):
+        for topic, partition in sorted(partitions):
             topics.setdefault(topic, []).append(partition)
         pauses = Pauses()
         while True:
             self._open()  # before the request: without an answer to it the broker may have a transaction open
             connection = await self._connections.get(self._coordinator)
             frame = await connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self._who, topics))
-            codes = {code: f"{topic}[{n}]" for (topic, n), code in messages.partition_codes(frame, places).items()}
+            codes = {code: f"{topic}[{n}]" for (topic, n), code in messages.partition_codes(frame, partitions).items()}
             codes.pop(KafkaError.OPERATION_NOT_ATTEMPTED, None)  # because another partition of the request failed
             if not codes:
-                self._enlisted |= places
+                self._enlisted |= partitions
                 return
             for code, name in codes.items():
                 is_missing = code == KafkaError.UNKNOWN_TOPIC_OR_PART and pauses.elapsed > UNKNOWN_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from streams.kafka.wire.cluster import Cluster
-from streams.kafka.wire.messages import Place
+from streams.kafka.wire.messages import WirePartition
 from streams.kafka.wire.protocol import Pauses
 
 
@@ -20,9 +20,9 @@ class LastTransaction:
     """
 
     def __init__(self) -> None:
-        self._places: set[Place] = set()
+        self._partitions: set[WirePartition] = set()
         self._committed: bool | None = None  # not known, or there was none
-        self._running: set[Place] | None = None
+        self._running: set[WirePartition] | None = None
         self._requested: bool | None = None  # the end of the one that runs: a commit or an abort
         self.is_shaken = False
         """Whether it may have lost its markers, as far as its end tells."""
@@ -31,9 +31,9 @@ class LastTransaction:
         """Note that a transaction is about to be sent."""
         self._running = self._running or set()
 
-    def writes(self, places: Iterable[Place]) -> None:
+    def writes(self, partitions: Iterable[WirePartition]) -> None:
         """Note where the transaction that runs writes to. It must be enlisted by then, if it enlists."""
-        self._running = {*(self._running or ()), *places}
+        self._running = {*(self._running or ()), *partitions}
 
     def requested(self, *, commit: bool) -> None:
         """Note that its end is requested."""
@@ -42,7 +42,7 @@ class LastTransaction:
     def ended(self, commit: bool, is_lost: bool) -> None:
         """Note its end, acknowledged by the coordinator. ``is_lost``: after a request that was not answered."""
         if self._running:  # one without records lacks no markers, so the one before it is still the last
-            self._places, self._committed = self._running, commit
+            self._partitions, self._committed = self._running, commit
         self.is_shaken, self._running, self._requested = is_lost, None, None
 
     def reopened(self, *, has_begun: bool) -> bool:
@@ -53,29 +53,29 @@ class LastTransaction:
         # A coordinator begins no transaction before the markers of the last one are written. So one that was sent and
         # did not begin has no records, and it is the last one whose markers may be missing.
         if running and (has_begun or requested is not None):
-            self._places, self._committed = running, None if requested else False
+            self._partitions, self._committed = running, None if requested else False
         return running is not None
 
     def settled(self, committed: bool) -> None:
         """Note what became of one that was under way when the id was taken again."""
-        if self._places and self._committed is None:
+        if self._partitions and self._committed is None:
             self._committed, self.is_shaken = committed, True
 
     def again(self) -> tuple[dict[str, list[int]], bool]:
         """Return what is to be ended a second time, partitions by topic, and how. None: there is nothing to end."""
-        places = sorted(self._places if self._committed is not None else ())
-        self.is_shaken = bool(places)  # until ``ended``: the second end may be interrupted, too
-        return by_topic(places), bool(self._committed)
+        partitions = sorted(self._partitions if self._committed is not None else ())
+        self.is_shaken = bool(partitions)  # until ``ended``: the second end may be interrupted, too
+        return by_topic(partitions), bool(self._committed)
 
     def forget(self) -> None:
         """Forget it: its partitions are gone."""
-        self._places, self.is_shaken = set(), False
+        self._partitions, self.is_shaken = set(), False
 
 
-def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
+def by_topic(partitions: Iterable[WirePartition]) -> dict[str, list[int]]:
     """Sort partitions by topic."""
     topics: dict[str, list[int]] = {}
-    for topic, partition in places:
+    for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
     return topics
 

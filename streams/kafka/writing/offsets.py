@@ -9,15 +9,15 @@ from streams.errors import TransactionFailed
 from streams.kafka.wire import messages
 from streams.kafka.wire.group_bytes import parse_metadata
 from streams.kafka.wire.messages import Identity
-from streams.model.group import Snapshot
+from streams.model.group import GroupMetadata
 
 
 class Offsets(NamedTuple):
     """The offsets of a transaction: the next one to read, by topic and partition. ``fence`` returns the member's newest
-    snapshot; it raises if the transaction is not the member's any more."""
+    group metadata; it raises if the transaction is not the member's any more."""
 
     offsets: Mapping[str, Mapping[int, int]]
-    fence: Callable[[], Snapshot]
+    fence: Callable[[], GroupMetadata]
 
     def request(self, who: Identity, group_id: str) -> list[bytes]:
         """Encode their request, under the newest metadata. Raises ``TransactionFailed``."""

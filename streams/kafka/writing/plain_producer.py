@@ -62,11 +62,11 @@ class _Returned(NamedTuple):
     def may_be_there(self, failed_at: float) -> bool:
         """Check whether a request with it may have been lost with a connection, one of which failed then. A record has
         a partition when a broker has answered."""
-        is_waiting = self.error.code() == KafkaError._PURGE_QUEUE and self.place[1] not in (None, -1)
+        is_waiting = self.error.code() == KafkaError._PURGE_QUEUE and self.destination[1] not in (None, -1)
         return is_waiting and self.queued_at < failed_at + _SAME_ERROR_SECONDS
 
     @property
-    def place(self) -> tuple[str, int | None]:
+    def destination(self) -> tuple[str, int | None]:
         return self.record.topic, self.message.partition()
 
     @property
@@ -213,7 +213,7 @@ class PlainProducer:
         batches: dict[tuple[str, int | None], list[_Returned]] = defaultdict(list)
         for one in self._returned:
             if one.is_refused:  # of a partition that is one batch: nothing was sent behind it
-                batches[one.place].append(one)
+                batches[one.destination].append(one)
         for (topic, partition), batch in batches.items():
             if len(batch) > 1:
                 self._shrink(f"{topic}[{partition}]", len(batch), sum(one.size for one in batch))
@@ -230,9 +230,9 @@ class PlainProducer:
         failed_at = self._connection.failed_at
         waiting, self._again = self._again, deque()
         for one in returned:
-            if one.is_refused and len(batches[one.place]) == 1:  # alone in its batch: it is at fault itself
+            if one.is_refused and len(batches[one.destination]) == 1:  # alone in its batch: it is at fault itself
                 one.report(one.error, one.message)
-            elif one.place not in batches and one.may_be_there(failed_at):
+            elif one.destination not in batches and one.may_be_there(failed_at):
                 one.report(KafkaError(KafkaError._PURGE_INFLIGHT, "while another batch was refused"), one.message)
             else:
                 self._again.append(one)

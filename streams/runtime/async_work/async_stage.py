@@ -111,7 +111,7 @@ class TurnEntry(Entry):
             self._done.set_result(None)
 
 
-def place_of(entry: Entry, key: Hashable) -> str:
+def where_of(entry: Entry, key: Hashable) -> str:
     """Return where an entry and its key stand, for a log line."""
     record = entry.record
     if record.offset < 0:  # the rest of a handler, which has its turn

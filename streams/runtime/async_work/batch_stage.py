@@ -18,7 +18,7 @@ from streams.runtime.async_work.async_stage import (
     ItemsWork,
     TurnEntry,
     described,
-    place_of,
+    where_of,
 )
 from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.partition.failures import cancelled_inside
@@ -245,7 +245,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
 
     async def _run(self, batch: _BatchCall, span: EventSpan | None) -> None:
         items = [part.item for part in batch.parts]
-        outcome: Awaitable[Outcome] = self._calls.outcome(items, lambda: self._place(batch.parts))
+        outcome: Awaitable[Outcome] = self._calls.outcome(items, lambda: self._where(batch.parts))
         answer, error, attempts = await (outcome if span is None else under_span(span, outcome))
         if error is not None:
             self._failed(batch, error, attempts)
@@ -261,8 +261,8 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
             if part.is_wanted:
                 self._batches.put_back(part)
 
-    def _place(self, parts: Sequence[_BatchedItem]) -> str:
-        first = place_of(parts[0].work.entry, parts[0].item.key)
+    def _where(self, parts: Sequence[_BatchedItem]) -> str:
+        first = where_of(parts[0].work.entry, parts[0].item.key)
         return f"the batch {self._name} of {len(parts)} items, the first of {first}"
 
     def _ended(self, batch: _BatchCall, task: asyncio.Task[None]) -> None:

@@ -80,7 +80,7 @@ class Calls:
         # Waits and bounds are those of Retry: stamina only knows the machine's clock and randomness.
         self._retries = None if retry is None else stamina.AsyncRetryingCaller(attempts=retry.attempts, timeout=None)
 
-    async def outcome(self, argument: Any, place: Callable[[], str]) -> Outcome:
+    async def outcome(self, argument: Any, where: Callable[[], str]) -> Outcome:
         """Call the function until it answers or its retries end, which are logged with ``place()``. Raises
         ``CancelledError`` only if its task is cancelled. An error that is no ``Exception`` (``SystemExit``) is raised
         again at the event's turn, and not for the event's policy."""
@@ -98,7 +98,7 @@ class Calls:
                     return False
                 seconds, said = retry.pause_seconds(made, self._host.rng), f"{type(error).__name__}: {error}"[:300]
                 text = "%s: attempt %d of %d failed (%s); the next one in %.2f s"
-                _log.warning(text, place(), made, retry.attempts, said, seconds)
+                _log.warning(text, where(), made, retry.attempts, said, seconds)
                 _has_logged.set(True)
                 return seconds
 

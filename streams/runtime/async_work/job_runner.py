@@ -97,7 +97,7 @@ class JobRunner:
             self._jobs.hold(job)
         self._jobs.end((job,))
         if self._refused:
-            self._look_again(job.lane)
+            self._wake_refused(job.lane)
         self._pump()
 
     def cancel(self, job: Job) -> None:
@@ -106,12 +106,12 @@ class JobRunner:
         if job.holds_key:
             job.holds_key = False
             self._jobs.release(job)
-            self._look_again(job.lane)
+            self._wake_refused(job.lane)
             self._pump()
         elif job.task is not None:
             job.task.cancel()
         elif self._jobs.withdraw(job):
-            self._look_again(job.lane)
+            self._wake_refused(job.lane)
 
     def statistics(self) -> StageStatistics:
         return StageStatistics(self._name, self._jobs.running, self._jobs.waiting, self._jobs.keys)
@@ -131,9 +131,9 @@ class JobRunner:
             self.tasks[task] = None
             task.add_done_callback(job.ended, context=self._context)
             if self._refused:
-                self._look_again(job.lane)
+                self._wake_refused(job.lane)
 
-    def _look_again(self, lane: Hashable) -> None:
+    def _wake_refused(self, lane: Hashable) -> None:
         """Wake the entry that was refused in this lane, if there is room for it now."""
         refused = self._refused.get(lane)
         if refused is not None and self._jobs.has_room(lane, refused[1]):

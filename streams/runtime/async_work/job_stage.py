@@ -15,7 +15,7 @@ from streams.runtime.async_work.async_stage import (
     StageDefinition,
     StageWork,
     described,
-    place_of,
+    where_of,
 )
 from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.async_work.job_runner import Job, JobRunner
@@ -90,17 +90,17 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
         """Return the stage that goes on where this one ends."""
         return cast(Follower, self._host.stages.get(definition))
 
-    def outcome(self, item: Any, partition: int, place: Callable[[], str]) -> Awaitable[Outcome]:
+    def outcome(self, item: Any, partition: int, where: Callable[[], str]) -> Awaitable[Outcome]:
         """Call a job's function; the result is (result, error, attempts made)."""
         if self._host.config.metrics_handler is None:
-            return self._calls.outcome(item, place)
-        return self._measured(item, partition, place)
+            return self._calls.outcome(item, where)
+        return self._measured(item, partition, where)
 
-    async def _measured(self, item: Any, partition: int, place: Callable[[], str]) -> Outcome:
+    async def _measured(self, item: Any, partition: int, where: Callable[[], str]) -> Outcome:
         host = self._host
         began, attempts, outcome = host.now(), 1, "cancelled"
         try:
-            result, error, attempts = await self._calls.outcome(item, place)
+            result, error, attempts = await self._calls.outcome(item, where)
             outcome = "done" if error is None else "failed"
             return result, error, attempts
         finally:
@@ -124,7 +124,7 @@ class _EventJob(Job, StageWork):
     async def run(self) -> None:
         entry, stage = self.entry, self._stage
         entry.begun = True
-        outcome = stage.outcome(self._item, entry.record.partition, self._place)
+        outcome = stage.outcome(self._item, entry.record.partition, self._where)
         if self.trace is not None:
             outcome = under_span(self.trace.child(f"job {stage.definition.name}"), outcome)
         self._result, error, attempts = await outcome
@@ -140,9 +140,9 @@ class _EventJob(Job, StageWork):
             # Before this job gives its key back, which is when its task ends: so items of a key keep their order.
             stage.following(then).add(entry, self.key, self._result)
 
-    def _place(self) -> str:
+    def _where(self) -> str:
         """Return the job's name, the record, and the key."""
-        return f"the job {self._stage.definition.name} of {place_of(self.entry, self.key)}"
+        return f"the job {self._stage.definition.name} of {where_of(self.entry, self.key)}"
 
     def lost(self, error: BaseException) -> None:
         if not self.entry.is_settled:

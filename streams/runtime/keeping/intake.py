@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from streams.errors import StreamsError
-from streams.runtime.keeping.folders.place import room_at
+from streams.runtime.keeping.folders.parents import room_at
 from streams.runtime.keeping.kept_partition import KeptPartition
 
-LOOKS: Final = 16
+CHECKS: Final = 16
 """So many looks at what waits come while as much is gathered as may wait. One for each transaction would cost more."""
 HOLD_SECONDS: Final = 60.0
 """The intake is held for so many seconds for a disk that takes nothing. Then the source stops."""
@@ -24,14 +24,14 @@ class Intake:
         """``hold(True)``: take no more events meanwhile. ``fail`` stops the source."""
         self._most, self._now, self._hold, self._fail = most, now, hold, fail
         self._held_since: float | None = None
-        self._grown = 0  # since the last look
+        self._grown = 0  # since the last check
 
     def grew(self, size: int, kept: KeptPartition) -> bool:
-        """Count what was gathered for a partition; ``True``: it is time for a look."""
+        """Count what was gathered for a partition; ``True``: it is time for a check."""
         self._grown += size if kept.needs_disk else 0
-        return self._grown > self._most // LOOKS
+        return self._grown > self._most // CHECKS
 
-    def look(self, waiting: Sequence[KeptPartition]) -> None:
+    def check(self, waiting: Sequence[KeptPartition]) -> None:
         """Hold it, let it go, or stop the source, by what waits to be written for these partitions."""
         self._grown = 0
         unwritten = sum([kept.size for kept in waiting])

@@ -24,8 +24,8 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.figures import LoadRate, figures_of
 from streams.runtime.keeping.folders.entries import Damaged, HalfLoaded, NotKept
 from streams.runtime.keeping.folders.folder import PIECE, StateFolder
-from streams.runtime.keeping.folders.place import prepare_root
-from streams.runtime.keeping.folders.shelf import LOOK_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
+from streams.runtime.keeping.folders.parents import prepare_root
+from streams.runtime.keeping.folders.shelf import SCAN_SECONDS, ShelfWatch, is_shortage, set_aside, tombstones_ms_of
 from streams.runtime.keeping.intake import Intake
 from streams.runtime.keeping.kept_partition import KeeperHost, KeptPartition
 from streams.runtime.keeping.snapshots.snapshotting import REQUEST_SECONDS, Snapshotting
@@ -70,7 +70,7 @@ class StateKeeper:
         self._room = threading.Condition()
         self.parent = prepare_root(config.state.folder, config.group_id, config.topic)
         self.shelf = ShelfWatch(self.parent, config.changelog, wall_ms)
-        self.shelf.look()  # for the first report to the group
+        self.shelf.scan()  # for the first report to the group
         self._thread = thread()
         self.questions, self._topics = questions, topics
         self.wall_ms = wall_ms
@@ -89,7 +89,7 @@ class StateKeeper:
         self._host = host
         self._intake = Intake(self.config.state.unwritten_bytes, self.now, hold_intake, fail)
         renewed: dict[int, int] = {}
-        looked_at = self.now()
+        scanned_at = self.now()
         while True:
             await self._work.wait(min(1.0, self.config.state.checkpoint_seconds))
             # Taken back before the look at the folders: one that fills up from now on has to wake this task again.
@@ -99,9 +99,9 @@ class StateKeeper:
                 if kept in self.open_ones and kept.is_due(self.now()):
                     await self._thread.call(kept.write)
             self._bound()
-            if self.now() - looked_at >= LOOK_SECONDS:
-                looked_at = self.now()
-                await self._thread.call(self.shelf.look, *(self._log_known or ()))
+            if self.now() - scanned_at >= SCAN_SECONDS:
+                scanned_at = self.now()
+                await self._thread.call(self.shelf.scan, *(self._log_known or ()))
             self._hold()
             wall_ms = self.wall_ms()
             for kept in self.open_ones:
@@ -136,14 +136,14 @@ class StateKeeper:
 
     def _hold(self) -> None:
         if self._intake is not None:
-            self._intake.look([kept for kept in self.open_ones if kept.needs_disk])
+            self._intake.check([kept for kept in self.open_ones if kept.needs_disk])
 
     def _is_damaged(self, kept: KeptPartition) -> None:
         # The news may be late: a folder that was closed since belongs to no partition any more.
         if kept in self.open_ones and self._host is not None:
             self._host.begin_anew(kept)
 
-    def look(self, kept: KeptPartition) -> None:
+    def check(self, kept: KeptPartition) -> None:
         """Wake the task if a partition has gathered enough. Any thread."""
         if not self._is_woken and kept.size >= self.config.state.checkpoint_bytes:
             self._is_woken = True

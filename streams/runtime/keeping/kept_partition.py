@@ -23,7 +23,7 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.changelog import KEPT_PREFIXES, OFFSET_KEY
 from streams.runtime.keeping.folders.entries import Damaged, Point
 from streams.runtime.keeping.folders.folder import Broken, StateFolder
-from streams.runtime.keeping.folders.place import room_at, room_for
+from streams.runtime.keeping.folders.parents import room_at, room_for
 from streams.runtime.keeping.folders.shelf import set_aside
 from streams.settings.config import EventSourceConfig
 
@@ -46,7 +46,7 @@ class FolderKeeper(Protocol):
     @property
     def damages(self) -> Inlet[KeptPartition]: ...  # those whose folder cannot be used any more
 
-    def look(self, kept: KeptPartition) -> None: ...  # it may have gathered enough for a checkpoint
+    def check(self, kept: KeptPartition) -> None: ...  # it may have gathered enough for a checkpoint
     def wait_for_room(self) -> None: ...  # a moment, while much is unwritten
     def wrote(self) -> None: ...  # there is room
     def close_one(self, kept: KeptPartition) -> None: ...
@@ -100,7 +100,7 @@ class KeptPartition:
         if 0 <= cut.end <= known:  # what is here is not the beginning of the log any more, wherever it were marked
             self.distrusted = f"the changelog goes on at offset {cut.end}, and went up to {known}: it lost its end"
             self.give_up(self.distrusted)
-        self._keeper.look(self)
+        self._keeper.check(self)
         return size
 
     def receive(self, records: Sequence[IncomingRecord], changes: Sequence[Change | None] = ()) -> None:
@@ -119,7 +119,7 @@ class KeptPartition:
                     kind = record.header(TYPE_HEADER) if record.headers and change is None else None
                     self._behind[key] = change or Change(key, value, None, kind.decode() if kind else "")
                     self._count(1, len(key) + len(value or b""))
-        self._keeper.look(self)
+        self._keeper.check(self)
         self._keeper.wait_for_room()
 
     @property

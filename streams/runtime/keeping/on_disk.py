@@ -26,7 +26,7 @@ from streams.records import Change
 from streams.runtime.changelog import KEPT_PREFIXES
 from streams.runtime.keeping.folders.entries import HEAD, Damaged, HalfLoaded, NotKept, Point, decode_pieces, encode
 from streams.runtime.keeping.folders.folder import Broken, StateFolder, check_private, read_mark
-from streams.runtime.keeping.folders.place import room_for
+from streams.runtime.keeping.folders.parents import room_for
 from streams.runtime.keeping.folders.shelf import set_aside
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.keeping.kept_partition import FolderKeeper, KeptPartition
@@ -62,29 +62,29 @@ class DatabaseFolder(StateFolder):
         self.memory_bytes, self.partitions = config.state.memory_bytes // 2, config.num_partitions
 
     @property
-    def place(self) -> Path:
+    def database_path(self) -> Path:
         """Return where the database is."""
         return self.path / f"data-{self.engine.name}"
 
     def open_database(self) -> DiskDatabase:
         """Open the database, or make it. Raises ``Damaged``, ``OSError`` and ``ConfigError``."""
         if self.database is None:
-            self._file = self.place.name
-            if self.place.is_symlink() or self.place.exists():
-                check_private(self.place)
+            self._file = self.database_path.name
+            if self.database_path.is_symlink() or self.database_path.exists():
+                check_private(self.database_path)
             with _damaged():
                 self.database = self.engine.open(
-                    str(self.place), memory_bytes=self.memory_bytes, partitions=self.partitions
+                    str(self.database_path), memory_bytes=self.memory_bytes, partitions=self.partitions
                 )
         return self.database
 
     def check(self, identity: LogIdentity, *, now_ms: int, tombstones_ms: int) -> bool:
         """See ``StateFolder``: the database itself tells whether it is as it was written."""
-        if not self.place.exists():
+        if not self.database_path.exists():
             mark = self.mark = self._read_mark()
             if mark is not None:
                 reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
-                raise Damaged(reason or f"{self.place.name} is missing")
+                raise Damaged(reason or f"{self.database_path.name} is missing")
             self.remove_strays()
             return False
         mark = self.read_own_mark()
@@ -94,7 +94,7 @@ class DatabaseFolder(StateFolder):
                 raise Damaged("its database has no mark")
             # Nothing says from where the changelog is to be read on, and the tombstones of keys in it may be gone.
             self.close_database()
-            shutil.rmtree(self.place)
+            shutil.rmtree(self.database_path)
             return False
         reason = reason_to_distrust(mark, identity, now_ms=now_ms, tombstones_ms=tombstones_ms)
         if reason:

@@ -37,7 +37,7 @@ MOST_OWNERS: Final = 3
 one machine may not hold up the next."""
 NOTE_SECONDS: Final = 5.0
 """The group has so many seconds to commit a note."""
-LOOK_SECONDS: Final = 10.0
+CHECK_SECONDS: Final = 10.0
 """Events that do not come to their turn are looked for every so many seconds."""
 TURN_SECONDS: Final = 30.0
 """The next event of a partition is named when it has been late for its turn for so many seconds, and later ones wait
@@ -60,15 +60,15 @@ class BlockedEvents:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._found: dict[int, BlockNote] = {}  # by partition, as the last take-over found it
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._waits: dict[int, tuple[Entry, float]] = {}  # by partition: the first in line, and when it is named
 
     # -- the loop stands still: on the watchdog's thread ---------------------------------------------------------------
 
     def name(self, frame: FrameType | None) -> str:
         """Name the event whose handler this frame of the loop's thread runs; empty: none is known."""
-        what, place, _ = self._blamed(frame)
-        return "" if place is None else f", at {what}"
+        what, origin, _ = self._blamed(frame)
+        return "" if origin is None else f", at {what}"
 
     def give_up(self, frame: FrameType | None, seconds: float) -> None:
         """Leave a note about the event that has stopped the loop for so long; blocks until it is committed."""
@@ -101,7 +101,7 @@ class BlockedEvents:
         work = _event_in(frame)
         if work is None:
             return "something", None, INTERJECTION
-        where, origin = _place(work)
+        where, origin = _origin_of(work)
         worker = self._member.workers.get(where.partition)
         closing = None if worker is None else worker.timekeeper.closing
         if closing is None or closing[0] is not work:
@@ -110,7 +110,7 @@ class BlockedEvents:
 
     def _leave(self, partition: int, text: str) -> bool:
         member, until = self._member, time.monotonic() + NOTE_SECONDS
-        return member.takeover_client.note(partition, text, member.membership.snapshot, until)
+        return member.takeover_client.note(partition, text, member.membership.group_metadata, until)
 
     # -- a take-over ---------------------------------------------------------------------------------------------------
 
@@ -119,12 +119,12 @@ class BlockedEvents:
 
         def both(partitions: Collection[int], deadline: float) -> dict[int, int | None]:
             answer = question(partitions, deadline)
-            self._look(partitions, deadline)
+            self._read_notes(partitions, deadline)
             return answer
 
         return both
 
-    def _look(self, partitions: Collection[int], deadline: float) -> None:
+    def _read_notes(self, partitions: Collection[int], deadline: float) -> None:
         for partition, text in self._member.takeover_client.notes(partitions, deadline).items():
             try:
                 note = self._found[partition] = msgspec.json.decode(text, type=BlockNote)
@@ -155,12 +155,12 @@ class BlockedEvents:
 
     # -- turns that do not come ----------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Look now and then for events that do not come to their turn while later ones wait in theirs."""
+    def check(self) -> None:
+        """Check now and then for events that do not come to their turn while later ones wait in theirs."""
         now, waits = self._member.now(), {}
-        if now < self._look_at:
+        if now < self._check_at:
             return
-        self._look_at = now + LOOK_SECONDS
+        self._check_at = now + CHECK_SECONDS
         for partition, worker in self._member.workers.items():
             first, behind = worker.line
             if first is not None and behind:
@@ -186,13 +186,13 @@ def _warn(first: Entry, behind: int) -> None:
 
 
 def _await_of(task: asyncio.Task[Any] | None) -> str:
-    """Return the innermost place at which a task waits, and what it awaits there."""
+    """Return the innermost location at which a task waits, and what it awaits there."""
     coroutine: Any = None if task is None else task.get_coro()
-    places = []
+    locations = []
     while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-        places.append(f" in {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})")
+        locations.append(f" in {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})")
         coroutine = coroutine.cr_await
-    return places[-1] if places else ""
+    return locations[-1] if locations else ""
 
 
 def _event_in(frame: FrameType | None) -> EventContext[Any] | Entry | None:
@@ -212,7 +212,7 @@ def _locals(frame: FrameType | None) -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _place(work: EventContext[Any] | Entry) -> tuple[TopicPartition, Origin]:
+def _origin_of(work: EventContext[Any] | Entry) -> tuple[TopicPartition, Origin]:
     if isinstance(work, Entry):
         return TopicPartition(work.record.topic, work.record.partition), work.record.offset
     return work.topic_partition, work._origin

@@ -30,7 +30,7 @@ _CLOSE_SECONDS: Final = 5.0
 """Leaving the group takes so many seconds, at most."""
 _QUESTION_SECONDS: Final = 3.0
 """The answer to a question takes so many seconds, at most: leaving the group waits for it."""
-_LOOKS: Final = 4
+_CHECKS: Final = 4
 """So many questions go to the group in the time of a session, if each is answered at once."""
 
 
@@ -193,7 +193,7 @@ class Candidate:
 
     async def _confirmed(self, tenure: Tenure) -> float:
         while True:
-            await asyncio.sleep(self._session / _LOOKS)
+            await asyncio.sleep(self._session / _CHECKS)
             # The time of the question counts, and not that of its answer: right behind the answer the group may elect
             # another process.
             asked = self._loop.time()

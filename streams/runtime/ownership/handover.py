@@ -32,7 +32,7 @@ from streams.statistics import MoveStatistics
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 """Copies that are being prepared are reported every so many seconds."""
 SIZES_SECONDS: Final = 60.0
 """The sizes of changelogs are requested every so many seconds."""
@@ -113,7 +113,7 @@ class Handover:
         self.owned -= frozenset(partitions)
         self._incoming = {number: since for number, since in self._incoming.items() if number not in partitions}
 
-    def look_again(self, partitions: Collection[int]) -> None:
+    def bring_up_again(self, partitions: Collection[int]) -> None:
         """Bring up given-up partitions that a later plan has given back while that was under way."""
         if self._member.accepting:
             self._partitions.bring_up(self.owned & frozenset(partitions) - self._gone())
@@ -206,7 +206,7 @@ class Handover:
         if failure is not None:  # another member has to take it
             member.reading_failed(failure)
             return
-        member_id = member.membership.snapshot.member_id
+        member_id = member.membership.group_metadata.member_id
 
         def is_for_us(copy: Replica) -> bool:
             marker = copy.marker
@@ -252,13 +252,13 @@ class Handover:
         requested_at, requested_for = -SIZES_SECONDS, frozenset[int]()
         while True:
             self.report()
-            self._readiness.look()
+            self._readiness.report()
             working = frozenset(self._partitions.workers)
             now = self._member.now()
             if self._is_incremental and working and (working - requested_for or now - requested_at > SIZES_SECONDS):
                 requested_at, requested_for = now, working
                 await self._ask_sizes(working)
-            await self._replicas.changed.wait(LOOK_SECONDS)
+            await self._replicas.changed.wait(CHECK_SECONDS)
 
     def report(self) -> None:
         """Give the group what its next plan is to know of the copies here, and of the state on disk."""

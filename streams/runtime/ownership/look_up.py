@@ -43,15 +43,15 @@ class LookUps:
         partition = min(txn.cuts, key=lambda number: txn.cuts[number].release is not None)
         while True:
             try:
-                return await self._look_up_once(partition, txn.cuts[partition], txn.serial)
+                return await self._look_up_one(partition, txn.cuts[partition], txn.serial)
             except BrokerUnavailable as error:
                 if member.now() > deadline:
                     raise
                 _log.warning("the look-up of transaction %d waits for the broker: %s", txn.serial, error)
-                await self._stalls.look({partition: -1}, member.now())
+                await self._stalls.check({partition: -1}, member.now())
                 await anyio.sleep(0.2)
 
-    async def _look_up_once(self, partition: int, cut: Cut, serial: int) -> bool:
+    async def _look_up_one(self, partition: int, cut: Cut, serial: int) -> bool:
         member = self._member
         # Its slot has been opened again, which settled the transaction: its records, if any, are below this end.
         answer = await member.control.call(

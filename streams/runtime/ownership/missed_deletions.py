@@ -62,7 +62,7 @@ class MissedDeletions:
         missed: Missed = {}
         for topic in tables:
             where, (topic_id, log) = TopicPartition(topic, worker.partition), stands[topic]
-            record, _ = self._look(where, goal, lambda copy: None)
+            record, _ = self._read_copy(where, goal, lambda copy: None)
             known = None if record is None else record.position_in(topic, worker.partition)
             if known is None or known[0] >= log[1] - 1:  # the last one is never compacted: its segment is active
                 continue
@@ -104,7 +104,7 @@ class MissedDeletions:
         old = min(end, end if young is None else young)  # tombstones from here on live still
         if position >= old or self._complete.get(where) == (topic_id, position, old):
             return set()
-        _, rows = self._look(where, goal, lambda copy: copy.joined.tables[topic].row_keys())
+        _, rows = self._read_copy(where, goal, lambda copy: copy.joined.tables[topic].row_keys())
         if not rows:
             return rows
         if low > 0:  # so keys may be missing that were not deleted
@@ -155,9 +155,11 @@ class MissedDeletions:
             _log.warning("%s: send a tombstone for %s", where, ", ".join(keys[start : start + KEYS_A_LINE]))
         return set()
 
-    def _look(self, where: TopicPartition, goal: int, read: Callable[[Replica], T]) -> tuple[OffsetRecord | None, T]:
+    def _read_copy(
+        self, where: TopicPartition, goal: int, read: Callable[[Replica], T]
+    ) -> tuple[OffsetRecord | None, T]:
         try:
-            found = self._replicas.look(where.partition, goal, read)
+            found = self._replicas.read(where.partition, goal, read)
         except (DiskDamaged, OSError) as error:  # its folder is set aside, and the copy begins anew
             raise BrokerUnavailable(f"the rows of {where} cannot be read ({error}); reading them again") from error
         if found is None:

@@ -23,13 +23,13 @@ from streams.model.group import Order
 from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.keeping.kept_partition import KeptPartition
-from streams.runtime.looks import Looks
 from streams.runtime.member import WorkingMember
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.failures import RestartNeeded
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
+from streams.runtime.read_proofs import ReadProofs
 from streams.runtime.signal import Broadcast
 from streams.sak.murmur2 import partition_of
 
@@ -53,13 +53,13 @@ class Partitions:
         self,
         member: WorkingMember,
         replicas: Replicas,
-        looks: Looks,
+        read_proofs: ReadProofs,
         take_over: Callable[[Collection[PartitionWorker]], Awaitable[None]],
     ) -> None:
         """``take_over`` restores these workers and calls ``activate`` for each of them (``TakeOvers.take_over``)."""
         self._member = member
         self._replicas = replicas
-        self._looks = looks
+        self._read_proofs = read_proofs
         self._take_over = take_over
         self.workers = member.workers
         self.changed = Broadcast()
@@ -141,18 +141,18 @@ class Partitions:
         if self._placement_sample:
             self._check_placement(batch)
 
-    def deliver_further(self, place: int, batch: Polled) -> None:
-        """Queue the records of the input at this place, one of several, and note which partitions are at its end."""
+    def deliver_further(self, input_number: int, batch: Polled) -> None:
+        """Queue the records of the input with this number, one of several, and note which partitions are at its end."""
         member = self._member
-        spec, now = member.further_inputs[place - 1][0] if place else None, member.now()
+        spec, now = member.further_inputs[input_number - 1][0] if input_number else None, member.now()
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
             if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
-                member.inputs[place].handled(len(records), batch.sizes[partition])
+                member.inputs[input_number].handled(len(records), batch.sizes[partition])
                 continue
             assert worker.inputs is not None
             found = records if spec is None else spec.received(records)
-            worker.inputs.add(place, found, batch.sizes[partition], now, at_end=partition in batch.at_end)
+            worker.inputs.add(input_number, found, batch.sizes[partition], now, at_end=partition in batch.at_end)
         self._bound_memory()
         if self._placement_sample:
             self._check_placement(batch)
@@ -179,10 +179,10 @@ class Partitions:
                 record.topic,
             )
 
-    def make_room(self, place: int) -> None:
+    def make_room(self, input_number: int) -> None:
         """Pause the partition that has most records of an input: its poll thread has no room, although no queue is
         full."""
-        inboxes = (worker.inboxes[place] for worker in self.workers.values())
+        inboxes = (worker.inboxes[input_number] for worker in self.workers.values())
         most = max(inboxes, key=lambda inbox: inbox.counted_size or inbox.counted, default=None)
         if most is not None and (most.counted or most.counted_size):  # an empty queue would never be resumed
             most.hold()
@@ -208,7 +208,7 @@ class Partitions:
                 await worker.run()
         except RestartNeeded as need:
             if need.failure.attempts:
-                worker.failures.add(in_input(worker.place, need.origin), need.failure)
+                worker.failures.add(in_input(worker.input_number, need.origin), need.failure)
             self._begin_restart(worker, worker.failures, settle=True)
         except Exception as error:
             if worker.state.admits:
@@ -304,7 +304,7 @@ class Partitions:
             _log.warning("%s: the running event is cancelled, it took too long", worker.topic_partition)
             worker.scope.cancel()
             await worker.finished.wait()
-        await self._looks.wait_answered(worker)
+        await self._read_proofs.wait_answered(worker)
 
     def _void(self, worker: PartitionWorker) -> None:
         self._close_intake(worker, _S.VOID)
@@ -357,12 +357,12 @@ class Partitions:
             elif worker.state is _S.DRAINING:
                 self._void(worker)
 
-    def position_gone(self, place: tuple[int, int]) -> None:
+    def position_gone(self, claimed: tuple[int, int]) -> None:
         """Restart a partition (number, epoch) whose next record in the loop is gone. Another member has handled and
         deleted it, and this one does not know yet that it was evicted. Otherwise the take-over names what is
         missing."""
-        worker = self.workers.get(place[0])
-        if worker is not None and worker.epoch == place[1]:
+        worker = self.workers.get(claimed[0])
+        if worker is not None and worker.epoch == claimed[1]:
             self._begin_restart(worker, worker.failures, settle=True)
 
     def kept(self, partition: int) -> KeptPartition | None:

@@ -33,8 +33,8 @@ class Readiness:
         self._is_restoring, self._ready = False, frozenset[int]()
         self._began, self._told, self._due = 0.0, 0.0, math.inf
 
-    def look(self) -> None:
-        """Log the news since the last look. It is to be called at least once a second."""
+    def report(self) -> None:
+        """Log the news since the last call. It is to be called at least once a second."""
         now, config, restoring = self._now(), self._config, self._partitions.restoring
         workers = self._partitions.workers.items()
         working = frozenset(number for number, worker in workers if worker.state is PartitionState.ACTIVE)

@@ -190,7 +190,7 @@ class Replicas:
             copy.goal = goal
             return not self._is_busy(copy) and copy.failure is None and copy.witness is None and copy.position >= goal
 
-    def look(self, partition: int, goal: int, read: Callable[[Replica], T]) -> tuple[OffsetRecord | None, T] | None:
+    def read(self, partition: int, goal: int, read: Callable[[Replica], T]) -> tuple[OffsetRecord | None, T] | None:
         """Read in a copy that contains everything below ``goal``; with its offset record. ``None``: it is not
         so far, or takes changes at the moment. ``read`` must be quick: the tail waits for it."""
         with self._lock:

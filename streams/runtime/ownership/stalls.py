@@ -30,7 +30,7 @@ class Stalls:
         self._logged: set[tuple[object, ...]] = set()
         self._judged: dict[tuple[object, ...], float] = {}  # when
 
-    async def look(self, positions: Mapping[int, int], since: float) -> None:
+    async def check(self, positions: Mapping[int, int], since: float) -> None:
         """Note the positions at which these partitions have stood since that moment, at least. Requests the open
         transactions from the broker."""
         member, config = self._member, self._member.config
@@ -51,7 +51,7 @@ class Stalls:
         for txn in found:
             if txn.is_hanging:
                 await self._end(txn)
-            elif txn.partition in overdue and self._is_news(txn.place):
+            elif txn.partition in overdue and self._is_news(txn.identity):
                 _log.warning(
                     "%s cannot be restored yet: the transaction of %s (%s; %s) holds it up; its coordinator ends it, "
                     "at the latest when its time is over",
@@ -65,16 +65,16 @@ class Stalls:
         """End a hanging transaction. At once: a proof does not get better by waiting."""
         client, call, now = self._member.takeover_client, self._thread.call, self._member.now
         end: HangingEnd | None = None
-        if now() < self._judged.get(txn.place, -JUDGE_SECONDS) + JUDGE_SECONDS:
+        if now() < self._judged.get(txn.identity, -JUDGE_SECONDS) + JUDGE_SECONDS:
             return
         # The time is noted before the judgement: one that fails has read the logs, too.
-        self._judged[txn.place] = now()
+        self._judged[txn.identity] = now()
         try:
             end = await call(client.judge_hanging, txn, now() + ASK_SECONDS)
             await call(client.end_hanging, end, now() + ASK_SECONDS)
         except StreamsError as error:
-            if self._is_news((*txn.place, str(error)[:40])):
-                place = f"--topic {txn.topic} --partition {txn.partition} --start-offset {txn.start_offset}"
+            if self._is_news((*txn.identity, str(error)[:40])):
+                options = f"--topic {txn.topic} --partition {txn.partition} --start-offset {txn.start_offset}"
                 proved = "" if end is None else f"it is to be {_how(end)} ({end.proof}), but "
                 _log.error(
                     "%s cannot be restored: a hanging transaction (%s) holds it up. No coordinator lists it, so none "
@@ -83,7 +83,7 @@ class Stalls:
                     _who(txn),
                     proved,
                     error,
-                    place,
+                    options,
                 )
             return
         _log.warning(

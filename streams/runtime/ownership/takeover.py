@@ -130,7 +130,7 @@ class TakeOvers:
                     pause = min(pause * 2, 1.0)
         except (OffsetError, TopicError):
             # If the topic was replaced, that is the error: nothing of the other partitions is drained into it then.
-            await self._topic_watch.look()
+            await self._topic_watch.check()
             raise
         finally:
             for partition in held:
@@ -192,10 +192,10 @@ class TakeOvers:
         stand, number, worker = attempt.stand, one.number, attempt.workers[one.number]
         changelog = attempt.changelog[number]
         match step:
-            case Step.LOOK:
+            case Step.CHECK:
                 one.is_complete = self._replicas.reaches(number, _goal(changelog))
-                one.looks_lost = one.is_complete and self._looks_lost(number, attempt.inputs(number))
-            case Step.LOOK_AGAIN:
+                one.looks_lost = one.is_complete and self._seems_lost(number, attempt.inputs(number))
+            case Step.CHECK_END:
                 one.is_alone = await self._end_of(number) == changelog[1]
             case Step.AWAIT_LOOKUPS:
                 await self._await_lookups(worker, _goal(changelog))
@@ -229,10 +229,10 @@ class TakeOvers:
             # The wait has a limit: a copy that stands still makes no news, and the next round is what notices it.
             await self._replicas.changed.wait(STALLED_SECONDS)
             attempt.stand.begin_round()
-        elif step is Step.LOOK_AT_STALL:
+        elif step is Step.CHECK_STALL:
             # A new attempt follows, and not a longer wait: a member that is gone may have begun a transaction behind
             # our fence, and only the next fence ends that before its timeout.
-            await self.stalls.look(attempt.positions, attempt.moved_at)
+            await self.stalls.check(attempt.positions, attempt.moved_at)
             raise BrokerUnavailable(
                 f"restoring makes no progress: {self._progress(attempt.stand.waiting, attempt.changelog)}"
             )
@@ -269,7 +269,7 @@ class TakeOvers:
         ask, deadline = member.takeover_client.log_range, member.now() + STEP_SECONDS
         return (await member.control.call(ask, changelog, [number], deadline))[number][1]
 
-    def _looks_lost(self, number: int, found: Sequence[InputStand]) -> bool:
+    def _seems_lost(self, number: int, found: Sequence[InputStand]) -> bool:
         """Check whether the state that was read has no offset, or one whose records are deleted."""
         record = self._replicas.offset_record(number)
         if record is None:
@@ -280,7 +280,7 @@ class TakeOvers:
 
     async def _await_lookups(self, worker: PartitionWorker, goal: int) -> None:
         """Wait for lookups that are not as far as the handlers of a restored partition have looked."""
-        lookups, found = self._member.lookups, self._replicas.look(worker.partition, goal, lambda copy: None)
+        lookups, found = self._member.lookups, self._replicas.read(worker.partition, goal, lambda copy: None)
         if found is not None and not lookups.reach(found[0]):
             await lookups.wait_for(found[0], worker.topic_partition)
 

@@ -131,12 +131,12 @@ class GroupTenures:
     @property
     def member_id(self) -> str:
         """The group's name for this process; empty before it has one."""
-        return self._membership.snapshot.member_id or getattr(self._membership, "joining_as", "")
+        return self._membership.group_metadata.member_id or getattr(self._membership, "joining_as", "")
 
     @property
     def is_member(self) -> bool:
         """Check whether it has joined."""
-        return self._membership.snapshot.generation >= 0
+        return self._membership.group_metadata.generation >= 0
 
     def start(self) -> None:
         """Join the group."""
@@ -160,7 +160,7 @@ class GroupTenures:
 
     def is_confirmed(self, tenure: Tenure, seconds: float) -> bool:
         """See ``Tenure.is_confirmed``."""
-        now = self._membership.snapshot
+        now = self._membership.group_metadata
         # In another incarnation another process may have had the partition in between.
         if tenure.is_over or now.generation < 0 or now.incarnation != tenure.incarnation:
             return False

@@ -32,8 +32,8 @@ ASK_SECONDS: Final = 10.0
 """One request takes so many seconds, at most. A topic that does not exist for so long is gone: a broker that has just
 started may not know it yet."""
 
-REMINDER_LOOKS: Final = 10
-"""A warning of partitions that no member reads comes at every tenth look, beginning with the first."""
+REMINDER_CHECKS: Final = 10
+"""A warning of partitions that no member reads comes at every tenth check, beginning with the first."""
 
 CONFIRM_SECONDS: Final = 3.0
 """The second look at a log that seems to have lost records comes after so many seconds. A leader that stood still, and
@@ -85,22 +85,22 @@ class TopicWatch:
         """Topic and number of its partitions, if it is more than in the settings -> how often it was seen."""
 
     async def run(self) -> None:
-        """Look until cancelled. Raises ``TopicReplaced``, ``TopicError`` for a topic that is gone, and ``OffsetError``
+        """Check until cancelled. Raises ``TopicReplaced``, ``TopicError`` for a topic that is gone, and ``OffsetError``
         for a changelog that lost records. A broker that does not answer is no finding."""
         while True:
-            await anyio.sleep(self._member.environment.topic_look_seconds)
-            await self.look()
+            await anyio.sleep(self._member.environment.topic_check_seconds)
+            await self.check()
 
-    async def look(self) -> None:
-        """Look once; raises as ``run``."""
+    async def check(self) -> None:
+        """Check once; raises as ``run``."""
         try:
-            await self._look_at_ids()
-            await self._look_at_ends()
+            await self._check_ids()
+            await self._check_ends()
         # A broker that is away, or a right that is missing, says nothing about the topics.
         except (BrokerUnavailable, ConfigError) as error:
             _log.debug("source and changelog cannot be looked at: %s", error)
 
-    async def _look_at_ids(self) -> None:
+    async def _check_ids(self) -> None:
         member, config = self._member, self._member.config
         workers = dict(member.workers)
         # As they are before the request: an answer proves nothing about a later state.
@@ -131,7 +131,7 @@ class TopicWatch:
         if partitions <= config.num_partitions:
             return
         self._member.measure(PartitionsAdded(topic, config.num_partitions, partitions))
-        if self._unread[topic, partitions] % REMINDER_LOOKS == 0:
+        if self._unread[topic, partitions] % REMINDER_CHECKS == 0:
             _log.warning("%s", unread(topic, config.num_partitions, partitions))
         self._unread[topic, partitions] += 1
 
@@ -143,7 +143,7 @@ class TopicWatch:
                 f"topic {topic} does not exist any more: it was deleted while the event source was running ({error})"
             ) from error
 
-    async def _look_at_ends(self) -> None:
+    async def _check_ends(self) -> None:
         """Compare the ends of the logs: they only ever grow, unless the last records are lost (by an unclean election
         of a leader)."""
         workers = list(self._member.workers.values())

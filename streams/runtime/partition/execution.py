@@ -294,7 +294,7 @@ class Execution:
         if interjection is None or not unit.is_empty:
             await self._admit(unit, waiter)
         elif waiter is not None:
-            host.looked(partition, waiter, interjection.proof)
+            host.prove_read(partition, waiter, interjection.proof)
         return None
 
     def given_up(self) -> NotOwned:

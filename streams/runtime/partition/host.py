@@ -94,7 +94,7 @@ class Host(Protocol):
     @property
     def fires_timers(self) -> bool: ...
 
-    def looked(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
+    def prove_read(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
         """Call ``waiter`` once the state seen by an interjection without changes is proven current."""
         ...
 

@@ -15,7 +15,7 @@ from streams.outcomes import Retry
 
 
 class Proof(enum.Enum):
-    """The proof that an interjection without changes needs that its state was current (``looks``): the group's answer
+    """The proof that an interjection without changes needs that its state was current: the group's answer
     to a later heartbeat, to an earlier one that still holds, or a commit that is fenced. A later fenced commit that is
     waited for anyway serves all of them."""
 
@@ -47,18 +47,18 @@ class Interjection:
             self.waiter(error)
 
 
-class StoreLook(Interjection):
+class StoreRead(Interjection):
     """A turn in which the toolkit itself reads the store. It writes nothing, so it needs neither a unit nor a context.
     The code that makes it obtains the proof. ``waiter``: called with the reason if there is no turn."""
 
-    __slots__ = ("look",)
+    __slots__ = ("read",)
 
-    def __init__(self, look: Callable[[], None], waiter: Waiter) -> None:
-        super().__init__(_LOOK, waiter)
-        self.look = look
+    def __init__(self, read: Callable[[], None], waiter: Waiter) -> None:
+        super().__init__(_READ, waiter)
+        self.read = read
 
 
-_LOOK: Final = Route("look", None, lambda: None, blocking=False, policy=Retry())
+_READ: Final = Route("look", None, lambda: None, blocking=False, policy=Retry())
 
 
 class Timetable:

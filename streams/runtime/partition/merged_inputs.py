@@ -1,7 +1,7 @@
 """The inputs of one partition whose source reads several topics: one order, and one position in all of them.
 
 ``core/merging.py`` decides which input comes next; this carries it out. One input has its turn at a time: the
-partition's ``watermark``, the place of its known failures and its ``reading`` are about that one, so that everything
+partition's ``watermark``, the number of its known failures and its ``reading`` are about that one, so that everything
 behind the decision (slices, contexts, policies) is as with one topic. Nothing of another input begins while work of
 this one runs ahead.
 """
@@ -36,8 +36,8 @@ class PartitionInput:
     Requests for visits are never waited for.
     """
 
-    def __init__(self, place: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
-        self.place = place
+    def __init__(self, input_number: int, where: TopicPartition, inbox: Inbox, spec: InputSpec | None = None) -> None:
+        self.input_number = input_number
         self.where = where
         self.inbox = inbox
         self.nulls = None if spec is None else spec.nulls
@@ -88,9 +88,9 @@ class MergedInputs:
         self._patience = patience_seconds
         self.current = PartitionInput(0, partition.topic_partition, first)
         self.all = [self.current]
-        for place, (spec, inbox) in enumerate(others, 1):
+        for input_number, (spec, inbox) in enumerate(others, 1):
             where = TopicPartition(spec.topic, partition.partition)
-            self.all.append(PartitionInput(place, where, inbox, spec))
+            self.all.append(PartitionInput(input_number, where, inbox, spec))
         self.wheres = [one.where for one in self.all]
         self.wait_until: float | None = None
 
@@ -107,13 +107,13 @@ class MergedInputs:
         return tuple([one.position for one in self.all])
 
     def moved_to(self, offset: int) -> tuple[int, tuple[int, ...]]:
-        """Note what is admitted of the input that has its turn. Returns the place of that, and the position."""
+        """Note what is admitted of the input that has its turn. Returns the number of that, and the position."""
         self.current.position = offset
-        return self.current.place, self.position
+        return self.current.input_number, self.position
 
-    def add(self, place: int, records: list[IncomingRecord], size: int, now: float, *, at_end: bool) -> None:
+    def add(self, input_number: int, records: list[IncomingRecord], size: int, now: float, *, at_end: bool) -> None:
         """Queue records of an input; ``at_end``: it has no further ones for now."""
-        one = self.all[place]
+        one = self.all[input_number]
         one.at_end = at_end
         if records:
             one.inbox.add(records, size, SHORT)
@@ -129,7 +129,7 @@ class MergedInputs:
             self.wait_until = answer.until
             return []
         self.wait_until = None
-        one = self.all[answer.place]
+        one = self.all[answer.input_number]
         if one is not self.current:
             # The watermark, known failures and policies are those of the input whose work runs ahead.
             if only_current:
@@ -148,7 +148,7 @@ class MergedInputs:
             return [], []
         here = [one for one in self.all if one.inbox]
         batches, starts = zip(*(one.inbox.next_batch for one in here), strict=True)
-        return runs_of_several.merge([one.place for one in here], [*batches], [*starts], most)
+        return runs_of_several.merge([one.input_number for one in here], [*batches], [*starts], most)
 
     def advance(self, records: list[IncomingRecord], runs: Sequence[Run], stop: int) -> tuple[Position, list[Run]]:
         """Note that these records are admitted up to ``stop``. Returns the position, and their runs."""
@@ -191,7 +191,7 @@ class MergedInputs:
         if not any(one.inbox for one in self.all):
             return ()
         answer = next_input([one.head for one in self.all], now, self._patience)
-        return tuple(self.all[place].where.topic for place in answer.missing) if isinstance(answer, Wait) else ()
+        return tuple(self.all[number].where.topic for number in answer.missing) if isinstance(answer, Wait) else ()
 
     def statistics(self, now: float, ends: Sequence[int]) -> tuple[InputStatistics, ...]:
         """Return the figures of each input; ``ends``: as far as they are known."""
@@ -202,7 +202,7 @@ class MergedInputs:
                 one.position,
                 one.inbox.records,
                 one.where.topic in awaited,
-                ends[one.place] if one.place < len(ends) else -1,
+                ends[one.input_number] if one.input_number < len(ends) else -1,
             )
             for one in self.all
         )
@@ -212,7 +212,7 @@ class MergedInputs:
         self.current = one
         partition.watermark, partition.reading = one.position, one.where
         partition.nulls, partition.on_error = one.nulls, one.on_error
-        partition.failures.place = one.place
+        partition.failures.input_number = one.input_number
 
     def positions(self, ids: Sequence[str], position: Sequence[int]) -> dict[str, InputPosition]:
         """Return the positions in further inputs by their topics, as an offset record has them; ``ids``: of those

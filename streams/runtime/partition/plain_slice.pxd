@@ -11,7 +11,7 @@
     written=Py_ssize_t,
     own=Py_ssize_t,
     number=Py_ssize_t,
-    place=Py_ssize_t,
+    input_number=Py_ssize_t,
     next_run=Py_ssize_t,
     first_sent=Py_ssize_t,
     first_written=Py_ssize_t,

@@ -57,7 +57,7 @@ def run(
     outputs: list[Output] = []
     journal: list[Change] = []
     sent = written = 0  # so many of them are of events that are complete
-    number = place = first_sent = first_written = 0  # of the run
+    number = input_number = first_sent = first_written = 0  # of the run
     next_run, wheres = (stop, []) if inputs is None else (start, inputs.wheres)
     known: list[Any] = [(headers, route, decode, handler, keep)] * len(wheres)  # of each input, as its last run left it
     position = start
@@ -70,13 +70,13 @@ def run(
     try:
         while position < stop:
             if position == next_run:  # only with several inputs
-                if place:
-                    name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                if input_number:
+                    name_input(input_number, outputs, first_sent, sent, journal, first_written, written)
                 # Each input keeps the route of its headers, since runs of two inputs alternate.
-                known[place] = headers, route, decode, handler, keep
-                place, next_run, _, _ = runs[number]
-                headers, route, decode, handler, keep = known[place]
-                where, number, first_sent, first_written = wheres[place], number + 1, sent, written
+                known[input_number] = headers, route, decode, handler, keep
+                input_number, next_run, _, _ = runs[number]
+                headers, route, decode, handler, keep = known[input_number]
+                where, number, first_sent, first_written = wheres[input_number], number + 1, sent, written
             record = records[position]
             # Mostly the same tuple as that of the record before (``kafka.reading.received``): its handler is known.
             if record.headers is not headers:
@@ -154,7 +154,7 @@ def run(
                 partition.watermark = records[position - 1].offset + 1
                 host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
             else:
-                name_input(place, outputs, first_sent, sent, journal, first_written, written)
+                name_input(input_number, outputs, first_sent, sent, journal, first_written, written)
                 reached, done = inputs.advance(records, runs, position)
                 host.pool.admit(partition.partition, reached, outputs, journal, None, position - start, done)
     return position, failure

@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from streams.core.origin import INTERJECTION, place_and_offset
+from streams.core.origin import INTERJECTION, input_and_offset
 from streams.core.partition import PartitionState
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.core.position import Position, offsets_of
@@ -36,7 +36,7 @@ from streams.runtime.partition.failures import (
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
 from streams.runtime.partition.inbox import Inbox
-from streams.runtime.partition.interjections import Interjection, StoreLook, Timetable
+from streams.runtime.partition.interjections import Interjection, StoreRead, Timetable
 from streams.runtime.partition.issue import Issuer
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
@@ -108,10 +108,10 @@ class PartitionWorker(Partition):
 
     def split_batch(self, last: int, error: Exception) -> None:
         """Have the events up to this offset handled one by one: the broker refuses a record of their batch."""
-        place, offset = place_and_offset(last)
-        self.failures.place = place  # this worker is of no further use: it is replaced
+        input_number, offset = input_and_offset(last)
+        self.failures.input_number = input_number  # this worker is of no further use: it is replaced
         if self.inputs is not None:
-            self.reading = self.inputs.all[place].where
+            self.reading = self.inputs.all[input_number].where
         split_batch(self, self.engine, offset, error)
 
     @property
@@ -131,9 +131,9 @@ class PartitionWorker(Partition):
         return [self.inbox] if self.inputs is None else [one.inbox for one in self.inputs.all]
 
     @property
-    def place(self) -> int:
-        """Return the place of the input whose event has its turn."""
-        return 0 if self.inputs is None else self.inputs.current.place
+    def input_number(self) -> int:
+        """Return the number of the input whose event has its turn."""
+        return 0 if self.inputs is None else self.inputs.current.input_number
 
     @property
     def position(self) -> Position:
@@ -390,8 +390,8 @@ class PartitionWorker(Partition):
 
     async def _interject(self, interjection: Interjection) -> None:
         engine = self.engine
-        if isinstance(interjection, StoreLook):
-            interjection.look()
+        if isinstance(interjection, StoreRead):
+            interjection.read()
             return
         try:
             route = interjection.route

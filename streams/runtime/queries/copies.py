@@ -51,14 +51,14 @@ class CopyReads:
         if age > max_staleness:
             await self._renew(partition, min(SECONDS_BETWEEN_QUESTIONS, max_staleness / 2))
             return None
-        found = replicas.look(partition, end, lambda copy: read(copy.store))
+        found = replicas.read(partition, end, lambda copy: read(copy.store))
         if found is not None:
             record, value = found
             positions = self._positions(partition, record)
             # A record of an older version names no topic.
             is_same = record is None or record.changelog_id in ("", topic_id)
-            if is_same and all(positions.get(place, -1) >= offset for place, offset in least.items()):
-                # The clock once more, after the look: the process may have stood still before it.
+            if is_same and all(positions.get(where, -1) >= offset for where, offset in least.items()):
+                # The clock once more, after the read: the process may have stood still before it.
                 age = environment.elapsed_seconds() - requested
                 if age > max_staleness:
                     return None

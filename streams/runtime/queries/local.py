@@ -1,6 +1,6 @@
 """Queries of the state that is in this process, on the loop of its event source.
 
-A query is an interjection that only looks, with a proof of its own (``runtime/looks.py``). Those that wait for a turn
+A query is a read-only interjection, with a proof of its own (``runtime/read_proofs.py``). Those that wait for a turn
 of their partition share it, and its proof.
 """
 
@@ -29,14 +29,14 @@ from streams.stores.journalled import JournalledBytes
 
 MOST_IN_A_TURN: Final = 128
 """So many queries share a turn, at most. Between two turns of queries events have theirs."""
-LOOK_SECONDS: Final = 0.005
+CHECK_SECONDS: Final = 0.005
 """A query looks every so many seconds whether its partition has come as far as it wants."""
 
 Read = Callable[[Any], Any]
 Positions = dict[TopicPartition, int]
 
 
-def place_of_key(config: EventSourceConfig, key: str | bytes | None, partition: int | None) -> int:
+def partition_of_key(config: EventSourceConfig, key: str | bytes | None, partition: int | None) -> int:
     """Return the partition that records with this key go to, or the one that is named. Raises ``ConfigError``."""
     if (key is None) == (partition is None):
         raise ConfigError("a query needs the key of its records, or key None and a partition: one of the two")
@@ -68,10 +68,10 @@ def wanted_positions(
                 f"({', '.join(topics)})"
             )
         return {TopicPartition(topic, number): at_least.offset + 1}
-    here = {TopicPartition(*place): offset for place, offset in at_least.items() if place[1] == partition}
-    for place in here:
-        if place.topic not in topics:
-            raise ConfigError(f"at_least names {place}; the inputs are {', '.join(topics)}")
+    here = {TopicPartition(*where): offset for where, offset in at_least.items() if where[1] == partition}
+    for where in here:
+        if where.topic not in topics:
+            raise ConfigError(f"at_least names {where}; the inputs are {', '.join(topics)}")
     return here
 
 
@@ -155,7 +155,7 @@ class LocalQueries:
                 return True
         elif not patient and (worker is None or worker.state is not PartitionState.RESTORING):
             raise NotOwned(f"{self.engine.config.topic}[{partition}] is not active on this member")
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
         return False
 
     def _positions(self, worker: PartitionWorker) -> Positions:
@@ -166,7 +166,7 @@ class LocalQueries:
 
     def _reached(self, worker: PartitionWorker, least: Positions) -> bool:
         here = self._positions(worker) if least else {}
-        return all(here[place] >= offset for place, offset in least.items())
+        return all(here[where] >= offset for where, offset in least.items())
 
     async def _read(self, partition: int, read: Read, least: Positions, confirm: bool) -> _Request | None:
         """Have one turn; ``None``: the partition was not as far as it is to be."""
@@ -184,7 +184,7 @@ class LocalQueries:
         return None if request.error is None and not request.positions else request
 
     async def _take_turn(self, partition: int, confirm: bool, turn: list[_Request]) -> None:
-        def look(ctx: EventContext[Any]) -> None:
+        def read(ctx: EventContext[Any]) -> None:
             # The turn is closed first: a query that joined it from now on would be ended without a look.
             self._begun(partition, confirm, turn)
             worker = self.engine.workers[partition]
@@ -192,11 +192,11 @@ class LocalQueries:
             positions, read_at = self._positions(worker), self.engine.environment.wall_seconds()
             for request in turn:
                 if not request.future.done():  # it may have been cancelled
-                    self._look(ctx, request, positions, read_at)
+                    self._read_one(ctx, request, positions, read_at)
 
         try:
             await self.engine.ad_hoc.interject(
-                partition, look, blocking=False, proof=Proof.FENCE if confirm else Proof.LEASE
+                partition, read, blocking=False, proof=Proof.FENCE if confirm else Proof.LEASE
             )
         # A cancellation is caught, too: the other queries of the turn would wait until their own deadlines.
         except BaseException as error:
@@ -226,11 +226,11 @@ class LocalQueries:
             else:
                 request.future.set_exception(error)
 
-    def _look(self, ctx: EventContext[Any], request: _Request, positions: Positions, read_at: float) -> None:
+    def _read_one(self, ctx: EventContext[Any], request: _Request, positions: Positions, read_at: float) -> None:
         """Read for one query. It may be once more, after a restart of the partition."""
         request.value, request.error, request.positions = None, None, {}
         # The positions were reached when the query was queued, but a restart goes back to what is committed.
-        if any(positions[place] < offset for place, offset in request.least.items()):
+        if any(positions[where] < offset for where, offset in request.least.items()):
             return
         request.positions, request.read_at = positions, read_at
         store: Any = ctx.store
@@ -255,7 +255,7 @@ class LocalQueries:
         if worker is None or not worker.takes_interjections:
             return f"{where} did not become active on this member within {seconds:g} s"
         here = self._positions(worker)
-        behind = [f"{place} at {here[place]} of {offset}" for place, offset in least.items() if here[place] < offset]
+        behind = [f"{where} at {here[where]} of {offset}" for where, offset in least.items() if here[where] < offset]
         return f"{where}: no answer within {seconds:g} s: {', '.join(behind) or 'no proof that it is still ours'}"
 
 

@@ -1,7 +1,7 @@
 """Single keys, read for the loop of an HTTP server: all that wait are handed over by one wake-up of the source's loop,
 those of one partition share a turn, and the answers share one wake-up back.
 
-A key that nothing unsettled changes has its committed value in the store, so with the lease (``runtime/looks.py``) it
+A key that nothing unsettled changes has its committed value in the store, so with the lease (``read_proofs``) it
 is answered in the turn itself. Otherwise the answer waits for its proof, as those of all other queries do.
 """
 
@@ -19,9 +19,9 @@ from streams.errors import Stopped, StreamsError
 from streams.model.answers import Answer
 from streams.runtime.engine import Engine
 from streams.runtime.partition.failures import TakenBack
-from streams.runtime.partition.interjections import Proof, StoreLook
+from streams.runtime.partition.interjections import Proof, StoreRead
 from streams.runtime.partition.worker import PartitionWorker
-from streams.runtime.queries.questions import LONGEST_SECONDS, PlacedOffset, Question, Reply, read_of
+from streams.runtime.queries.questions import LONGEST_SECONDS, NamedOffset, Question, Reply, read_of
 
 
 class PointRead:
@@ -63,18 +63,20 @@ class PointReads:
                 self._read_patiently([read], done)
                 continue
             self._turns[partition] = turn = [read]
-            look = StoreLook(partial(self._look, partition, turn, done), partial(self._refused, partition, turn, done))
-            worker.inbox.put(look)
+            turn_of_reads = StoreRead(
+                partial(self._read, partition, turn, done), partial(self._refused, partition, turn, done)
+            )
+            worker.inbox.put(turn_of_reads)
 
-    def _look(self, partition: int, turn: list[PointRead], done: Done) -> None:
+    def _read(self, partition: int, turn: list[PointRead], done: Done) -> None:
         # The turn is closed first: a key that comes from now on needs a look of its own.
         del self._turns[partition]
-        worker, looks = self._engine.workers[partition], self._engine.looks
+        worker, proofs = self._engine.workers[partition], self._engine.read_proofs
         # The partition was given up, or restarts, since this was queued: what its store shows may never be committed.
         if not worker.state.admits:
             self._read_patiently(turn, done)
             return
-        pending = looks.pending(partition)
+        pending = proofs.pending(partition)
         committed: list[PointRead] = []
         others: list[PointRead] = []
         for read in turn:
@@ -88,14 +90,14 @@ class PointReads:
                 done(read)
                 continue
             (others if any(question.key in changes for changes in pending) else committed).append(read)
-        if committed and not looks.has_lease():  # by a clock that is read after the look
-            looks.renew()
+        if committed and not proofs.has_lease():  # by a clock that is read after the read
+            proofs.renew()
             others += committed
             committed = []
         # With nothing unsettled all that is admitted is committed.
         self._answer(committed, worker, worker.committed if pending else worker.position, done)
         if others:
-            self._engine.looked(worker, partial(self._proven, worker, worker.position, others, done), Proof.LEASE)
+            self._engine.prove_read(worker, partial(self._proven, worker, worker.position, others, done), Proof.LEASE)
 
     def _proven(
         self,
@@ -121,11 +123,11 @@ class PointReads:
         if not reads:
             return
         offsets = zip(self._topics, offsets_of(position), strict=True)
-        placed: tuple[PlacedOffset, ...] = tuple((topic, worker.partition, offset) for topic, offset in offsets)
+        named: tuple[NamedOffset, ...] = tuple((topic, worker.partition, offset) for topic, offset in offsets)
         instance = self._engine.config.instance_id
         for read in reads:
             read.outcome = Reply(
-                partition=worker.partition, positions=placed, age_seconds=0.0, served_by=instance, value=read.seen
+                partition=worker.partition, positions=named, age_seconds=0.0, served_by=instance, value=read.seen
             )
             done(read)
 
@@ -216,9 +218,9 @@ def is_point(question: Question) -> bool:
 
 def reply_of(answer: Answer[Any]) -> Reply:
     """Return the answer to the read of a key as it travels."""
-    placed = tuple((place.topic, place.partition, offset) for place, offset in answer.positions.items())
+    named = tuple((where.topic, where.partition, offset) for where, offset in answer.positions.items())
     return Reply(
-        partition=answer.partition, positions=placed, age_seconds=0.0, served_by=answer.served_by, value=answer.value
+        partition=answer.partition, positions=named, age_seconds=0.0, served_by=answer.served_by, value=answer.value
     )
 
 

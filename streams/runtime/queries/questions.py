@@ -29,7 +29,7 @@ _PAGE_BYTES: Final = MOST_BYTES_OUT // 2
 """The keys and values of a page have so many bytes, at most: in base64, with the rest of the answer, they stay below
 the limit."""
 
-PlacedOffset = tuple[str, int, int]
+NamedOffset = tuple[str, int, int]
 """Topic, partition, offset."""
 
 
@@ -45,7 +45,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     high: bytes | None = None
     after: bytes | None = None
     limit: int = PAGE
-    at_least: tuple[PlacedOffset, ...] = ()
+    at_least: tuple[NamedOffset, ...] = ()
     confirm: bool = False
     max_staleness: float | None = None
     timeout_seconds: float = 5.0
@@ -56,7 +56,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     behind the last. ``age_seconds``: everything is in it that was committed so long before the question came."""
 
     partition: int
-    positions: tuple[PlacedOffset, ...]
+    positions: tuple[NamedOffset, ...]
     age_seconds: float
     served_by: str
     value: bytes | None = None

@@ -223,7 +223,7 @@ class LogReader:
         deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds
         try:
             # The topic has to be the same one first: the ends of another one would prove nothing.
-            await self._look(following, followed, deadline)
+            await self._check_topic(following, followed, deadline)
             marks = await followed.ends(deadline)
         except Stopped:
             self.running()  # raises what it failed with meanwhile, if that is why
@@ -240,7 +240,7 @@ class LogReader:
         deadline = math.inf if timeout_seconds is None else loop_time() + timeout_seconds
         if max(positions, default=0) >= following.partitions:  # it may have grown
             try:
-                await self._look(following, followed, deadline)
+                await self._check_topic(following, followed, deadline)
             except Stopped:
                 self.running()  # as below
                 raise
@@ -260,9 +260,9 @@ class LogReader:
         return "" if self._followed_topic is None else self._followed_topic.topic_id
 
     @property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """Return how far each partition is, see ``Following.places``; nothing before the start."""
-        return () if self._following is None else self._following.places
+    def positions(self) -> tuple[tuple[int, int], ...]:
+        """Return how far each partition is, see ``Following.positions``; nothing before the start."""
+        return () if self._following is None else self._following.positions
 
     async def wait_changed(self, timeout_seconds: float) -> None:
         if self.state in (SourceState.STARTING, SourceState.RUNNING, SourceState.STOPPING):
@@ -324,7 +324,7 @@ class LogReader:
         self._failing[partition] = began, now
         while True:
             try:
-                await self._look(following, followed, loop_time() + REQUEST_SECONDS)
+                await self._check_topic(following, followed, loop_time() + REQUEST_SECONDS)
                 break
             except BrokerUnavailable as unavailable:
                 _log.debug("%s: %s", self.topic, unavailable)
@@ -347,7 +347,7 @@ class LogReader:
                 time_left = f"{left / rate:.0f} s left" if rate > 0 else "standing still"
                 _log.info("%s: %d records, %d offsets to go, %.0f/s, %s", self.topic, records, left, rate, time_left)
             try:
-                await self._look(following, followed, loop_time() + REQUEST_SECONDS)
+                await self._check_topic(following, followed, loop_time() + REQUEST_SECONDS)
             except BrokerUnavailable as error:
                 _log.debug("%s: %s", self.topic, error)
                 self.is_cut_off, self.cut_off_until = True, loop_time()
@@ -373,7 +373,7 @@ class LogReader:
                 _log.debug("%s: %s", self.topic, error)
             await anyio.sleep(min(PROVE_SECONDS, following.life_seconds / PROOFS_IN_A_LIFE))
 
-    async def _look(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
+    async def _check_topic(self, following: Following, followed: FollowedTopic, deadline: float) -> None:
         """Check that the topic is still the same; it may have grown. Fails, and raises, if it is not."""
         loss = await followed.loss(deadline)
         if self.is_cut_off:

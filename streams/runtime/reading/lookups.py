@@ -87,7 +87,7 @@ class _Reading:
         """Return the position up to which rows may have been looked into so far, for an offset record of this
         writer."""
         # The second offset of each place counts: a row that is just coming in may have been seen.
-        return LookupPosition(self.reader.topic_id, tuple(seen for _, seen in self.reader.places), writer)
+        return LookupPosition(self.reader.topic_id, tuple(seen for _, seen in self.reader.positions), writer)
 
     def reaches(self, position: LookupPosition | None) -> bool:
         """Check that the table is as far as this. One in another topic is only reached if that is allowed."""
@@ -96,7 +96,7 @@ class _Reading:
         if position.topic_id != self.reader.topic_id:
             return self.declared.may_be_made_anew
         # The first offset of each place counts: a row that is just coming in may not be there yet.
-        received = [received for received, _ in self.reader.places]
+        received = [received for received, _ in self.reader.positions]
         # With more partitions than here the topic has grown, and this member has not noticed yet.
         return len(position.offsets) <= len(received) and all(map(le, position.offsets, received))
 
@@ -252,7 +252,7 @@ class Lookups:
         """Return the figures of each lookup, in the order of declaration."""
         return tuple(reading.statistics() for reading in self._readings.values())
 
-    def places(self) -> dict[str, list[tuple[int, bool]]]:
+    def positions(self) -> dict[str, list[tuple[int, bool]]]:
         """Return, by topic and partition, the offset up to which everything was received, and whether that is held."""
         figures = {topic: reading.reader.statistics()[1] for topic, reading in self._readings.items()}
         return {topic: [(one.position, one.paused) for one in found] for topic, found in figures.items()}

@@ -211,7 +211,7 @@ class Following:
         return len(self._followed)
 
     @property
-    def places(self) -> tuple[tuple[int, int], ...]:
+    def positions(self) -> tuple[tuple[int, int], ...]:
         """Return two offsets of each partition: the receivers have had everything below the first, and nothing from the
         second on; a record that they have at this moment is between them."""
         with self._lock:

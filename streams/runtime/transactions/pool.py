@@ -28,7 +28,7 @@ from streams.core.transaction import Transaction, TransactionState, Waiter
 from streams.errors import TransactionFailed
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.metrics import TransactionSettled
-from streams.model.group import Snapshot
+from streams.model.group import GroupMetadata
 from streams.records import Change, Output
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker
 from streams.runtime.ports import TransactionSlot
@@ -51,7 +51,7 @@ class TransactionPool:
         *,
         writer: str,
         now: Callable[[], float],
-        snapshot: Callable[[], Snapshot],
+        group_metadata: Callable[[], GroupMetadata],
         further_fields: Callable[[int, Position], tuple[str, str, msgspec.Raw | msgspec.UnsetType]],
         settled: Callable[[Transaction, bool], None],
         further_inputs: Sequence[str] = (),
@@ -62,7 +62,7 @@ class TransactionPool:
         self.slots = slots
         self._writer = writer
         self._now = now
-        self.snapshot = snapshot
+        self.group_metadata = group_metadata
         self._further_fields = further_fields
         self._settled = settled
         self._further_inputs = further_inputs
@@ -84,7 +84,7 @@ class TransactionPool:
         self._progress = Broadcast()  # at each settlement: room, barriers
         self._failure: TransactionFailed | None = None
         self._scope = anyio.CancelScope()  # the stages, or the recovery, whichever is running
-        self.snapshot_used: Snapshot | None = None
+        self.metadata_used: GroupMetadata | None = None
         self.incarnation = 0
 
     # -- filling -------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class TransactionPool:
 
     def _changelog_of(self, txn: Transaction) -> list[tuple[int, list[Change], list[Output]]]:
         """Return the changes of each partition, and the toolkit's own records behind them."""
-        topic, generation = self._config.changelog, self.snapshot().generation
+        topic, generation = self._config.changelog, self.group_metadata().generation
         found = []
         for partition, cut in txn.cuts.items():
             fields = self._further_fields(partition, cut.offset)
@@ -330,13 +330,13 @@ class TransactionPool:
             found.append((partition, list(cut.changes.values()), own))
         return found
 
-    def _fence(self, txn: Transaction) -> Snapshot:
-        """Return the newest snapshot, if the transaction is still ours under it."""
-        snapshot = self.snapshot_used = self.snapshot()
+    def _fence(self, txn: Transaction) -> GroupMetadata:
+        """Return the newest metadata, if the transaction is still ours under it."""
+        metadata = self.metadata_used = self.group_metadata()
         # The broker takes new metadata also for partitions that were lost meanwhile: ownership is our duty.
-        if snapshot.incarnation != txn.incarnation:
+        if metadata.incarnation != txn.incarnation:
             raise TransactionFailed("send_offsets_to_transaction", "LOST", "lost", "the membership changed meanwhile")
-        return snapshot
+        return metadata
 
     def _request_commit(self, txn: Transaction) -> None:
         """Look again, right before the commit: the membership may have been lost since the offsets were sent."""
@@ -438,6 +438,6 @@ class MergingPool(TransactionPool):
             super().admit(partition, offset, outputs, changes, waiter, events, runs)
             return
         assert self._moved_to is not None
-        place, position = self._moved_to(partition, offsets_of(offset)[0])
-        name_input(place, outputs, 0, len(outputs), changes, 0, len(changes))
+        input_number, position = self._moved_to(partition, offsets_of(offset)[0])
+        name_input(input_number, outputs, 0, len(outputs), changes, 0, len(changes))
         super().admit(partition, position, outputs, changes, waiter, events)

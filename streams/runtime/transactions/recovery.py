@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from streams.core.origin import describe, is_interjection, place_of
+from streams.core.origin import describe, input_of, is_interjection
 from streams.core.recovery import Patience, Remedy, remedy
 from streams.core.transaction import Transaction, TransactionState
 from streams.errors import ConfigError, MembershipLost, RecordRefused, RecordsRefused, StreamsError, TransactionFailed
@@ -28,7 +28,7 @@ from streams.settings.groups import DELIVERY_SHARE
 _log = logging.getLogger(__name__)
 
 NEWS_SECONDS = 3.0
-"""The wait for the snapshot that replaces a refused one. It comes with our JoinGroup response (0.4 of a heartbeat on
+"""The wait for the metadata that replaces a refused one. It comes with our JoinGroup response (0.4 of a heartbeat on
 average, 60 ms at most measured); should it not come, the same transaction is simply refused again."""
 
 WRONG_CLOCK: Final = "INVALID_TIMESTAMP"
@@ -78,7 +78,7 @@ class Recovery:
             head.first_failure_at = None
         step = remedy(
             failure.kind,
-            ours=pool.snapshot().incarnation == head.incarnation,
+            ours=pool.group_metadata().incarnation == head.incarnation,
             commit_requested=head.commit_requested,
             attempts=0 if for_a_letter else head.attempts,
             seconds=0.0 if head.first_failure_at is None else self._now() - head.first_failure_at,
@@ -184,7 +184,7 @@ class Recovery:
         if failure.kind != "unknown" or head.commit_requested or len(origins) != 1:
             return failure
         ((partition, origin),) = origins
-        where = describe(origin, TopicPartition(self._topics[place_of(origin)], partition))
+        where = describe(origin, TopicPartition(self._topics[input_of(origin)], partition))
         config = self._config
         seconds = min(
             config.timeouts.call_timeout_seconds, config.timeouts.transaction_timeout_seconds * DELIVERY_SHARE
@@ -201,10 +201,10 @@ class Recovery:
         )
 
     async def _news(self) -> None:
-        used = self._pool.snapshot_used
+        used = self._pool.metadata_used
         with anyio.move_on_after(NEWS_SECONDS):
             # By identity: generation numbers begin again after a coordinator has lost its memory, so they may be equal.
-            while self._pool.snapshot() is used:
+            while self._pool.group_metadata() is used:
                 await anyio.sleep(0.002)
 
 

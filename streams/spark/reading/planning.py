@@ -75,25 +75,25 @@ def advance(start: Positions, logs: Logs) -> Advance:
                 "held after that is gone"
             )
         for partition, bounds in sorted(log.partitions.items()):
-            place = TopicPartition(topic, partition)
-            at = 0 if made_again else start.at.get(place, 0)
+            where = TopicPartition(topic, partition)
+            at = 0 if made_again else start.at.get(where, 0)
             if at < bounds.first:
                 if not made_again:
-                    found.losses.append(f"{place}: offsets {at} to {bounds.first - 1} are gone (retention)")
+                    found.losses.append(f"{where}: offsets {at} to {bounds.first - 1} are gone (retention)")
                 at = bounds.first
             elif at > bounds.high:
                 found.losses.append(
-                    f"{place}: the log ends at {bounds.high}, but had been read up to {at} (truncated or restored)"
+                    f"{where}: the log ends at {bounds.high}, but had been read up to {at} (truncated or restored)"
                 )
                 at = bounds.end
-            found.begin[place] = at
-            found.end[place] = max(at, bounds.end)  # at > end: an open transaction in what was read before
+            found.begin[where] = at
+            found.end[where] = max(at, bounds.end)  # at > end: an open transaction in what was read before
         if not made_again:
-            for place in sorted(place for place in start.at if place.topic == topic and place not in found.end):
+            for where in sorted(where for where in start.at if where.topic == topic and where not in found.end):
                 found.losses.append(
-                    f"{place} is not there any more, or not chosen: it had been read up to {start.at[place]}"
+                    f"{where} is not there any more, or not chosen: it had been read up to {start.at[where]}"
                 )
-    for topic in sorted({place.topic for place in start.at} - set(logs)):
+    for topic in sorted({where.topic for where in start.at} - set(logs)):
         found.losses.append(f"{topic} was deleted: {_stood(start, topic)}")
     return found
 
@@ -101,42 +101,42 @@ def advance(start: Positions, logs: Logs) -> Advance:
 def between(start: Positions, end: Positions) -> Advance:
     """The ranges of a batch whose start and end are known."""
     found = Advance()
-    for place, stop in sorted(end.at.items()):
-        same_topic = start.ids.get(place.topic, "") in ("", end.ids.get(place.topic, ""))
-        found.begin[place] = start.at.get(place, 0) if same_topic else 0
-        found.end[place] = stop
+    for where, stop in sorted(end.at.items()):
+        same_topic = start.ids.get(where.topic, "") in ("", end.ids.get(where.topic, ""))
+        found.begin[where] = start.at.get(where, 0) if same_topic else 0
+        found.end[where] = stop
     return found
 
 
 def still_there(planned: Advance, ids: Mapping[str, str], logs: Logs) -> Advance:
     """Return the part that is left of ranges that were planned some time ago, about the topics with these ``ids``."""
     found = Advance()
-    for place, begin in planned.begin.items():
-        end = planned.end[place]
-        log = logs.get(place.topic)
-        bounds = log.partitions.get(place.partition) if log is not None else None
+    for where, begin in planned.begin.items():
+        end = planned.end[where]
+        log = logs.get(where.topic)
+        bounds = log.partitions.get(where.partition) if log is not None else None
         if begin >= end:
             continue
         if log is None or bounds is None:
-            found.losses.append(f"{place} was deleted before offsets {begin} to {end - 1} were read")
-        elif ids.get(place.topic, log.id) != log.id:
+            found.losses.append(f"{where} was deleted before offsets {begin} to {end - 1} were read")
+        elif ids.get(where.topic, log.id) != log.id:
             found.losses.append(
-                f"{place.topic} was deleted and recreated (id {ids[place.topic]} then, {log.id} now) before offsets "
-                f"{begin} to {end - 1} of {place} were read"
+                f"{where.topic} was deleted and recreated (id {ids[where.topic]} then, {log.id} now) before offsets "
+                f"{begin} to {end - 1} of {where} were read"
             )
         else:
-            found.begin[place] = min(max(begin, bounds.first), end)
-            found.end[place] = max(found.begin[place], min(end, bounds.high))
+            found.begin[where] = min(max(begin, bounds.first), end)
+            found.end[where] = max(found.begin[where], min(end, bounds.high))
             if begin < bounds.first:
-                found.losses.append(f"{place}: offsets {begin} to {found.begin[place] - 1} are gone (retention)")
+                found.losses.append(f"{where}: offsets {begin} to {found.begin[where] - 1} are gone (retention)")
             if end > bounds.high:
-                found.losses.append(f"{place}: the log ends at {bounds.high}, below {end} (truncated or restored)")
+                found.losses.append(f"{where}: the log ends at {bounds.high}, below {end} (truncated or restored)")
     return found
 
 
 def _stood(start: Positions, topic: str) -> str:
-    places = sorted((place, at) for place, at in start.at.items() if place.topic == topic)
-    return "it had been read up to " + ", ".join(f"{place} offset {at}" for place, at in places)
+    places = sorted((where, at) for where, at in start.at.items() if where.topic == topic)
+    return "it had been read up to " + ", ".join(f"{where} offset {at}" for where, at in places)
 
 
 def share(waiting: Mapping[K, int], limit: int) -> dict[K, int]:

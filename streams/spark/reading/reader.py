@@ -35,7 +35,7 @@ from streams.spark.reading.topic_logs import LogView, require
 _CHUNK: Final = 5000
 _POLL_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 10.0
-_LOOK_SECONDS: Final = 3.0
+_CHECK_SECONDS: Final = 3.0
 
 _BELIEVE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 0.3
@@ -176,7 +176,7 @@ class _RangeReader:
         if kept is None or kept.position != span.start:
             self._begin_at(span.start, found=kept is not None)
         self._progress = time.monotonic()
-        self._looked = 0.0  # when the topic was last looked at, while nothing came
+        self._checked_at = 0.0  # when the topic was last looked at, while nothing came
         self._gone = False  # the topic that was planned
         self._sound = True  # nothing but records has come, so the next range may go on
         self._returned = False
@@ -299,14 +299,14 @@ class _RangeReader:
         now = time.monotonic()
         if now - self._progress > self._options.stall_seconds:
             raise self._stalled()
-        if now - max(self._progress, self._looked) > _LOOK_SECONDS:
-            self._looked = now
-            self._look_for_topic()
+        if now - max(self._progress, self._checked_at) > _CHECK_SECONDS:
+            self._checked_at = now
+            self._check_topic()
 
-    def _look_for_topic(self) -> None:
+    def _check_topic(self) -> None:
         """A consumer of a topic that is deleted, or was recreated, does not notice it for a long time."""
         try:
-            now = self._id_now(_LOOK_SECONDS)
+            now = self._id_now(_CHECK_SECONDS)
         except BrokerUnavailable as error:
             self._last_error = str(error)
             return

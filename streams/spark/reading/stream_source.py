@@ -98,19 +98,19 @@ class StreamReader(ReaderOfTasks, SupportsTriggerAvailableNow):
             return start
         begun = from_json(start)
         self._tell_lag_tools(begun)
-        logs, found = self._look(lambda logs: advance(begun, logs))
+        logs, found = self._judged(lambda logs: advance(begun, logs))
         self._check(found)
         ids = {topic: log.id for topic, log in logs.items()}
         if self._ends is not None:
             found = _up_to(found, ids, self._ends, begun)
         self._latest = to_json(Positions(ids, found.end))
-        waiting = {place: found.end[place] - begin for place, begin in found.begin.items()}
+        waiting = {where: found.end[where] - begin for where, begin in found.begin.items()}
         if not isinstance(limit, ReadAllAvailable):
             if self._waits_for_more(sum(waiting.values())):
                 return start
             if isinstance(limit, ReadMaxRows):
                 waiting = share(waiting, limit.max_rows)
-        end = Positions(ids, {place: begin + waiting[place] for place, begin in found.begin.items()})
+        end = Positions(ids, {where: begin + waiting[where] for where, begin in found.begin.items()})
         if end.at == begun.at and set(begun.ids.items()) <= set(ids.items()):
             return start
         self._last_batch = time.monotonic()
@@ -126,7 +126,7 @@ class StreamReader(ReaderOfTasks, SupportsTriggerAvailableNow):
         spans, ids = between(begun, ended), ended.ids
         if self._planned != (begun, ended):  # a batch of an earlier run is done again
             planned = spans
-            logs, spans = self._look(lambda logs: still_there(planned, ended.ids, logs))
+            logs, spans = self._judged(lambda logs: still_there(planned, ended.ids, logs))
             self._check(spans)
             ids = {topic: log.id for topic, log in logs.items()}  # the connector's checkpoints have none
         return ranges(spans, ids, self._options)
@@ -150,7 +150,7 @@ class StreamReader(ReaderOfTasks, SupportsTriggerAvailableNow):
             return False
         return time.monotonic() - self._last_batch < self._options.max_trigger_delay_seconds
 
-    def _look(self, judge: Callable[[Logs], Advance]) -> tuple[Logs, Advance]:
+    def _judged(self, judge: Callable[[Logs], Advance]) -> tuple[Logs, Advance]:
         """Look at the logs as they are now, and plan from there.
 
         A loss is only believed when it lasts: a broker that has just come up, or that does not know a new topic
@@ -203,14 +203,14 @@ def stream_reader(options: Mapping[str, str], schema: t.StructType) -> DataSourc
 def _up_to(found: Advance, ids: dict[str, str], pinned: Logs, begun: Positions) -> Advance:
     """Never beyond the pinned ends; what is newer than them is as if it were not there."""
     kept = Advance(losses=found.losses)
-    for place, begin in found.begin.items():
-        log = pinned.get(place.topic)
-        bounds = log.partitions.get(place.partition) if log is not None and log.id == ids[place.topic] else None
+    for where, begin in found.begin.items():
+        log = pinned.get(where.topic)
+        bounds = log.partitions.get(where.partition) if log is not None and log.id == ids[where.topic] else None
         if bounds is not None:
-            kept.begin[place] = begin
-            kept.end[place] = max(begin, min(found.end[place], bounds.end))
-        elif place in begun.at:
-            kept.begin[place] = kept.end[place] = begin
+            kept.begin[where] = begin
+            kept.end[where] = max(begin, min(found.end[where], bounds.end))
+        elif where in begun.at:
+            kept.begin[where] = kept.end[where] = begin
     return kept
 
 
@@ -224,10 +224,10 @@ def to_json(positions: Positions) -> dict[str, Any]:
     """
     topics: dict[str, Any] = {
         topic: {"id": positions.ids.get(topic, ""), "offsets": {}}
-        for topic in sorted({place.topic for place in positions.at} | set(positions.ids))
+        for topic in sorted({where.topic for where in positions.at} | set(positions.ids))
     }
-    for place, offset in sorted(positions.at.items()):
-        topics[place.topic]["offsets"][str(place.partition)] = offset
+    for where, offset in sorted(positions.at.items()):
+        topics[where.topic]["offsets"][str(where.partition)] = offset
     return {"version": _VERSION, "topics": topics}
 
 

@@ -45,7 +45,7 @@ from streams.spark.typed.tables import is_reserved
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.markers import Stored, Written, read_metadata
 from streams.spark.writing.placing import topic_shapes
-from streams.spark.writing.transaction import WriteTarget, look, settle, write_once
+from streams.spark.writing.sink_transaction import WriteTarget, read_marker, settle, write_once
 
 _WRITER: Final = "bootstrap"
 _ROWS: Final = 10_000
@@ -100,7 +100,7 @@ def _bootstrap(
     offsets = _offsets(config, positions, ranges)
     request = _Request(config.group_id, config.num_partitions + keys, _digest(offsets, digest))
     target = _target(config)
-    found = request.written(look(target, request))
+    found = request.written(read_marker(target, request))
     written = False
     if found is None:
         refuse_several_inputs("a bootstrap", source.inputs, source.lookups)

@@ -31,7 +31,7 @@ from streams.spark.running.statistics import QueryStatistics, State
 from streams.spark.session import local_session, register
 
 EXIT_DONE, EXIT_PROBLEM, EXIT_GAVE_UP = 0, 1, 70
-LOOK_SECONDS: Final = 0.2
+CHECK_SECONDS: Final = 0.2
 """The time between two looks at the queries."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OURS: Final = re.compile(r"streams\.errors\.(\w+): ([^\n]+)")
@@ -93,7 +93,7 @@ class Pipeline:
         self.name = name
         self._session = session or (lambda: _session(name))
         self._queries = [_Kept(name, query) for name, query in zip(names, queries, strict=True)]
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
 
     def run(
         self,
@@ -121,36 +121,36 @@ class Pipeline:
             if spark is None:
                 spark = self._session()
                 stack.callback(_end, spark)
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
             signals = stack.enter_context(_signals())
             for query in self._queries:
                 query.begin(policy or RestartPolicy())
             stack.callback(self._stop, signals, drain_seconds)
             while not signals.received:
                 try:
-                    code = self._look(spark)
+                    code = self._check(spark)
                 except Exception as error:
                     if _is_gone(error):
                         raise StreamsError(f"pipeline {self.name!r}: Spark's process is gone ({error})") from error
                     raise
                 if code is not None:
                     return code
-                signals.wait(LOOK_SECONDS)
+                signals.wait(CHECK_SECONDS)
             return EXIT_DONE
 
     def statistics(self) -> list[QueryStatistics]:
-        """Return the queries as they were at the last look. From any thread."""
+        """Return the queries as they were at the last check. From any thread."""
         return [query.statistics() for query in self._queries]
 
     def silent_seconds(self) -> float:
-        """Return how long ago the last look was. From any thread."""
-        return time.monotonic() - self._looked_at
+        """Return how long ago the last check was. From any thread."""
+        return time.monotonic() - self._checked_at
 
-    def _look(self, spark: SparkSession) -> int | None:
-        """Look at all queries; the exit code when the pipeline has come to its end."""
+    def _check(self, spark: SparkSession) -> int | None:
+        """Check all queries; the exit code when the pipeline has come to its end."""
         for query in self._queries:
-            query.look(spark, time.monotonic())
-        self._looked_at = time.monotonic()
+            query.check(spark, time.monotonic())
+        self._checked_at = time.monotonic()
         if failed := [query for query in self._queries if query.state == "failed"]:
             return EXIT_PROBLEM if any(query.is_refused for query in failed) else EXIT_GAVE_UP
         return EXIT_DONE if all(query.state == "finished" for query in self._queries) else None
@@ -161,9 +161,9 @@ class Pipeline:
         while running:
             hurry = signals.received > 1 or time.monotonic() > end
             running = [query for query in running if not query.stopped(hurry=hurry)]
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
             if running:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(CHECK_SECONDS)
 
     def _served(self, address: str) -> Any:
         try:
@@ -195,7 +195,7 @@ class _Kept:
         self._restarts, self._start_at = Restarts(policy), 0.0
         self.state, self.is_refused = "waiting", False
 
-    def look(self, spark: SparkSession, now: float) -> None:
+    def check(self, spark: SparkSession, now: float) -> None:
         """Start the query if it is time; see how it is. Raises ``ConfigError`` of the function that starts it."""
         if self.state == "waiting" and now >= self._start_at:
             try:
@@ -245,7 +245,7 @@ class _Kept:
         return True
 
     def statistics(self) -> QueryStatistics:
-        """Return the query as it was at the last look."""
+        """Return the query as it was at the last check."""
         progress = self._progress
         if not progress:
             return QueryStatistics(name=self.name, state=self.state, starts=self._starts, error=self._error)

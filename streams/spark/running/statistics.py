@@ -34,9 +34,9 @@ class PipelineStatistics(Protocol):
         ...
 
     def statistics(self) -> list[QueryStatistics]:
-        """Return the queries as they were at the last look."""
+        """Return the queries as they were at the last check."""
         ...
 
     def silent_seconds(self) -> float:
-        """Return how long ago the last look was."""
+        """Return how long ago the last check was."""
         ...

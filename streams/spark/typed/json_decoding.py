@@ -137,7 +137,7 @@ def _explicit_null(value: Column, source: _Source | None) -> Column | None:
 
 def _not_text(value: Column, shape: Shape, path: str, source: _Source | None) -> Column | None:
     """A sentence when text that was parsed is no text in the JSON (a number, say). Checked only where it looks so."""
-    suspect = _looks_like_json(value, shape)
+    suspect = _resembles_json(value, shape)
     if source is None or suspect is None:
         return None
     variant = source.variant
@@ -145,7 +145,7 @@ def _not_text(value: Column, shape: Shape, path: str, source: _Source | None) ->
     return f.when(suspect, f.coalesce(parsed, _other_than_text(variant, shape, path)))
 
 
-def _looks_like_json(value: Column, shape: Shape) -> Column | None:
+def _resembles_json(value: Column, shape: Shape) -> Column | None:
     match shape:
         case Scalar() if _holds_text(shape):
             return (
@@ -161,7 +161,7 @@ def _looks_like_json(value: Column, shape: Shape) -> Column | None:
                 return None
             if isinstance(inner, Structure):
                 return f.size(items) > 0
-            return f.exists(items, lambda item: _or_false(_looks_like_json(item, inner)))
+            return f.exists(items, lambda item: _or_false(_resembles_json(item, inner)))
         case _:
             return None
 

@@ -146,7 +146,7 @@ def _through_jdbc(last: DataFrame, jdbc: dict[str, str], table: str) -> None:
     jvm = _java_of(last.sparkSession)
     begin, end = _statement(table, last.columns)
     schema, dot, _ = table.rpartition(".")
-    between = _place(f"{schema}{dot}kes_{uuid.uuid4().hex}")
+    between = _path_of(f"{schema}{dot}kes_{uuid.uuid4().hex}")
     try:
         last.write.format("jdbc").options(**{**jdbc, "dbtable": between}).mode("error").save()
         columns = ", ".join(map(_quoted, last.columns))
@@ -180,14 +180,14 @@ def _execute(jvm: Any, jdbc: dict[str, str], *statements: str) -> None:
 
 def _statement(table: str, names: list[str]) -> tuple[str, str]:
     """Return the statement before and after the rows."""
-    place = _place(table)
+    path = _path_of(table)
     updates = ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in names if name != "key")
-    later = f"{place}.{_quoted(OFFSET)} < excluded.{_quoted(OFFSET)}"
-    begin = f"INSERT INTO {place} ({', '.join(map(_quoted, names))})"
+    later = f"{path}.{_quoted(OFFSET)} < excluded.{_quoted(OFFSET)}"
+    begin = f"INSERT INTO {path} ({', '.join(map(_quoted, names))})"
     return begin, f"ON CONFLICT ({_quoted('key')}) DO UPDATE SET {updates} WHERE {later}"
 
 
-def _place(table: str) -> str:
+def _path_of(table: str) -> str:
     return ".".join(map(_quoted, table.split(".")))
 
 

@@ -118,7 +118,7 @@ class BatchEncoder:
         value = _Bytes.of(rows.column("value"))
         times = self._milliseconds(rows)
         headers = headers_of(rows, self._doing)
-        targets, places = self._places(rows, key)
+        targets, places = self._destinations(rows, key)
         if len(targets) > 1:
             order = np.argsort(places, kind="stable")
             places, times, headers = places[order], times[order], headers.sorted_by(order)
@@ -133,7 +133,7 @@ class BatchEncoder:
 
     # -- where to ------------------------------------------------------------------------------------------------------
 
-    def _places(self, rows: Any, key: _Bytes | None) -> tuple[list[_Destination], Numbers]:
+    def _destinations(self, rows: Any, key: _Bytes | None) -> tuple[list[_Destination], Numbers]:
         """Return the partitions that rows may go to, of all topics, and for each row the index of its own."""
         names, of_row = self._topics(rows)
         shapes = [self._shape_of(name) for name in names]

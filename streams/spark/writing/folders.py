@@ -46,7 +46,7 @@ class StagingFolder:
 
     def create(self) -> tuple[str, Any]:
         """A new file that is open for writing, and its name. Raises ``StagingError``."""
-        store, folder = self._place()
+        store, folder = self._opened()
         name = f"{uuid.uuid4().hex}.batches"
         for attempt in range(_ATTEMPTS):
             with self._clear("cannot stage rows under"):
@@ -65,13 +65,13 @@ class StagingFolder:
 
     def open(self, name: str) -> Any:
         """A file that ``create`` has made, open for reading. Raises what ``pyarrow`` raises."""
-        store, folder = self._place()
+        store, folder = self._opened()
         return store.open_input_stream(f"{folder}/{name}", buffer_size=1 << 20)
 
     def children(self) -> list[StagingFolder]:
         """The folders in this one; none where it does not exist, or cannot be looked into."""
         try:
-            store, folder = self._place()
+            store, folder = self._opened()
             found = store.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         except (*_WRONG, StagingError):
             return []
@@ -89,9 +89,9 @@ class StagingFolder:
 
     def _quietly(self, doing: Callable[[Any, str], object]) -> None:
         with contextlib.suppress(*_WRONG, StagingError):
-            doing(*self._place())
+            doing(*self._opened())
 
-    def _place(self) -> tuple[Any, str]:
+    def _opened(self) -> tuple[Any, str]:
         with self._clear("cannot reach the store of"):
             store, base = _opened(self.root)
         return store, "/".join((base.rstrip("/"), *self.names))

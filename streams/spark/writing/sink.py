@@ -25,8 +25,8 @@ from streams.spark.writing.folders import staging_folder
 from streams.spark.writing.marker_log import MarkerLog
 from streams.spark.writing.markers import BatchRequest, WriteRequest, written_by
 from streams.spark.writing.placing import topic_shapes
+from streams.spark.writing.sink_transaction import WriteTarget, read_marker, settle, write_once
 from streams.spark.writing.staging import Staged, remove_files, stage, staged_batches
-from streams.spark.writing.transaction import WriteTarget, look, settle, write_once
 from streams.spark.writing.write_options import SinkOptions, StreamWriteOptions, WriteOptions
 
 _log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ def target_of(options: WriteOptions | StreamWriteOptions) -> WriteTarget:
 
 
 def find_write(options: WriteOptions) -> WriteResult | None:
-    """The committed write of this id, or ``None``. Only a look: a run that is about to commit may not show yet."""
+    """The committed write of this id, or ``None``. Only a read: a run that is about to commit may not show yet."""
     target, doing = target_of(options), f"write {options.write_id!r}"
-    stored = look(target, doing)
+    stored = read_marker(target, doing)
     if stored is None and target.marker_log is not None:
         stored = MarkerLog(target.marker_log, target.identity, target.kafka, doing).read()
     found = written_by(stored)
@@ -77,7 +77,7 @@ class BatchWriter(DataSourceArrowWriter):
         identity = f"{options.id_prefix}{options.topic}\0{options.write_id}"
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
         # Only a hint that saves work: what decides is read again at commit time, behind the fence.
-        self._done = look(target_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
+        self._done = read_marker(target_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of one task. Writes nothing to a broker."""
@@ -160,7 +160,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             last_written=self._options.last_written_batch,
         )
         if batchId == 0:  # so that a query that is refused does not fence the rightful one
-            request.written(look(target, request))
+            request.written(read_marker(target, request))
         found, written = write_once(target, request, lambda: staged_batches(staged), size=_size(staged))
         if not written:
             _log.info("%s: was written before the restart (%d rows)", request, found.rows)

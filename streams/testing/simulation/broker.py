@@ -111,7 +111,7 @@ class Log:
                 self.entries[record.offset].gone = True
 
 
-Place = int | tuple[str, int]
+OffsetKey = int | tuple[str, int]
 """A partition of the source's topic, or topic and partition of a further input: whose offset the group has."""
 
 
@@ -138,11 +138,11 @@ class Broker:
         self.ids: dict[str, _Id] = {}
         self.further: frozenset[str] = frozenset()
         """Further inputs of the source."""
-        self.offsets: dict[Place, int] = {}
+        self.offsets: dict[OffsetKey, int] = {}
         self.notes: dict[int, str] = {}
         """By partition: see ``group.TakeOver.note``."""
-        self.pending: dict[Txn, dict[Place, tuple[int, int]]] = {}
-        self.offsets_from: dict[Place, int] = {}
+        self.pending: dict[Txn, dict[OffsetKey, tuple[int, int]]] = {}
+        self.offsets_from: dict[OffsetKey, int] = {}
         self.down_until = 0.0
         self.last_outage = -1.0
         self.slow_markers = 0.02
@@ -284,7 +284,7 @@ class Broker:
             self.on_marker("produced", partition, entry)
         return True
 
-    def send_offsets(self, name: str, epoch: int, generation: int, member: str, offsets: dict[Place, int]) -> bool:
+    def send_offsets(self, name: str, epoch: int, generation: int, member: str, offsets: dict[OffsetKey, int]) -> bool:
         """AddOffsetsToTxn and TxnOffsetCommit."""
         txn = self.ongoing(name, epoch)
         if txn is None:
@@ -389,13 +389,13 @@ class Broker:
 
     # -- the group's offsets -------------------------------------------------------------------------------------------
 
-    def place(self, topic: str, partition: int) -> Place:
+    def offset_key(self, topic: str, partition: int) -> OffsetKey:
         """Return the key of a group's offset."""
         return (topic, partition) if topic in self.further else partition
 
     def stable_offsets(self, partitions: list[int], topic: str = "") -> dict[int, int | None] | None:
         """OffsetFetch with require_stable; ``None``: UNSTABLE_OFFSET_COMMIT."""
-        places = {partition: self.place(topic, partition) for partition in partitions}
-        if any(place in offsets for offsets in self.pending.values() for place in places.values()):
+        keys = {partition: self.offset_key(topic, partition) for partition in partitions}
+        if any(key in offsets for offsets in self.pending.values() for key in keys.values()):
             return None
-        return {partition: self.offsets.get(place) for partition, place in places.items()}
+        return {partition: self.offsets.get(key) for partition, key in keys.items()}

@@ -15,8 +15,8 @@ from streams.errors import BrokerUnavailable, OffsetError, Stopped
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
-from streams.kafka.writing.transactions import WireSlot
-from streams.model.group import HangingEnd, OpenTransaction, Snapshot, instance_of
+from streams.kafka.writing.slot import WireSlot
+from streams.model.group import GroupMetadata, HangingEnd, OpenTransaction, instance_of
 from streams.model.topics import TopicIdentity, TopicSpec
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
@@ -356,14 +356,14 @@ class SimTakeOver:
     def committed_offsets(self, partitions: Collection[int], deadline: float, topic: str) -> dict[int, int | None]:
         broker = self._process.broker
         return self._ask(
-            "offsets", deadline, lambda: {n: broker.offsets.get(broker.place(topic, n)) for n in partitions}
+            "offsets", deadline, lambda: {n: broker.offsets.get(broker.offset_key(topic, n)) for n in partitions}
         )
 
     def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
         notes = self._process.broker.notes
         return {number: notes[number] for number in partitions if notes.get(number)}
 
-    def note(self, partition: int, text: str, member: Snapshot, deadline: float) -> bool:
+    def note(self, partition: int, text: str, member: GroupMetadata, deadline: float) -> bool:
         try:
             self._process.group.check(member.generation, member.member_id)
         except Refuses:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from streams.core.group_member import GroupMember, Holdings
 from streams.errors import MembershipFatal
 from streams.kafka.wire.group_bytes import group_metadata
-from streams.model.group import Assigned, Assignor, Copies, Fatal, GroupEvent, Lost, Order, Revoked, Snapshot
+from streams.model.group import Assigned, Assignor, Copies, Fatal, GroupEvent, GroupMetadata, Lost, Order, Revoked
 from streams.testing.simulation.group import Group, Illegal, Inconsistent, Unknown
 from streams.testing.simulation.process import Process
 from streams.testing.simulation.virtual_time import ORDERED, elapse
@@ -126,9 +126,9 @@ class SimMembership:
     # -- what the world looks at ---------------------------------------------------------------------------------------
 
     @property
-    def snapshot(self) -> Snapshot:
+    def group_metadata(self) -> GroupMetadata:
         """See ``group.Membership``."""
-        return self._state.snapshot
+        return self._state.group_metadata
 
     @property
     def holdings(self) -> Holdings:
@@ -189,7 +189,7 @@ class SimMembership:
     async def _beat(self) -> None:
         while True:
             await elapse(self._heartbeat * self._rng.uniform(0.9, 1.1))
-            member, generation = self._member, self.snapshot.generation
+            member, generation = self._member, self.group_metadata.generation
             if generation < 0 or self._joining:  # a member that waits in JoinGroup is alive
                 continue
             await self._travel()
@@ -208,7 +208,7 @@ class SimMembership:
 
     def _is_still(self, member: str, generation: int) -> bool:
         """Check whether nothing of that has changed during an await."""
-        return not self._joining and self._member == member and self.snapshot.generation == generation
+        return not self._joining and self._member == member and self.group_metadata.generation == generation
 
     def _void(self, reason: str) -> None:
         self._member = ""
@@ -236,12 +236,12 @@ class SimMembership:
         if not new and self._member != member:
             raise Illegal
         self._member = member
-        incarnation = self.snapshot.incarnation
+        incarnation = self.group_metadata.incarnation
         self._state.joined(generation, member, group_metadata("simulated", generation, member, None))
         await self._travel()
         assignment = await self._group.sync(member, generation)
         await self._travel()
-        if self.snapshot.generation != generation or not self._state.is_answer_to_report(assignment):
+        if self.group_metadata.generation != generation or not self._state.is_answer_to_report(assignment):
             raise Illegal
         self._joining = False
         if self._state.is_refused_for_rival(assignment):
@@ -253,10 +253,10 @@ class SimMembership:
         joins_again = self._state.has_to_join_again(assignment)
         while revoked := self.holdings.revoked_by(assignment):
             self._deliver(self._state.begin_barrier(revoked))
-            while not self._state.is_barrier_open and self.snapshot.incarnation == incarnation:
+            while not self._state.is_barrier_open and self.group_metadata.incarnation == incarnation:
                 self._wake.clear()
                 await self._wake.wait()
-            if self.snapshot.incarnation != incarnation:
+            if self.group_metadata.incarnation != incarnation:
                 return
             self._state.end_barrier()
         if joins_again and not self._state.is_dismissed(assignment):

@@ -376,7 +376,7 @@ class WireBroker:
                 if request.version < _V2 and self._verifies and not broker.is_enlisted(name, epoch):
                     raise Refuses("INVALID_TXN_STATE", "unknown")
                 offsets = {
-                    broker.place(topic.name, part.partition_index): part.committed_offset
+                    broker.offset_key(topic.name, part.partition_index): part.committed_offset
                     for topic in body.topics
                     for part in topic.partitions
                 }

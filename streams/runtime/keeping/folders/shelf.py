@@ -25,7 +25,7 @@ from streams.runtime.ports import Topics
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+SCAN_SECONDS: Final = 5.0
 """The folders are looked at every so many seconds."""
 TRIES: Final = 10
 """A folder whose file is written anew meanwhile is read so many times, at most."""
@@ -36,8 +36,8 @@ _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, err
 
 
 class ShelfWatch:
-    """Looks at the folders below ``parent``. ``found``: what the last look has seen, replaced as a whole; for any
-    thread. Looks are for one thread at a time."""
+    """Scans the folders below ``parent``. ``found``: what the last scan has seen, replaced as a whole; for any
+    thread. Scans are for one thread at a time."""
 
     def __init__(self, parent: Path, changelog: str, wall_ms: Callable[[], int]) -> None:
         self._parent, self._changelog, self._wall_ms = parent, changelog, wall_ms
@@ -46,7 +46,7 @@ class ShelfWatch:
         self.codec = ""
         """Name of the store and its codecs, once it is known here."""
 
-    def look(self, log: TopicIdentity | None = None, tombstones_ms: int = TOMBSTONES_MS) -> None:
+    def scan(self, log: TopicIdentity | None = None, tombstones_ms: int = TOMBSTONES_MS) -> None:
         """Read the marks that are new. ``log``: the changelog, if it is known. Blocks."""
         offsets: dict[int, int] = {}
         try:

@@ -53,7 +53,7 @@ from streams.disk.blobs import Blobs, open_blobs
 from streams.errors import ConfigError, Stopped
 from streams.runtime.keeping.folders.entries import HEAD, Damaged
 from streams.runtime.keeping.folders.folder import StateFolder
-from streams.runtime.keeping.folders.place import room_at
+from streams.runtime.keeping.folders.parents import room_at
 from streams.runtime.keeping.folders.shelf import set_aside
 from streams.sak.private_files import read_private
 from streams.settings.groups import StateConfig
@@ -98,19 +98,19 @@ class SnapshotStore:
         self._root = f"group-{_encoded(group_id)}/topic-{_encoded(topic)}"
         self._known: dict[str, Manifest] = {}  # they never change
 
-    def place(self, topic_id: str, partition: int) -> str:
+    def prefix(self, topic_id: str, partition: int) -> str:
         """Return the folder of a partition."""
         return f"{self._root}/{_encoded(topic_id)}/{partition}"
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def names(self, place: str) -> list[ManifestName]:
+    def names(self, prefix: str) -> list[ManifestName]:
         """Return the names of a partition's manifests, the one that was made last first. Raises ``OSError``."""
-        return parsed_names(blob.name for blob in self._blobs.list(place))
+        return parsed_names(blob.name for blob in self._blobs.list(prefix))
 
-    def manifest(self, place: str, name: str) -> Manifest:
+    def manifest(self, prefix: str, name: str) -> Manifest:
         """Return a manifest. Raises ``SnapshotRefused`` and ``OSError``."""
-        path = f"{place}/{name}"
+        path = f"{prefix}/{name}"
         if path not in self._known:
             data = self._blobs.get(path, MOST_MANIFEST)
             if len(data) > MOST_MANIFEST:
@@ -120,22 +120,22 @@ class SnapshotStore:
 
     def manifests(
         self,
-        place: str,
+        prefix: str,
         refuse: Callable[[str, SnapshotRefused], object] = lambda name, error: None,
         *,
         without: Collection[str] = (),
     ) -> list[tuple[str, Manifest]]:
         """Return names and manifests of a partition, the newest state first. ``refuse`` is called with each that
         cannot be read. Raises ``OSError``."""
-        return self._read(place, (one.name for one in self.names(place) if one.name not in without), refuse)
+        return self._read(prefix, (one.name for one in self.names(prefix) if one.name not in without), refuse)
 
     def _read(
-        self, place: str, names: Iterable[str], refuse: Callable[[str, SnapshotRefused], object]
+        self, prefix: str, names: Iterable[str], refuse: Callable[[str, SnapshotRefused], object]
     ) -> list[tuple[str, Manifest]]:
         found: list[tuple[str, Manifest]] = []
         for name in names:
             try:
-                found.append((name, self.manifest(place, name)))
+                found.append((name, self.manifest(prefix, name)))
             except FileNotFoundError:
                 continue  # a maker has just removed it
             except SnapshotRefused as error:
@@ -145,8 +145,8 @@ class SnapshotStore:
     def has(self, mark: FolderMark) -> bool:
         """Check for a snapshot of the same log and codec that goes as far as this mark, which the log goes on from.
         Raises ``OSError``."""
-        place = self.place(mark.identity.topic_id, mark.identity.partition)
-        marks = [manifest.mark for _, manifest in self.manifests(place)]
+        prefix = self.prefix(mark.identity.topic_id, mark.identity.partition)
+        marks = [manifest.mark for _, manifest in self.manifests(prefix)]
         cut = self.cut_at(mark, (one.offset for one in marks))
         marks = [one for one in marks if one.identity == mark.identity and mark.offset <= one.offset < cut]
         return any(one.offset > mark.offset or one.record == mark.record for one in marks)
@@ -165,11 +165,11 @@ class SnapshotStore:
         """Yield the blocks of a snapshot, each of which is what it should be. Raises ``SnapshotRefused``, ``OSError``
         and ``Stopped``."""
         identity, done = manifest.mark.identity, 0
-        place = self.place(identity.topic_id, identity.partition)
+        prefix = self.prefix(identity.topic_id, identity.partition)
         for block in manifest.blocks:
             self._go_on()
             try:
-                data = self._blobs.get(f"{place}/blocks/{block.name}", block.size)
+                data = self._blobs.get(f"{prefix}/blocks/{block.name}", block.size)
             except FileNotFoundError as error:
                 raise SnapshotRefused(f"its block {block.name} is missing") from error
             if len(data) != block.size or hashlib.sha256(data).hexdigest() != block.sha256:
@@ -193,13 +193,13 @@ class SnapshotStore:
 
         Raises ``OSError`` for a store that does not answer, or a disk that fails; and ``Stopped``.
         """
-        place = self.place(identity.topic_id, identity.partition)
+        prefix = self.prefix(identity.topic_id, identity.partition)
 
         def refuse(name: str, error: Exception) -> None:
             refused.add(name)
-            _log.warning("the snapshot %s/%s is not used: %s", place, name, error)
+            _log.warning("the snapshot %s/%s is not used: %s", prefix, name, error)
 
-        for name, manifest in self.manifests(place, refuse, without=refused):
+        for name, manifest in self.manifests(prefix, refuse, without=refused):
             ages = {"now_ms": self._wall_ms(), "tombstones_ms": tombstones_ms}
             distrust = distrust_by(identity, **ages)
             folder = find(distrust)
@@ -243,17 +243,19 @@ class SnapshotStore:
     def save(self, mark: FolderMark, pieces: Iterable[bytes]) -> SavedSnapshot:
         """Make a snapshot of what a folder holds at ``mark``. Raises ``OSError``, ``Damaged`` by the pieces, and
         ``Stopped``: there is no new snapshot then, or one that does not count."""
-        place = self.place(mark.identity.topic_id, mark.identity.partition)
+        prefix = self.prefix(mark.identity.topic_id, mark.identity.partition)
         token = secrets.token_hex(8)
-        hold = f"{place}/{hold_of(token)}"
-        source, known = self._newest(place)
+        hold = f"{prefix}/{hold_of(token)}"
+        source, known = self._newest(prefix)
         # The hold comes before the first block: a collector removes the blocks that neither a hold nor a manifest
         # names.
         self._put(hold, token.encode())
         try:
-            blocks, saved = self._write_blocks(place, token, known, mark, pieces)
+            blocks, saved = self._write_blocks(prefix, token, known, mark, pieces)
             if not self._is_there(hold):
-                raise OSError(f"{place}: a snapshot took so long that its hold was removed, and its blocks may be gone")
+                raise OSError(
+                    f"{prefix}: a snapshot took so long that its hold was removed, and its blocks may be gone"
+                )
         except Exception:
             with contextlib.suppress(OSError):
                 self._blobs.delete(hold)
@@ -261,26 +263,26 @@ class SnapshotStore:
         manifest = Manifest(saved, self._wall_ms(), blocks)
         name = name_of(manifest, token)
         # The manifest comes behind its blocks: a manifest that is there is whole.
-        self._put(f"{place}/{name}", encode_manifest(manifest, self._secret))  # it may be there, also when this fails
-        self._known[f"{place}/{name}"] = manifest
+        self._put(f"{prefix}/{name}", encode_manifest(manifest, self._secret))  # it may be there, also when this fails
+        self._known[f"{prefix}/{name}"] = manifest
         is_reused = any(block.token != token for block in blocks)
         # A collector may have removed that snapshot while this maker stood still, and its blocks with it.
-        if is_reused and not self._is_there(f"{place}/{source}"):
+        if is_reused and not self._is_there(f"{prefix}/{source}"):
             # The manifest goes before its hold: without the hold it would count.
-            self._blobs.delete(f"{place}/{name}")
+            self._blobs.delete(f"{prefix}/{name}")
             self._blobs.delete(hold)
-            raise OSError(f"{place}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
+            raise OSError(f"{prefix}: {source}, whose blocks the new snapshot uses, was removed meanwhile")
         try:
-            now = next((blob.written_at for blob in self._blobs.list(place) if blob.name == name), 0.0)
+            now = next((blob.written_at for blob in self._blobs.list(prefix) if blob.name == name), 0.0)
             # From here on the new snapshot counts.
             self._blobs.delete(hold)
-            self._collect(place, now, saved)
+            self._collect(prefix, now, saved)
         except OSError as error:  # the snapshot is there all the same
-            _log.warning("%s: old snapshots and blocks stay there until the next one is made: %s", place, error)
+            _log.warning("%s: old snapshots and blocks stay there until the next one is made: %s", prefix, error)
         return SavedSnapshot(name, saved.size, sum(block.size for block in {*blocks} if block.token == token))
 
     def _write_blocks(
-        self, place: str, token: str, known: dict[tuple[str, int], Block], mark: FolderMark, pieces: Iterable[bytes]
+        self, prefix: str, token: str, known: dict[tuple[str, int], Block], mark: FolderMark, pieces: Iterable[bytes]
     ) -> tuple[tuple[Block, ...], FolderMark]:
         """Write the pieces that are not among the ``known`` blocks; return all blocks, and the mark of them."""
         blocks: list[Block] = []
@@ -293,7 +295,7 @@ class SnapshotStore:
                 # No name is used twice: a collector that found an older block to be garbage, and stood still, must not
                 # remove this one.
                 known[key] = block = Block(*key, token)
-                self._put(f"{place}/blocks/{block.name}", piece)
+                self._put(f"{prefix}/blocks/{block.name}", piece)
                 self._pace(len(piece))
             blocks.append(known[key])
         return tuple(blocks), msgspec.structs.replace(mark, file="data-1", size=size, crc=crc, live=mark.live or size)
@@ -311,55 +313,55 @@ class SnapshotStore:
             return False
         return True
 
-    def _newest(self, place: str) -> tuple[str, dict[tuple[str, int], Block]]:
+    def _newest(self, prefix: str) -> tuple[str, dict[tuple[str, int], Block]]:
         """Return the newest snapshot that counts, which is the last one to go, and its blocks that are there: those may
         be used again."""
-        names, held = self._look(place)
-        found = self._read(place, (one.name for one in names if one.token not in held), lambda name, error: None)
+        names, held = self._list(prefix)
+        found = self._read(prefix, (one.name for one in names if one.token not in held), lambda name, error: None)
         if not found:
             return "", {}
         name, manifest = found[0]
-        there = {(blob.name, blob.size) for blob in self._blobs.list(f"{place}/blocks")}
+        there = {(blob.name, blob.size) for blob in self._blobs.list(f"{prefix}/blocks")}
         return name, {(one.sha256, one.size): one for one in manifest.blocks if (one.name, one.size) in there}
 
-    def _look(self, place: str) -> tuple[list[ManifestName], dict[str, float]]:
+    def _list(self, prefix: str) -> tuple[list[ManifestName], dict[str, float]]:
         """Return the names of the manifests, and the tokens of the holds with the times of their writing."""
         # One list has both: between two lists a hold may go, and its snapshot be passed over.
-        blobs = self._blobs.list(place)
+        blobs = self._blobs.list(prefix)
         held = {token: blob.written_at for blob in blobs if (token := token_of_hold(blob.name))}
         return parsed_names(blob.name for blob in blobs), held
 
-    def _collect(self, place: str, now: float, mark: FolderMark) -> None:
+    def _collect(self, prefix: str, now: float, mark: FolderMark) -> None:
         """Remove old snapshots, those of records that the log has lost, and what no snapshot names. Those that cannot
         be read stay, and all blocks with them: what they name is not known. ``now`` is when the store took the new
         manifest, whose mark this is: this machine's clock may be a day ahead, or was when another object was
         written."""
 
         def refuse(name: str, error: SnapshotRefused) -> None:
-            _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", place, name, error)
+            _log.warning("%s/%s stays there, with all blocks, until it is removed by hand: %s", prefix, name, error)
 
         # The blocks are listed before the names: a block that is written between the two looks is not in the list, and
         # stays.
-        blocks = self._blobs.list(f"{place}/blocks")
-        names, held = self._look(place)
-        found = self._read(place, (one.name for one in names), refuse)
+        blocks = self._blobs.list(f"{prefix}/blocks")
+        names, held = self._list(prefix)
+        found = self._read(prefix, (one.name for one in names), refuse)
         is_held = {one.name for one in names if one.token in held}
         expired = {token for token, at in held.items() if now - at > HOLD_SECONDS}
         counted = [one for one in found if one[0] not in is_held]
         cut = self.cut_at(mark, (manifest.mark.offset for _, manifest in counted))
         lost = [name for name, manifest in counted if manifest.mark.offset >= cut]
         for name in lost:
-            _log.warning("%s/%s is removed: the changelog lost its end, and ended at offset %d", place, name, cut)
+            _log.warning("%s/%s is removed: the changelog lost its end, and ended at offset %d", prefix, name, cut)
         for name in lost + superfluous(counted[len(lost) :], self._keep):
-            self._blobs.delete(f"{place}/{name}")
+            self._blobs.delete(f"{prefix}/{name}")
         for name in [one.name for one in names if one.token in expired]:  # before their holds: they must never count
-            self._blobs.delete(f"{place}/{name}")
+            self._blobs.delete(f"{prefix}/{name}")
         for token in expired:
-            self._blobs.delete(f"{place}/{hold_of(token)}")
+            self._blobs.delete(f"{prefix}/{hold_of(token)}")
         if len(found) == len(names):  # else another one was removed meanwhile: who names its blocks now is not known
             ages = ((blob.name, now - blob.written_at) for blob in blocks)
             for block in garbage(ages, (manifest for _, manifest in found), held):
-                self._blobs.delete(f"{place}/blocks/{block}")
+                self._blobs.delete(f"{prefix}/blocks/{block}")
 
     def _go_on(self) -> None:
         if self._is_over():

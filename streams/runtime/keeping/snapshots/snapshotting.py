@@ -38,7 +38,7 @@ from streams.settings.config import EventSourceConfig
 
 _log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 """What is due is looked for every so many seconds."""
 PATIENCE: Final = 1.25
 """An owner waits so many times ``snapshot_seconds``, for a standby to make the snapshot."""
@@ -117,9 +117,9 @@ class Snapshotting:
     def fetch(self, wanted: WantedFolder) -> None:
         """Fill the folder of a partition, if it is empty and there is a snapshot; then call ``load`` on the keeper's
         thread, whatever has happened."""
-        self._keeper.post(self._look_on_thread, wanted)
+        self._keeper.post(self._load_on_thread, wanted)
 
-    def _look_on_thread(self, wanted: WantedFolder) -> None:
+    def _load_on_thread(self, wanted: WantedFolder) -> None:
         """Load a folder that is there, which waits for no store. On the keeper's thread."""
         keeper = self._keeper
         try:
@@ -207,7 +207,7 @@ class Snapshotting:
 
     async def _save_all(self, host: KeeperHost) -> None:
         while True:
-            await anyio.sleep(min(LOOK_SECONDS, self._config.snapshot_seconds))
+            await anyio.sleep(min(CHECK_SECONDS, self._config.snapshot_seconds))
             now = self._keeper.now()
             due = [kept for kept in self._keeper.open_ones if self._next.get(kept.partition, now) <= now]
             for kept in sorted(due, key=lambda kept: self._next.get(kept.partition, 0.0)):
@@ -246,7 +246,7 @@ class Snapshotting:
         identity, mark = kept.identity, kept.folder.mark
         if mark is None:  # it is set aside just now
             return seconds / 4
-        names = store.names(store.place(identity.topic_id, identity.partition))
+        names = store.names(store.prefix(identity.topic_id, identity.partition))
         cut = store.cut_at(mark, (name.offset for name in names))
         ages = [(self._keeper.wall_ms() - name.made_at_ms) / 1000 for name in names if name.offset < cut]
         youngest = min((age for age in ages if age >= 0), default=seconds)  # one from the future says nothing

@@ -1,4 +1,4 @@
-"""Places of a source's folders, and the room that there is."""
+"""Parents of a source's folders, and the room that there is."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from streams.runtime.keeping.folders.folder import LOCK, check_private, lock_fil
 from streams.sak.open_files import advice
 
 
-def place_of(folder: str, group_id: str, topic: str) -> Path:
+def parent_of(folder: str, group_id: str, topic: str) -> Path:
     """Return the parent of a source's folders; its names cannot lead elsewhere (a group may be called ``..``)."""
     return Path(folder).absolute() / f"group-{group_id}" / f"topic-{topic}"  # the program may change its directory
 
 
 def prepare_root(folder: str, group_id: str, topic: str) -> Path:
     """Make the parent of the partitions' folders, and check that it can be used. Raises ``ConfigError``."""
-    root, parent = Path(folder).absolute(), place_of(folder, group_id, topic)
+    root, parent = Path(folder).absolute(), parent_of(folder, group_id, topic)
     try:
         import fcntl  # noqa: F401  # not on Windows
 

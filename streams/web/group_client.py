@@ -18,11 +18,11 @@ from streams.looks.group_picture import Picture
 from streams.looks.group_reader import GroupReader, lags_of
 from streams.settings.config import EventSourceConfig
 
-LOOK_SECONDS = 4.0
+READ_SECONDS = 4.0
 
 
-class GroupLook:
-    """Looks at one group. Clients are made by the first look, and closed by ``close``; a later look makes new ones.
+class GroupClient:
+    """Reads one group. Clients are made by the first read, and closed by ``close``; a later read makes new ones.
     Blocks; one thread at a time."""
 
     def __init__(self, group: str, config: EventSourceConfig | None, bootstrap_servers: str = "") -> None:
@@ -40,7 +40,7 @@ class GroupLook:
         """Return the brokers. Raises ``ConfigError`` when there are none."""
         return brokers(self._servers, self._config)
 
-    def look(self) -> Picture:
+    def read(self) -> Picture:
         """Return the group of this moment. Raises ``BrokerUnavailable``, ``ConfigError``."""
         if self._reader is None:
             self._reader = self._made()
@@ -69,4 +69,4 @@ class GroupLook:
         def live(view: GroupView, seconds: float) -> tuple[Live, tuple[str, ...]]:
             return live_status(board, view, seconds, time.time(), topic)
 
-        return GroupReader(questions, lags, live, self._group, LOOK_SECONDS)
+        return GroupReader(questions, lags, live, self._group, READ_SECONDS)

@@ -30,7 +30,7 @@ from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.last_transaction import LastTransaction, by_topic, until_led
 from streams.kafka.writing.offsets import Offsets
 from streams.kafka.writing.record_batch import Part
-from streams.model.group import Snapshot
+from streams.model.group import GroupMetadata
 from streams.records import RefusedRecord
 from streams.settings.groups import DELIVERY_SHARE
 
@@ -157,7 +157,7 @@ class WireSlot:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     async def flush(
-        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], Snapshot]
+        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], GroupMetadata]
     ) -> None:
         """Send all records and, beside them, the offsets under the newest group metadata; wait until all in-sync
         replicas have them. The first call begins a transaction, further ones add to it.
@@ -236,8 +236,8 @@ class WireSlot:
             if with_offsets:
                 calls.append(connection.call(messages.ADD_OFFSETS, 3, messages.add_offsets(self._who, self._group_id)))
             added = await asyncio.gather(*calls)  # in a row on one connection: the coordinator takes them one by one
-            places = [(topic, number) for topic, numbers in topics.items() for number in numbers]
-            failed = messages.partition_codes(added[0], places) if topics else {}
+            partitions = [(topic, number) for topic, numbers in topics.items() for number in numbers]
+            failed = messages.partition_codes(added[0], partitions) if topics else {}
             blocked = [
                 answers.refused_record(*where, code, "", None)
                 for where, code in failed.items()
@@ -268,7 +268,7 @@ class WireSlot:
                 base = bases.get((part.topic, part.partition), -1)
                 records.ends[part.topic, part.partition] = base + part.batch.records if base >= 0 else -1
             # All requests of the round are answered. Otherwise a late one could follow the abort, under v1.
-            await self._look_at(codes, offsets)
+            await self._check_offset_codes(codes, offsets)
             again = []
             look = False
             refused: list[RefusedRecord] = []
@@ -308,7 +308,7 @@ class WireSlot:
     ) -> tuple[dict[tuple[str, int], messages.PartitionError], dict[int, str]]:
         """Send each broker its batches, and the group's coordinator the offsets, all at once.
 
-        Returns the partitions that failed, and the codes of offsets that failed, each with a place of it. ``bases``
+        Returns the partitions that failed, and the codes of offsets that failed, each with a partition of it. ``bases``
         gets the offsets of the batches that are in their logs.
         """
         failed: dict[tuple[str, int], messages.PartitionError] = {}
@@ -346,15 +346,15 @@ class WireSlot:
             failed |= messages.refused(frame, [(part.topic, part.partition) for part in own], bases)
         if offsets is None:
             return failed, {}
-        places = [(topic, partition) for topic, positions in offsets.offsets.items() for partition in positions]
-        codes = messages.partition_codes(frames[-1], places)
+        partitions = [(topic, partition) for topic, positions in offsets.offsets.items() for partition in positions]
+        codes = messages.partition_codes(frames[-1], partitions)
         return failed, {code: f"{topic}[{partition}]" for (topic, partition), code in codes.items()}
 
-    async def _look_at(self, codes: Mapping[int, str], offsets: Offsets | None) -> None:
+    async def _check_offset_codes(self, codes: Mapping[int, str], offsets: Offsets | None) -> None:
         """Return if offsets that failed may be sent again, else raise what the answer means."""
-        for code, place in codes.items():
+        for code, named in codes.items():
             meaning = answers.OFFSETS.get(code, Meaning.ABORTABLE)
-            where = f"group {self._group_id}, {place}"
+            where = f"group {self._group_id}, {named}"
             if meaning not in _AGAIN:
                 call = "send_offsets_to_transaction"
                 needed = self._needed(() if offsets is None else offsets.offsets)

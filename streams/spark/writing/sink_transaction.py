@@ -77,7 +77,7 @@ def write_once(
     again.
 
     ``last_step`` is called before each commit, in the open transaction, with its forwarder: for offsets of other
-    groups, and last looks. What it raises ends the transaction, and nothing is written.
+    groups, and last checks. What it raises ends the transaction, and nothing is written.
     """
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
@@ -146,7 +146,7 @@ def _transaction(
     batches: Iterable[MadeBatch],
     last_step: Callable[[BatchForwarder], None],
 ) -> None:
-    sent = forwarder.send(_placed_now(forwarder, target, request, batches))
+    sent = forwarder.send(_checked_placement(forwarder, target, request, batches))
     if sent != request.rows:
         raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
     _put_marker(forwarder, target, request, marker)
@@ -154,7 +154,7 @@ def _transaction(
     forwarder.commit()
 
 
-def _placed_now(
+def _checked_placement(
     forwarder: BatchForwarder, target: WriteTarget, request: Request, batches: Iterable[MadeBatch]
 ) -> Iterator[MadeBatch]:
     """Check that each batch was placed by the partitions that its topic has now."""
@@ -170,8 +170,8 @@ def _placed_now(
         yield batch
 
 
-def look(target: WriteTarget, doing: object, *, needs_topic: bool = False) -> Stored | None:
-    """The marker as it is now. Only a look, which disturbs no writer: a run that is about to commit may not show yet,
+def read_marker(target: WriteTarget, doing: object, *, needs_topic: bool = False) -> Stored | None:
+    """The marker as it is now. Only a read, which disturbs no writer: a run that is about to commit may not show yet,
     and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
     ``TopicError`` where the marker's topic does not exist."""
     with _group_of(target, isolation="read_uncommitted") as group:
