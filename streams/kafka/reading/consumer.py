@@ -46,8 +46,8 @@ class Profile(NamedTuple):
     idle consumer sends a request as often, and a partition that is added while all others are silent may wait for as
     long (a record ends the fetch of its partition at once). ``ends``: whether ends of partitions are reported.
     ``silence_seconds`` and ``longest_silence_seconds`` are the first and the longest pause after which a silent
-    partition is checked, and ``check_seconds`` is the time between two searches for such ones. ``bounds`` are settings for
-    what is prefetched; the user's win over them."""
+    partition is checked, and ``check_seconds`` is the time between two searches for such ones. ``bounds`` are settings
+    for what is prefetched; the user's win over them."""
 
     role: str
     fetch_wait_ms: int
