@@ -242,12 +242,10 @@ class Engine:
             self.spawn(partial(self.keeper.run, partitions, self.pool.hold, self.fail))
             if self.keeper.snapshots is not None:
                 self.spawn(partial(self.keeper.snapshots.run, partitions))
-        for input_number, port in enumerate(self.inputs):
-            deliver = partial(partitions.deliver_further, input_number) if input_number else partitions.deliver
-            gone = (
-                partitions.position_gone if input_number and self.further_inputs[input_number - 1][0].is_own else None
-            )
-            port.start(deliver, partial(partitions.make_room, input_number), self.reading_failed, gone)
+        for number, port in enumerate(self.inputs):
+            deliver = partial(partitions.deliver_further, number) if number else partitions.deliver
+            gone = partitions.position_gone if number and self.further_inputs[number - 1][0].is_own else None
+            port.start(deliver, partial(partitions.make_room, number), self.reading_failed, gone)
         self.replicas.start()
         inlet = Inlet(self._received)
         self.handover.report()  # the first plan is to know what is on disk
