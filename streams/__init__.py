@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from streams.journal import Replicated as Replicated
     from streams.journal import SnapshotFolder as SnapshotFolder
     from streams.journal import SyncJournal as SyncJournal
-    from streams.model.topology import Topology as Topology
     from streams.outbox import *  # noqa: F403
     from streams.protocols import Codec as Codec
     from streams.protocols import JournalledStore as JournalledStore
@@ -109,7 +108,6 @@ _NAMES = {
     "errors": "EventFailure NotDelivered NotLeading",
     "events": "event_type to_record upcaster",
     "journal": "Journal JournalReader JournalTerm Replicated SnapshotFolder SyncJournal",
-    "model.topology": "Topology",
     "outbox": "AsyncOutbox Outbox Relay RelayConfig",
     "outcomes": "DEAD_LETTER ErrorResponse ExecutionState Retry SKIP STOP",
     "protocols": "Codec JournalledStore ObservingStore StateStore",
@@ -119,8 +117,8 @@ _NAMES = {
     "runtime.partition.event_context": "EventContext",
     "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig PoolConfig QueryConfig QueueConfig "
     "SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK",
-    "source": "AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer EventProducer "
-    "EventSource Lookup PostgresSink SinkItem TransactionRecords",
+    "source": "Answer AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer EventProducer "
+    "EventSource Lookup PostgresSink RecordOptions SinkItem Topology TopologyHandler TopologyTopic TransactionRecords",
     "statistics": "PartitionStatistics SourceState SourceStatistics",
     "stores": "Heap Index Joined JoinedTable LateItem NamedTable ReadTable SimpleStore Stores Table Update Window "
     "Windows",

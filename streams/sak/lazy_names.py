@@ -13,13 +13,16 @@ from typing import Any
 
 
 class LazyNames:
-    """The ``__getattr__`` of a package. ``names_by_module``: modules below it, each with its names in one text,
-    separated by blanks. A call raises ``AttributeError`` for a name that is not among them."""
+    """The ``__getattr__`` of a package. ``names_by_module``: modules below it, or others by their whole path, each with
+    its names in one text, separated by blanks. A call raises ``AttributeError`` for a name that is not among them."""
 
     def __init__(self, package: str, names_by_module: Mapping[str, str]) -> None:
         self.package = package
+        root = package.partition(".")[0] + "."
         self.homes = {
-            name: f"{package}.{module}" for module, names in names_by_module.items() for name in names.split()
+            name: module if module.startswith(root) else f"{package}.{module}"
+            for module, names in names_by_module.items()
+            for name in names.split()
         }
 
     def __call__(self, name: str) -> Any:

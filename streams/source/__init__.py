@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
+    from streams.model.answers import Answer
+    from streams.model.topology import Topology, TopologyHandler, TopologyTopic
     from streams.source.async_batcher import AsyncBatcher
     from streams.source.batch_producer import BatchProducer
     from streams.source.event_producer import (
         AsyncEventProducer,
         BlockingEventProducer,
         EventProducer,
+        RecordOptions,
         TransactionRecords,
     )
     from streams.source.event_source import EventSource
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from streams.source.postgres_sink import PostgresSink, SinkItem
 
 __all__ = [
+    "Answer",
     "AsyncBatcher",
     "AsyncEventProducer",
     "AsyncJobScheduler",
@@ -34,7 +38,11 @@ __all__ = [
     "EventSource",
     "Lookup",
     "PostgresSink",
+    "RecordOptions",
     "SinkItem",
+    "Topology",
+    "TopologyHandler",
+    "TopologyTopic",
     "TransactionRecords",
 ]
 
@@ -44,10 +52,12 @@ if not TYPE_CHECKING:
         {
             "async_batcher": "AsyncBatcher",
             "batch_producer": "BatchProducer",
-            "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer TransactionRecords",
+            "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer RecordOptions TransactionRecords",
             "event_source": "EventSource",
             "jobs": "AsyncJobScheduler",
             "lookups": "Lookup",
             "postgres_sink": "PostgresSink SinkItem",
+            "streams.model.answers": "Answer",
+            "streams.model.topology": "Topology TopologyHandler TopologyTopic",
         },
     )
