@@ -204,9 +204,13 @@ def test_a_read_that_does_more_is_refused_alone(driver: TestDriver[Any], read: A
     driver.check()
 
 
-def test_its_own_error_is_raised_and_the_source_goes_on(driver: TestDriver[Any]) -> None:
-    with pytest.raises(ZeroDivisionError):
-        query(driver, lambda store: 1 // 0)
+@pytest.mark.parametrize("own", [ZeroDivisionError, TimeoutError])
+def test_its_own_error_is_raised_and_the_source_goes_on(driver: TestDriver[Any], own: type[Exception]) -> None:
+    def fails(store: Any) -> None:
+        raise own("its own")
+
+    with pytest.raises(own, match="its own"):
+        query(driver, fails)
     assert query(driver, len).value == 0
 
 

@@ -119,8 +119,9 @@ class LocalQueries:
         # This comes before any wait: a handler that awaits a query of its own partition would wait for its own end.
         self.engine.ad_hoc.refuse_to_wait_for_itself([partition])
         least = wanted_positions(at_least, self.topics, partition)
+        limit = asyncio.timeout(timeout_seconds)
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with limit:
                 while True:
                     # A copy is read only while the owner is not here: it cannot be newer than the owner.
                     if max_staleness is not None and not self._is_active(partition):
@@ -132,6 +133,8 @@ class LocalQueries:
                         if request is not None:
                             return self._answered(partition, request)
         except TimeoutError:
+            if not limit.expired():  # it is an error of the read itself
+                raise
             raise NotCaughtUp(self._late(partition, least, timeout_seconds)) from None
 
     def _answered(self, partition: int, request: _Request) -> Answer[Any]:
