@@ -14,7 +14,7 @@ from streams.queries.routing import Server, candidates, servers_of
 from streams.settings.config import EventSourceConfig
 
 SECONDS_BETWEEN_READS: Final = 0.5
-"""Between two looks at the group."""
+"""Between two checks of the group."""
 SILENT_SECONDS: Final = 5.0
 """A member that has not answered comes behind all others for so long, unless it answers meanwhile."""
 

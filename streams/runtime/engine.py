@@ -154,9 +154,7 @@ class Engine:
         # The lambdas are needed because these rooms use each other, and the later one is not made yet.
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
-        self.partitions = Partitions(
-            self, self.replicas, self.read_proofs, lambda workers: self.takeovers.take_over(workers)
-        )
+        self.partitions = Partitions(self, self.replicas, self.read_proofs, lambda new: self.takeovers.take_over(new))
         read = RangeReader(connections, self.hung_calls).read
         self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch, read)
         self.look_ups = LookUps(self, self.takeovers.stalls, read)

@@ -46,7 +46,7 @@ MARK_SECONDS: Final = 60.0
 SETTLE_SECONDS: Final = 1.0
 """Seconds for open transactions to end, before everything behind them counts as not committed yet."""
 _CHECK_SECONDS: Final = 0.25
-"""Seconds between two looks at the state."""
+"""Seconds between two checks of the state."""
 
 
 class ViewedSource(Protocol[StoreT_co]):

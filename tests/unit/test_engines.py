@@ -278,7 +278,7 @@ def test_a_hundred_partitions_fit_into_the_files_that_a_process_may_open(tmp_pat
     arguments = [sys.executable, "-c", MANY, name, str(tmp_path), "10"]
     found = subprocess.run(arguments, check=False, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert int(found.stdout) < 900
+    assert int(found.stdout) <= 1024 - 64  # as many are left free for connections and checkpoints
 
 
 SHORT = """

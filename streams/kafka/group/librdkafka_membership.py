@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _CHECK_SECONDS: Final = 0.02  # seconds between checks of the group metadata; a command waits for as long at most
 _ASK_SECONDS: Final = 1.5  # seconds for one question to the coordinator
 _PAUSE: Final = 0.2  # seconds between two tries of such a question
-_RIVAL_SECONDS: Final = 1.0  # seconds from an assignment to a look for another member of our name, and between looks
+_RIVAL_SECONDS: Final = 1.0  # seconds from an assignment to a check for another member of our name, and between them
 _LEAVE_PATIENCE: Final = 3.0  # seconds for a LeaveGroup at the end
 
 

@@ -188,7 +188,7 @@ class LocalQueries:
 
     async def _take_turn(self, partition: int, confirm: bool, turn: list[_Request]) -> None:
         def read(ctx: EventContext[Any]) -> None:
-            # The turn is closed first: a query that joined it from now on would be ended without a look.
+            # The turn is closed first: a query that joined it from now on would be ended without a read.
             self._begun(partition, confirm, turn)
             worker = self.engine.workers[partition]
             # One position holds for the whole turn: no event comes between its reads.

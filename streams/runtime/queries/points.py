@@ -69,7 +69,7 @@ class PointReads:
             worker.inbox.put(turn_of_reads)
 
     def _read(self, partition: int, turn: list[PointRead], done: Done) -> None:
-        # The turn is closed first: a key that comes from now on needs a look of its own.
+        # The turn is closed first: a key that comes from now on needs a read of its own.
         del self._turns[partition]
         worker, proofs = self._engine.workers[partition], self._engine.read_proofs
         # The partition was given up, or restarts, since this was queued: what its store shows may never be committed.
@@ -115,7 +115,7 @@ class PointReads:
             _fail(reads, error, done)
 
     def _refused(self, partition: int, turn: list[PointRead], done: Done, error: BaseException | None) -> None:
-        # The look has taken the turn out, if it came first.
+        # The read has taken the turn out, if it came first.
         self._turns.pop(partition, None)
         _fail(turn, error, done)
 

@@ -32,7 +32,7 @@ from streams.spark.session import local_session, register
 
 EXIT_DONE, EXIT_PROBLEM, EXIT_GAVE_UP = 0, 1, 70
 CHECK_SECONDS: Final = 0.2
-"""The time between two looks at the queries."""
+"""The time between two checks of the queries."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OURS: Final = re.compile(r"streams\.errors\.(\w+): ([^\n]+)")
 """An error of the toolkit in the text of Spark's exception, which has the stack trace of Python in it."""
