@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import fnmatch
 import logging
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -217,7 +218,7 @@ class KafkaProxy:
         self._stopping, self._restored = asyncio.Event(), asyncio.Event()
         self._links: set[Link] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[socket.socket] = []
         self._listening = asyncio.Lock()
         try:
             for address in self._bootstrap:
@@ -227,8 +228,9 @@ class KafkaProxy:
         else:
             announce(None)
             await self._stopping.wait()
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
         for link in list(self._links):
             link.abort()
         tasks = list(self._tasks)
@@ -245,28 +247,41 @@ class KafkaProxy:
                     break
                 port = free_port(frozenset(self._ports.values()))
                 try:
-                    server = await asyncio.start_server(
-                        lambda reader, writer: self._accept(address, reader, writer), HOST, port, limit=_BUFFER
-                    )
+                    listener = socket.create_server((HOST, port))
                 except OSError:
                     if attempt == _PORT_ATTEMPTS - 1:
                         raise
                 else:
-                    self._servers.append(server)
+                    # No asyncio.Server: what it has accepted right before it is closed is closed by nothing.
+                    listener.setblocking(False)
+                    asyncio.get_running_loop().add_reader(listener, self._accept, listener, address)
+                    self._listeners.append(listener)
                     self._ports[address] = port
             return self._ports[address]
 
-    def _accept(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._connect(address, reader, writer))
+    def _accept(self, listener: socket.socket, address: Address) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it has gone again
+            return
+        connection.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._connect(address, connection))
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            writer.transport.abort()  # also when the task was cancelled before it began, or while it was connecting
+            connection.close()  # also when the task was cancelled before it began
 
         task.add_done_callback(ended)
 
-    async def _connect(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connect(self, address: Address, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_BUFFER)
+        try:
+            await self._forward(address, reader, writer)
+        finally:
+            writer.transport.abort()  # also when it was cancelled while it was connecting to the broker
+
+    async def _forward(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 broker = await asyncio.open_connection(*address, limit=_BUFFER)

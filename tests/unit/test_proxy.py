@@ -300,6 +300,18 @@ def nothing_is_forgotten() -> Iterator[None]:
     assert [str(each.message) for each in said] == []
 
 
+def test_stopped_while_clients_come() -> None:
+    """Connections that are accepted right before the end are closed."""
+    with nothing_is_forgotten():
+        for _ in range(20):
+            line = Line()
+            with KafkaProxy(line.address) as proxy, contextlib.ExitStack() as clients:
+                for _ in range(3):
+                    clients.enter_context(connected(proxy))
+                proxy.stop()
+            line.close()
+
+
 def test_stopped_while_it_connects() -> None:
     """A client whose broker does not answer yet is hung up on, not forgotten."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, contextlib.ExitStack() as waiting:
