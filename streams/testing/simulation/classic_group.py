@@ -193,7 +193,9 @@ class ClassicGroup:
         self._remove(self.members[member])
         return NONE
 
-    def commits(self, member: str, generation: int, instance: str | None = None, *, in_transaction: bool = False) -> int:
+    def commits(
+        self, member: str, generation: int, instance: str | None = None, *, in_transaction: bool = False
+    ) -> int:
         """Check who commits offsets: the code. Outside of a group, with generation -1, only while it is empty."""
         if generation < 0 and not member and instance is None:
             return NONE if in_transaction or self.state is State.EMPTY else UNKNOWN_MEMBER

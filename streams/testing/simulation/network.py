@@ -16,7 +16,8 @@ from streams.runtime.changelog import RELEASE_KEY
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.process import Process
 from streams.testing.simulation.virtual_time import ORDERED, elapse
-from streams.testing.simulation.wire_broker import FIRST_PORT, POINTS, Answer, Request, WireBroker
+from streams.testing.simulation.wire_broker import FIRST_PORT, Answer, WireBroker
+from streams.testing.simulation.wire_requests import POINTS, Request
 
 WIRE_POINTS: Final = tuple(f"{name}.{when}" for name in POINTS for when in ("before", "after"))
 """Points of a process around each request: before it is written, and when the broker has done it."""

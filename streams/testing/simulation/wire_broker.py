@@ -18,6 +18,7 @@ from typing import Any, Final
 from streams.kafka.wire import kafka_python
 from streams.testing.simulation.broker import TOPIC_LIMIT, Broker, LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
+from streams.testing.simulation.wire_requests import FURTHER, REQUESTS, Request, name_of
 
 FIRST_PORT: Final = 9000
 EPOCHS: Final = 40
@@ -43,96 +44,6 @@ _AT_A_LEADER: Final = {Strike.ABORTABLE: 120, Strike.MOVED: 6, Strike.NOT_YET: 1
 _CONCURRENT, _NOT_LEADER, _NOT_COORDINATOR, _FENCED_AT_A_LEADER, _UNKNOWN_TOPIC = 51, 6, 16, 47, 3
 _OUT_OF_ORDER, _DUPLICATE, _NOT_ENLISTED, _TOO_LARGE = 45, 46, 48, 10
 _REFUSED: Final = {32: "Timestamp is out of range", 87: "the record is not valid"}  # by their codes
-_REQUESTS: Final[list[Any]] = [
-    kafka_python.ApiVersionsRequest,
-    kafka_python.DescribeConfigsRequest,
-    kafka_python.FindCoordinatorRequest,
-    kafka_python.MetadataRequest,
-    kafka_python.AddOffsetsToTxnRequest,
-    kafka_python.AddPartitionsToTxnRequest,
-    kafka_python.EndTxnRequest,
-    kafka_python.InitProducerIdRequest,
-    kafka_python.ProduceRequest,
-    kafka_python.TxnOffsetCommitRequest,
-]
-_FURTHER: Final[list[Any]] = [
-    kafka_python.DeleteRecordsRequest,
-    kafka_python.DescribeLogDirsRequest,
-    kafka_python.DescribeProducersRequest,
-    kafka_python.DescribeTransactionsRequest,
-    kafka_python.HeartbeatRequest,
-    kafka_python.JoinGroupRequest,
-    kafka_python.LeaveGroupRequest,
-    kafka_python.ListOffsetsRequest,
-    kafka_python.ListTransactionsRequest,
-    kafka_python.OffsetCommitRequest,
-    kafka_python.OffsetFetchRequest,
-    kafka_python.SyncGroupRequest,
-]
-"""Requests that a broker knows by ``WireBroker.serve`` only."""
-_BY_KEY: Final = {request.API_KEY: request for request in (*_REQUESTS, *_FURTHER)}
-
-
-def _name(request: Any) -> str:
-    return str(request.__name__).removesuffix("Request").removesuffix("ToTxn")
-
-
-_OF_A_TRANSACTION: Final = {"InitProducerId": "init", "Produce": "flush", "TxnOffsetCommit": "send_offsets"}
-POINTS: Final = (
-    *("init", "flush", "send_offsets", "commit", "abort"),
-    *("ApiVersions", "FindCoordinator", "Metadata", "AddOffsets", "AddPartitions"),
-)
-"""Names of requests as points of a process; rare ones are left out."""
-
-
-class Request:
-    """A request as it came. ``kind``: of its faults (``faults.POSSIBLE``). ``point``: its name as a point."""
-
-    def __init__(self, frame: bytes) -> None:
-        self.version = int.from_bytes(frame[2:4], "big")
-        request = _BY_KEY[int.from_bytes(frame[:2], "big")]
-        self.name = _name(request)
-        self.body: Any = request.decode(frame, version=self.version, header=True)
-        prefix = "v3_and_below_" if self.name == "AddPartitions" else ""
-        self.transactional_id = str(getattr(self.body, f"{prefix}transactional_id", ""))
-        self.producer = (
-            getattr(self.body, f"{prefix}producer_id", -1),
-            getattr(self.body, f"{prefix}producer_epoch", -1),
-        )
-
-    @property
-    def kind(self) -> str:
-        if self.name == "EndTxn":
-            return "commit" if self.body.committed else "abort"
-        return _KINDS.get(self.name, "ask")
-
-    @property
-    def point(self) -> str:
-        return self.kind if self.name == "EndTxn" else _OF_A_TRANSACTION.get(self.name, self.name)
-
-    def encoded(self, **fields: Any) -> bytes:
-        """Encode an answer to it."""
-        answer = self.answer_class(version=self.version, **fields)
-        answer.API_VERSION = self.version
-        answer.with_header(correlation_id=self.body.header.correlation_id)
-        return bytes(answer.encode(header=True, framed=True))
-
-    @property
-    def answer_class(self) -> Any:
-        """The class of answers to it."""
-        return self.body.header.get_response_class()
-
-
-_KINDS: Final = {
-    "InitProducerId": "init",
-    "AddPartitions": "flush",
-    "AddOffsets": "flush",
-    "Produce": "flush",
-    "TxnOffsetCommit": "send",
-    **dict.fromkeys(("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit", "OffsetFetch"), "member"),
-    **dict.fromkeys(("ListOffsets", "DeleteRecords", "DescribeProducers"), "leader"),
-}
-
 Answer = bytes | asyncio.Future[bytes]
 """An answer, or one that comes later: until then the connection that asks gets no other one."""
 Serves = Callable[[int, Request, Strike | None], Answer]
@@ -260,8 +171,8 @@ class WireBroker:
     def _versions(self, request: Request) -> bytes:
         of = request.answer_class
         keys = [
-            of.ApiVersion(api_key=kind.API_KEY, min_version=0, max_version=_MOST.get(_name(kind), 99))
-            for kind in _REQUESTS + [kind for kind in _FURTHER if _name(kind) in self._served]
+            of.ApiVersion(api_key=kind.API_KEY, min_version=0, max_version=_MOST.get(name_of(kind), 99))
+            for kind in REQUESTS + [kind for kind in FURTHER if name_of(kind) in self._served]
         ]
         feature = of.FinalizedFeatureKey(
             name="transaction.version", max_version_level=self._transaction_version, min_version_level=0
