@@ -137,7 +137,12 @@ async def lives(loop: VirtualTimeLoop, group: Coordinator, life: Life, history: 
         if code:
             await elapse(0.5)
             continue
-        code = await group.sync(life, member, generation)
+        # With heartbeats meanwhile: Kafka keeps a member that waits for its assignment, the other group ends its session.
+        beating = loop.create_task(beats(group, member, generation))
+        try:
+            code = await group.sync(life, member, generation)
+        finally:
+            beating.cancel()
         note("synced", code)
         while not code:
             soonest = min([*news[:1], loop.time() + BEAT, life.end])
@@ -151,6 +156,12 @@ async def lives(loop: VirtualTimeLoop, group: Coordinator, life: Life, history: 
             code = await group.heartbeat(member, generation)
             note("beat", code)
         member = "" if code == 25 else member
+
+
+async def beats(group: Coordinator, member: str, generation: int) -> None:
+    while True:
+        await elapse(BEAT)
+        await group.heartbeat(member, generation)
 
 
 async def history_of(loop: VirtualTimeLoop, group: Coordinator, script: list[Life]) -> History:
@@ -189,10 +200,10 @@ def script_of(rng: random.Random) -> list[Life]:
     return lifes
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, 60, 20))
 def test_both_groups_give_the_same_answers(first: int) -> None:
     met: set[tuple[str, int]] = set()
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 20):
         script = script_of(random.Random(seed))
         expected, found = [
             run(lambda loop, kind=kind: history_of(loop, kind(loop), script))  # type: ignore[misc]

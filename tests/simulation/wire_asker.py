@@ -20,6 +20,13 @@ T = TypeVar("T")
 GROUP = "group"
 
 
+def frame_of(request: Any, version: int, number: int = 7) -> bytes:
+    """Encode a request, without its size."""
+    request.API_VERSION = version
+    request.with_header(correlation_id=number, client_id="asker")
+    return bytes(request.encode(header=True, framed=False))
+
+
 class Asker:
     """A broker of its own, and what asks it."""
 
@@ -32,9 +39,7 @@ class Asker:
 
     async def ask(self, request: Any, version: int, *, node: int | None = None, strike: Strike | None = None) -> Any:
         """Ask the node that coordinates the group, unless another one is named."""
-        request.API_VERSION = version
-        request.with_header(correlation_id=7, client_id="asker")
-        taken = Request(bytes(request.encode(header=True, framed=False)))
+        taken = Request(frame_of(request, version))
         at = self.wire.node_of(GROUP) if node is None else node
         answer = self.wire.answer(at, "host", taken, strike)
         data = answer if isinstance(answer, bytes) else await answer

@@ -93,9 +93,9 @@ class _Member:
     def answer(self, code: int) -> None:
         """Answer what waits here with an error."""
         if self.join is not None:
-            _settle(self.join, Joined(code, self.id))
+            settle(self.join, Joined(code, self.id))
         if self.sync is not None:
-            _settle(self.sync, Synced(code))
+            settle(self.sync, Synced(code))
         self.join = self.sync = None
 
 
@@ -168,7 +168,7 @@ class ClassicGroup:
         if self.state is State.STABLE:
             return self._now(Synced(NONE, known.assignment, self.protocol))
         if known.sync is not None:
-            _settle(known.sync, Synced(REBALANCE))  # its client asks anew
+            settle(known.sync, Synced(REBALANCE))  # its client asks anew
         answer = known.sync = self.loop.create_future()
         if member == self.leader:
             self._share_out(assignments)
@@ -265,7 +265,7 @@ class ClassicGroup:
     def _join_again(self, known: _Member, joining: Joining) -> asyncio.Future[Joined]:
         known.protocols, known.session, known.rebalance = joining.protocols, joining.session, joining.rebalance
         if known.join is not None:  # the connection of the first one is gone, or its client impatient
-            _settle(known.join, Joined(UNKNOWN_MEMBER, known.id))
+            settle(known.join, Joined(UNKNOWN_MEMBER, known.id))
         return self._wait(known)
 
     def _wait(self, known: _Member) -> asyncio.Future[Joined]:
@@ -309,7 +309,7 @@ class ClassicGroup:
     def _prepare(self) -> None:
         for member in self.members.values():
             if member.sync is not None:
-                _settle(member.sync, Synced(REBALANCE))
+                settle(member.sync, Synced(REBALANCE))
             member.sync, member.assignment = None, b"" if self.state is State.COMPLETING else member.assignment
         self._is_initial = self.state is State.EMPTY and self._initial_delay > 0
         self.state = State.PREPARING
@@ -347,7 +347,7 @@ class ClassicGroup:
             if member.join is not None:
                 join, member.join, member.is_new = member.join, None, False
                 self._alive(member)
-                _settle(join, self._joined(member))
+                settle(join, self._joined(member))
         self._timer = self.loop.call_later(self._patience(), self._remove_unsynced)
 
     def _share_out(self, assignments: Mapping[str, bytes]) -> None:
@@ -359,7 +359,7 @@ class ClassicGroup:
             if member.sync is not None:
                 sync, member.sync = member.sync, None
                 self._alive(member)
-                _settle(sync, Synced(NONE, member.assignment, self.protocol))
+                settle(sync, Synced(NONE, member.assignment, self.protocol))
 
     def _remove_unsynced(self) -> None:
         """Take out members that have joined, and asked for no assignment within the rebalance timeout."""
@@ -444,6 +444,7 @@ class ClassicGroup:
         return future
 
 
-def _settle(future: asyncio.Future[T], answer: T) -> None:
+def settle(future: asyncio.Future[T], answer: T) -> None:
+    """Give a future its answer, unless the one who waited has gone."""
     if not future.done():
         future.set_result(answer)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from streams.testing.simulation.broker import Broker, Refuses
-from streams.testing.simulation.classic_group import ClassicGroup, Joined, Joining, Synced
+from streams.testing.simulation.classic_group import ClassicGroup, Joined, Joining, Synced, settle
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.wire_broker import Answer, WireBroker
 from streams.testing.simulation.wire_requests import Request
@@ -245,5 +245,5 @@ class WireGroups:
         if waited.done():
             return encode(waited.result())
         answer: asyncio.Future[bytes] = self._broker.loop.create_future()
-        waited.add_done_callback(lambda done: answer.set_result(encode(done.result())))
+        waited.add_done_callback(lambda done: settle(answer, encode(done.result())))
         return answer
