@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from streams.testing.simulation.virtual_time import elapse
 
 from .wire_asker import GROUP, Asker, run
 
-Scene = Callable[[Asker], Awaitable[None]]
+Scene = Callable[[Asker], Coroutine[Any, Any, None]]
 TOPIC = "topic"
 
 

@@ -113,8 +113,8 @@ def run(script: Callable[[VirtualTimeLoop], Coroutine[Any, Any, T]], seconds: fl
     loop = VirtualTimeLoop(seconds)
     asyncio.set_event_loop(loop)
     try:
-        loop.main = loop.create_task(script(loop))
-        return loop.run_until_complete(loop.main)
+        loop.main = main = loop.create_task(script(loop))
+        return loop.run_until_complete(main)
     finally:
         asyncio.set_event_loop(None)
         loop.close()
