@@ -131,7 +131,7 @@ async def a_silent_member_ends_with_its_session(asker: Asker) -> None:
     leader, follower, generation = await pair(asker, session=8.0)
     codes = []
     for _ in range(3):
-        await elapse(4.0)
+        await elapse(3.9)
         codes.append(await asker.heartbeat(follower, generation))
     assert codes == [0, 0, REBALANCE]
     joined = await now(asker.join(follower, ("a", b"2")))

@@ -116,5 +116,9 @@ def run(script: Callable[[VirtualTimeLoop], Coroutine[Any, Any, T]], seconds: fl
         loop.main = main = loop.create_task(script(loop))
         return loop.run_until_complete(main)
     finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         asyncio.set_event_loop(None)
         loop.close()

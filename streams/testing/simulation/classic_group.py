@@ -362,7 +362,7 @@ class ClassicGroup:
                 settle(sync, Synced(NONE, member.assignment, self.protocol))
 
     def _remove_unsynced(self) -> None:
-        """Take out members that have joined, and asked for no assignment within the rebalance timeout."""
+        """Take out members that have joined, and have sent no SyncGroup within the rebalance timeout."""
         late = [member for member in self.members.values() if not member.has_synced]
         for member in late:
             self._forget_member(member)

@@ -183,7 +183,7 @@ class WireBroker:
         answer = request.answer_class
         of = answer.MetadataResponseTopic
         topics = []
-        for name in self._asked_for(request.body.topics):
+        for name in self._topics_of(request.body.topics):
             if (code := self.broker.unusable(name)) is not None:
                 topics.append(of(name=name, error_code=code, partitions=[]))
                 continue
@@ -209,8 +209,8 @@ class WireBroker:
         """Return a topic's id: another one when it is created again."""
         return uuid.uuid5(uuid.NAMESPACE_URL, self.broker.identity(topic).topic_id)
 
-    def _asked_for(self, topics: list[Any] | None) -> list[str]:
-        """Return the names of topics that metadata is asked for; ``None``: all that there are."""
+    def _topics_of(self, topics: list[Any] | None) -> list[str]:
+        """Return the names of the topics of a metadata request; ``None``: all that there are."""
         if topics is None:
             return sorted({*self.broker.topics, *(topic for topic, _ in self.broker.logs)})
         return [topic.name for topic in topics]
