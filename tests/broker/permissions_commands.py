@@ -62,12 +62,11 @@ command(
     prepare=is_restored,
     name="`kes offsets accept --restored`",
 )
-HANGING = ("Read topic CHANGELOG", "Describe topic __transaction_state")
 commands(
     "`kes txn list`, `hanging`",
     "txn list --topic CHANGELOG",
     "txn hanging --topic CHANGELOG",
-    rights=HANGING,
+    rights=["Read topic CHANGELOG", "Describe topic __transaction_state"],
     also=["Describe transactional-id *"],
     prepare=hangs,
 )
@@ -83,7 +82,7 @@ command(
     "--min-age",
     "0",
     "--yes",
-    rights=[*HANGING, "Read topic __transaction_state", "ClusterAction cluster"],
+    rights=["Read topic CHANGELOG", "Read topic __transaction_state", "ClusterAction cluster"],
     also=["Describe transactional-id *"],
     prepare=hangs,
 )

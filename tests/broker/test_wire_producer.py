@@ -36,6 +36,7 @@ from tests.broker.wire_kit import (
     slot_at,
     transact,
 )
+from tests.unit.waiting import PATIENCE
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -105,7 +106,14 @@ async def test_clocks_and_kinds_of_timestamps(kafka_broker: BrokerAddress, topic
             assert ("set the wrong one (NTP)" in str(failed.value)) == bool(ahead)
             await slot.abort()
         alter(address, topic, {"message.timestamp.type": "LogAppendTime"})
-        await transact(slot, topic, 0)
+        deadline = time.monotonic() + PATIENCE
+        while True:  # the controller has the setting by now, the leader a moment later
+            try:
+                await transact(slot, topic, 0)
+                break
+            except RecordsRefused:
+                assert time.monotonic() < deadline, "the topic takes the broker's time"
+                await slot.abort()
     assert committed(ClientSettings(address), topic) == list(range(20))
 
 
