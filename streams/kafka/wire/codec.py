@@ -19,7 +19,7 @@ Writer = Callable[[bytearray, object], None]
 Reader = Callable[["_Bytes"], object]
 NEWEST: Final = 32767
 """The last version of a field that is still in use."""
-_HEAD_WITHOUT_TAGS: Final = 18  # ApiVersions: its answer must be readable before the versions are known
+_API_VERSIONS: Final = 18
 _NULL_STRUCT, _STRUCT = -1, 1
 
 
@@ -94,7 +94,11 @@ def decode_answer(request: Request[AnswerT], version: int, frame: bytes) -> Answ
     answer = cast("type[AnswerT]", request.ANSWER)
     source = _Bytes(frame, 0)
     source.skip(4)
-    if is_flexible(type(request), version) and request.API_KEY != _HEAD_WITHOUT_TAGS:
+    if request.API_KEY == _API_VERSIONS:
+        # It must be readable before the versions are known (KIP-511): the head has no tagged fields, and a broker that
+        # refuses the version of the request answers in version 0.
+        version = 0 if frame[4:6] != b"\0\0" else version
+    elif is_flexible(type(request), version):
         source.skip_tags()
     return decode(answer, frame, version, source.at)
 
