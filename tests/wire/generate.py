@@ -74,7 +74,9 @@ def module(title: str, names: list[str]) -> str:
 def modules() -> dict[str, str]:
     """Return the text of each generated module, by its name."""
     texts = {underscored(api): module(f"{api} and its answer", [f"{api}Response", f"{api}Request"]) for api in APIS}
-    return texts | {name: module("What members of a group send each other", [*names]) for name, names in PLAIN.items()}
+    return texts | {
+        name: module("Messages of the members of a group to each other", [*names]) for name, names in PLAIN.items()
+    }
 
 
 def _message(schema: Schema) -> list[str]:
@@ -82,14 +84,22 @@ def _message(schema: Schema) -> list[str]:
     is_request = schema["type"] == "request"
     flexible, _ = versions(schema["flexibleVersions"])
     constants = [f"    FLEXIBLE_FROM = {flexible}"]
-    base = "Message"
+    base, what = "Message", f"Kafka's {name}"
     if is_request:
         answer = name.removesuffix("Request") + "Response"
         first, last = versions(schema["validVersions"])
-        base = f"Request[{answer}]"
+        base, what = f"Request[{answer}]", f"The request {name.removesuffix('Request')}"
         constants += [f"    API_KEY = {schema['apiKey']}", f"    ANSWER = {answer}"]
         constants += [f"    FIRST_VERSION = {first}", f"    LAST_VERSION = {last}"]
-    return [f"class {name}({base}, kw_only=True):", *constants, *_indented(_body(schema["fields"]))]
+    elif schema["type"] == "response":
+        what = f"The answer to {name.removesuffix('Response')}"
+    return [
+        f"class {name}({base}, kw_only=True):",
+        f'    """{what}."""',
+        "",
+        *constants,
+        *_indented(_body(schema["fields"])),
+    ]
 
 
 def _body(fields: list[dict[str, Any]]) -> list[str]:

@@ -141,21 +141,22 @@ class BrokerConnection(asyncio.Protocol):
     async def authenticate(self, host: str, security: Mapping[str, Any]) -> None:
         """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused)."""
         name = security["sasl_mechanism"]
-        answer = await self._ask(SaslHandshakeRequest(mechanism=name), 1)
-        if answer.error_code:
+        if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
         # Where it is used: its import takes most of a start's time.
         from streams.kafka.wire.kafka_python import get_sasl_mechanism
 
         mechanism = get_sasl_mechanism(name)(host=host, **security)
         highest = self.versions[SaslAuthenticateRequest.API_KEY][1]
-        while not mechanism.is_done():
+        while True:
             # On a thread: a token is fetched by the application's function, and SCRAM hashes for milliseconds.
             token = await anyio.to_thread.run_sync(mechanism.auth_bytes)
             answer = await self._ask(SaslAuthenticateRequest(auth_bytes=token), min(highest, 2))
             if answer.error_code:
                 break
             await anyio.to_thread.run_sync(mechanism.receive, answer.auth_bytes)
+            if mechanism.is_done():
+                break
         if answer.error_code or not mechanism.is_authenticated():
             raise self._failure("the broker refuses the credentials; check the sasl.* settings", "_AUTHENTICATION")
         if answer.session_lifetime_ms:

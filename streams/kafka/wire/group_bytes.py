@@ -120,10 +120,7 @@ def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport
         subscription = decode_versioned(ConsumerProtocolSubscription, data, _SUBSCRIPTION_VERSION)
         topics = subscription.topics
         owned = {
-            number
-            for entry in subscription.owned_partitions
-            if entry.topic == topic
-            for number in entry.partitions
+            number for entry in subscription.owned_partitions if entry.topic == topic for number in entry.partitions
         }
         foreign = msgspec.structs.replace(foreign, owned=frozenset(owned), generation=subscription.generation_id)
     except Exception as error:  # a parser of foreign bytes: struct.error, UnicodeDecodeError, MemoryError, ...

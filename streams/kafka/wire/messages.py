@@ -11,7 +11,7 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from streams.kafka.wire.codec import MalformedAnswer
+from streams.kafka.wire.codec import MalformedAnswer as MalformedAnswer
 
 PRODUCE: Final = 0
 ADD_PARTITIONS: Final = 24

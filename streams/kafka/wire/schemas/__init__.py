@@ -5,3 +5,5 @@ program pays for those that it uses.
 """
 
 from __future__ import annotations
+
+__all__: list[str] = []

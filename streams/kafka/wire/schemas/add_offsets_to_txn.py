@@ -9,6 +9,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class AddOffsetsToTxnResponse(Message, kw_only=True):
+    """The answer to AddOffsetsToTxn."""
+
     FLEXIBLE_FROM = 3
     FIELDS = (
         Field("throttle_time_ms", "int32", 0),
@@ -19,6 +21,8 @@ class AddOffsetsToTxnResponse(Message, kw_only=True):
 
 
 class AddOffsetsToTxnRequest(Request[AddOffsetsToTxnResponse], kw_only=True):
+    """The request AddOffsetsToTxn."""
+
     FLEXIBLE_FROM = 3
     API_KEY = 25
     ANSWER = AddOffsetsToTxnResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class AddPartitionsToTxnResponse(Message, kw_only=True):
+    """The answer to AddPartitionsToTxn."""
+
     FLEXIBLE_FROM = 3
 
     class AddPartitionsToTxnResult(Message, kw_only=True):
@@ -66,6 +68,8 @@ class AddPartitionsToTxnResponse(Message, kw_only=True):
 
 
 class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse], kw_only=True):
+    """The request AddPartitionsToTxn."""
+
     FLEXIBLE_FROM = 3
     API_KEY = 24
     ANSWER = AddPartitionsToTxnResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class AlterConfigsResponse(Message, kw_only=True):
+    """The answer to AlterConfigs."""
+
     FLEXIBLE_FROM = 2
 
     class AlterConfigsResourceResponse(Message, kw_only=True):
@@ -34,6 +36,8 @@ class AlterConfigsResponse(Message, kw_only=True):
 
 
 class AlterConfigsRequest(Request[AlterConfigsResponse], kw_only=True):
+    """The request AlterConfigs."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 33
     ANSWER = AlterConfigsResponse

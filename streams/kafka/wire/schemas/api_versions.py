@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class ApiVersionsResponse(Message, kw_only=True):
+    """The answer to ApiVersions."""
+
     FLEXIBLE_FROM = 3
 
     class ApiVersion(Message, kw_only=True):
@@ -62,6 +64,8 @@ class ApiVersionsResponse(Message, kw_only=True):
 
 
 class ApiVersionsRequest(Request[ApiVersionsResponse], kw_only=True):
+    """The request ApiVersions."""
+
     FLEXIBLE_FROM = 3
     API_KEY = 18
     ANSWER = ApiVersionsResponse

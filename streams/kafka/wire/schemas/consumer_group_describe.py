@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class ConsumerGroupDescribeResponse(Message, kw_only=True):
+    """The answer to ConsumerGroupDescribe."""
+
     FLEXIBLE_FROM = 0
 
     class DescribedGroup(Message, kw_only=True):
@@ -86,6 +88,8 @@ class ConsumerGroupDescribeResponse(Message, kw_only=True):
 
 
 class ConsumerGroupDescribeRequest(Request[ConsumerGroupDescribeResponse], kw_only=True):
+    """The request ConsumerGroupDescribe."""
+
     FLEXIBLE_FROM = 0
     API_KEY = 69
     ANSWER = ConsumerGroupDescribeResponse

@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class ConsumerGroupHeartbeatResponse(Message, kw_only=True):
+    """The answer to ConsumerGroupHeartbeat."""
+
     FLEXIBLE_FROM = 0
 
     class Assignment(Message, kw_only=True):
@@ -46,6 +48,8 @@ class ConsumerGroupHeartbeatResponse(Message, kw_only=True):
 
 
 class ConsumerGroupHeartbeatRequest(Request[ConsumerGroupHeartbeatResponse], kw_only=True):
+    """The request ConsumerGroupHeartbeat."""
+
     FLEXIBLE_FROM = 0
     API_KEY = 68
     ANSWER = ConsumerGroupHeartbeatResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class CreateAclsResponse(Message, kw_only=True):
+    """The answer to CreateAcls."""
+
     FLEXIBLE_FROM = 2
 
     class AclCreationResult(Message, kw_only=True):
@@ -30,6 +32,8 @@ class CreateAclsResponse(Message, kw_only=True):
 
 
 class CreateAclsRequest(Request[CreateAclsResponse], kw_only=True):
+    """The request CreateAcls."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 30
     ANSWER = CreateAclsResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class CreatePartitionsResponse(Message, kw_only=True):
+    """The answer to CreatePartitions."""
+
     FLEXIBLE_FROM = 2
 
     class CreatePartitionsTopicResult(Message, kw_only=True):
@@ -32,6 +34,8 @@ class CreatePartitionsResponse(Message, kw_only=True):
 
 
 class CreatePartitionsRequest(Request[CreatePartitionsResponse], kw_only=True):
+    """The request CreatePartitions."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 37
     ANSWER = CreatePartitionsResponse

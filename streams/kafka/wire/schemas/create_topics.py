@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class CreateTopicsResponse(Message, kw_only=True):
+    """The answer to CreateTopics."""
+
     FLEXIBLE_FROM = 5
 
     class CreatableTopicResult(Message, kw_only=True):
@@ -58,6 +60,8 @@ class CreateTopicsResponse(Message, kw_only=True):
 
 
 class CreateTopicsRequest(Request[CreateTopicsResponse], kw_only=True):
+    """The request CreateTopics."""
+
     FLEXIBLE_FROM = 5
     API_KEY = 19
     ANSWER = CreateTopicsResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DeleteAclsResponse(Message, kw_only=True):
+    """The answer to DeleteAcls."""
+
     FLEXIBLE_FROM = 2
 
     class DeleteAclsFilterResult(Message, kw_only=True):
@@ -54,6 +56,8 @@ class DeleteAclsResponse(Message, kw_only=True):
 
 
 class DeleteAclsRequest(Request[DeleteAclsResponse], kw_only=True):
+    """The request DeleteAcls."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 31
     ANSWER = DeleteAclsResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DeleteGroupsResponse(Message, kw_only=True):
+    """The answer to DeleteGroups."""
+
     FLEXIBLE_FROM = 2
 
     class DeletableGroupResult(Message, kw_only=True):
@@ -30,6 +32,8 @@ class DeleteGroupsResponse(Message, kw_only=True):
 
 
 class DeleteGroupsRequest(Request[DeleteGroupsResponse], kw_only=True):
+    """The request DeleteGroups."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 42
     ANSWER = DeleteGroupsResponse

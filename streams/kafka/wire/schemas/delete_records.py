@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DeleteRecordsResponse(Message, kw_only=True):
+    """The answer to DeleteRecords."""
+
     FLEXIBLE_FROM = 2
 
     class DeleteRecordsTopicResult(Message, kw_only=True):
@@ -40,6 +42,8 @@ class DeleteRecordsResponse(Message, kw_only=True):
 
 
 class DeleteRecordsRequest(Request[DeleteRecordsResponse], kw_only=True):
+    """The request DeleteRecords."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 21
     ANSWER = DeleteRecordsResponse

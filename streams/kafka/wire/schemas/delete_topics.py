@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DeleteTopicsResponse(Message, kw_only=True):
+    """The answer to DeleteTopics."""
+
     FLEXIBLE_FROM = 4
 
     class DeletableTopicResult(Message, kw_only=True):
@@ -36,6 +38,8 @@ class DeleteTopicsResponse(Message, kw_only=True):
 
 
 class DeleteTopicsRequest(Request[DeleteTopicsResponse], kw_only=True):
+    """The request DeleteTopics."""
+
     FLEXIBLE_FROM = 4
     API_KEY = 20
     ANSWER = DeleteTopicsResponse

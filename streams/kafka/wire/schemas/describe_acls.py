@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeAclsResponse(Message, kw_only=True):
+    """The answer to DescribeAcls."""
+
     FLEXIBLE_FROM = 2
 
     class DescribeAclsResource(Message, kw_only=True):
@@ -50,6 +52,8 @@ class DescribeAclsResponse(Message, kw_only=True):
 
 
 class DescribeAclsRequest(Request[DescribeAclsResponse], kw_only=True):
+    """The request DescribeAcls."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 29
     ANSWER = DescribeAclsResponse

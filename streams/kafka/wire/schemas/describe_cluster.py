@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeClusterResponse(Message, kw_only=True):
+    """The answer to DescribeCluster."""
+
     FLEXIBLE_FROM = 0
 
     class DescribeClusterBroker(Message, kw_only=True):
@@ -48,6 +50,8 @@ class DescribeClusterResponse(Message, kw_only=True):
 
 
 class DescribeClusterRequest(Request[DescribeClusterResponse], kw_only=True):
+    """The request DescribeCluster."""
+
     FLEXIBLE_FROM = 0
     API_KEY = 60
     ANSWER = DescribeClusterResponse

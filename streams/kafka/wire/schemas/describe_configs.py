@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeConfigsResponse(Message, kw_only=True):
+    """The answer to DescribeConfigs."""
+
     FLEXIBLE_FROM = 4
 
     class DescribeConfigsResult(Message, kw_only=True):
@@ -68,6 +70,8 @@ class DescribeConfigsResponse(Message, kw_only=True):
 
 
 class DescribeConfigsRequest(Request[DescribeConfigsResponse], kw_only=True):
+    """The request DescribeConfigs."""
+
     FLEXIBLE_FROM = 4
     API_KEY = 32
     ANSWER = DescribeConfigsResponse

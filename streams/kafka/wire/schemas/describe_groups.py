@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeGroupsResponse(Message, kw_only=True):
+    """The answer to DescribeGroups."""
+
     FLEXIBLE_FROM = 5
 
     class DescribedGroup(Message, kw_only=True):
@@ -58,6 +60,8 @@ class DescribeGroupsResponse(Message, kw_only=True):
 
 
 class DescribeGroupsRequest(Request[DescribeGroupsResponse], kw_only=True):
+    """The request DescribeGroups."""
+
     FLEXIBLE_FROM = 5
     API_KEY = 15
     ANSWER = DescribeGroupsResponse

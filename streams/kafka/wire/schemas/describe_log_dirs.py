@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeLogDirsResponse(Message, kw_only=True):
+    """The answer to DescribeLogDirs."""
+
     FLEXIBLE_FROM = 2
 
     class DescribeLogDirsResult(Message, kw_only=True):
@@ -60,6 +62,8 @@ class DescribeLogDirsResponse(Message, kw_only=True):
 
 
 class DescribeLogDirsRequest(Request[DescribeLogDirsResponse], kw_only=True):
+    """The request DescribeLogDirs."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 35
     ANSWER = DescribeLogDirsResponse

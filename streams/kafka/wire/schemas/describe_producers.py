@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeProducersResponse(Message, kw_only=True):
+    """The answer to DescribeProducers."""
+
     FLEXIBLE_FROM = 0
 
     class TopicResponse(Message, kw_only=True):
@@ -58,6 +60,8 @@ class DescribeProducersResponse(Message, kw_only=True):
 
 
 class DescribeProducersRequest(Request[DescribeProducersResponse], kw_only=True):
+    """The request DescribeProducers."""
+
     FLEXIBLE_FROM = 0
     API_KEY = 61
     ANSWER = DescribeProducersResponse

@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeQuorumResponse(Message, kw_only=True):
+    """The answer to DescribeQuorum."""
+
     FLEXIBLE_FROM = 0
 
     class TopicData(Message, kw_only=True):
@@ -88,6 +90,8 @@ class DescribeQuorumResponse(Message, kw_only=True):
 
 
 class DescribeQuorumRequest(Request[DescribeQuorumResponse], kw_only=True):
+    """The request DescribeQuorum."""
+
     FLEXIBLE_FROM = 0
     API_KEY = 55
     ANSWER = DescribeQuorumResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class DescribeTransactionsResponse(Message, kw_only=True):
+    """The answer to DescribeTransactions."""
+
     FLEXIBLE_FROM = 0
 
     class TransactionState(Message, kw_only=True):
@@ -50,6 +52,8 @@ class DescribeTransactionsResponse(Message, kw_only=True):
 
 
 class DescribeTransactionsRequest(Request[DescribeTransactionsResponse], kw_only=True):
+    """The request DescribeTransactions."""
+
     FLEXIBLE_FROM = 0
     API_KEY = 65
     ANSWER = DescribeTransactionsResponse

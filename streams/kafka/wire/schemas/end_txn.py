@@ -9,6 +9,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class EndTxnResponse(Message, kw_only=True):
+    """The answer to EndTxn."""
+
     FLEXIBLE_FROM = 3
     FIELDS = (
         Field("throttle_time_ms", "int32", 0),
@@ -23,6 +25,8 @@ class EndTxnResponse(Message, kw_only=True):
 
 
 class EndTxnRequest(Request[EndTxnResponse], kw_only=True):
+    """The request EndTxn."""
+
     FLEXIBLE_FROM = 3
     API_KEY = 26
     ANSWER = EndTxnResponse

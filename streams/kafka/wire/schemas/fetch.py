@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class FetchResponse(Message, kw_only=True):
+    """The answer to Fetch."""
+
     FLEXIBLE_FROM = 12
 
     class FetchableTopicResponse(Message, kw_only=True):
@@ -110,6 +112,8 @@ class FetchResponse(Message, kw_only=True):
 
 
 class FetchRequest(Request[FetchResponse], kw_only=True):
+    """The request Fetch."""
+
     FLEXIBLE_FROM = 12
     API_KEY = 1
     ANSWER = FetchResponse

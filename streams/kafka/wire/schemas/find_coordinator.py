@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class FindCoordinatorResponse(Message, kw_only=True):
+    """The answer to FindCoordinator."""
+
     FLEXIBLE_FROM = 3
 
     class Coordinator(Message, kw_only=True):
@@ -48,6 +50,8 @@ class FindCoordinatorResponse(Message, kw_only=True):
 
 
 class FindCoordinatorRequest(Request[FindCoordinatorResponse], kw_only=True):
+    """The request FindCoordinator."""
+
     FLEXIBLE_FROM = 3
     API_KEY = 10
     ANSWER = FindCoordinatorResponse

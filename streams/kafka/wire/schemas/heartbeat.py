@@ -9,6 +9,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class HeartbeatResponse(Message, kw_only=True):
+    """The answer to Heartbeat."""
+
     FLEXIBLE_FROM = 4
     FIELDS = (
         Field("throttle_time_ms", "int32", 1),
@@ -19,6 +21,8 @@ class HeartbeatResponse(Message, kw_only=True):
 
 
 class HeartbeatRequest(Request[HeartbeatResponse], kw_only=True):
+    """The request Heartbeat."""
+
     FLEXIBLE_FROM = 4
     API_KEY = 12
     ANSWER = HeartbeatResponse

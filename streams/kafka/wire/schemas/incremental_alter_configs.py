@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class IncrementalAlterConfigsResponse(Message, kw_only=True):
+    """The answer to IncrementalAlterConfigs."""
+
     FLEXIBLE_FROM = 1
 
     class AlterConfigsResourceResponse(Message, kw_only=True):
@@ -34,6 +36,8 @@ class IncrementalAlterConfigsResponse(Message, kw_only=True):
 
 
 class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], kw_only=True):
+    """The request IncrementalAlterConfigs."""
+
     FLEXIBLE_FROM = 1
     API_KEY = 44
     ANSWER = IncrementalAlterConfigsResponse

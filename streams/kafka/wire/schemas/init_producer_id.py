@@ -9,6 +9,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class InitProducerIdResponse(Message, kw_only=True):
+    """The answer to InitProducerId."""
+
     FLEXIBLE_FROM = 2
     FIELDS = (
         Field("throttle_time_ms", "int32", 0),
@@ -27,6 +29,8 @@ class InitProducerIdResponse(Message, kw_only=True):
 
 
 class InitProducerIdRequest(Request[InitProducerIdResponse], kw_only=True):
+    """The request InitProducerId."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 22
     ANSWER = InitProducerIdResponse

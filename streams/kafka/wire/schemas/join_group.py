@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class JoinGroupResponse(Message, kw_only=True):
+    """The answer to JoinGroup."""
+
     FLEXIBLE_FROM = 6
 
     class JoinGroupResponseMember(Message, kw_only=True):
@@ -46,6 +48,8 @@ class JoinGroupResponse(Message, kw_only=True):
 
 
 class JoinGroupRequest(Request[JoinGroupResponse], kw_only=True):
+    """The request JoinGroup."""
+
     FLEXIBLE_FROM = 6
     API_KEY = 11
     ANSWER = JoinGroupResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class LeaveGroupResponse(Message, kw_only=True):
+    """The answer to LeaveGroup."""
+
     FLEXIBLE_FROM = 4
 
     class MemberResponse(Message, kw_only=True):
@@ -34,6 +36,8 @@ class LeaveGroupResponse(Message, kw_only=True):
 
 
 class LeaveGroupRequest(Request[LeaveGroupResponse], kw_only=True):
+    """The request LeaveGroup."""
+
     FLEXIBLE_FROM = 4
     API_KEY = 13
     ANSWER = LeaveGroupResponse

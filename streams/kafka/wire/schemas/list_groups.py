@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class ListGroupsResponse(Message, kw_only=True):
+    """The answer to ListGroups."""
+
     FLEXIBLE_FROM = 3
 
     class ListedGroup(Message, kw_only=True):
@@ -36,6 +38,8 @@ class ListGroupsResponse(Message, kw_only=True):
 
 
 class ListGroupsRequest(Request[ListGroupsResponse], kw_only=True):
+    """The request ListGroups."""
+
     FLEXIBLE_FROM = 3
     API_KEY = 16
     ANSWER = ListGroupsResponse

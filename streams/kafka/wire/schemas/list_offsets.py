@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class ListOffsetsResponse(Message, kw_only=True):
+    """The answer to ListOffsets."""
+
     FLEXIBLE_FROM = 6
 
     class ListOffsetsTopicResponse(Message, kw_only=True):
@@ -46,6 +48,8 @@ class ListOffsetsResponse(Message, kw_only=True):
 
 
 class ListOffsetsRequest(Request[ListOffsetsResponse], kw_only=True):
+    """The request ListOffsets."""
+
     FLEXIBLE_FROM = 6
     API_KEY = 2
     ANSWER = ListOffsetsResponse

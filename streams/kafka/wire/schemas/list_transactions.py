@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class ListTransactionsResponse(Message, kw_only=True):
+    """The answer to ListTransactions."""
+
     FLEXIBLE_FROM = 0
 
     class TransactionState(Message, kw_only=True):
@@ -36,6 +38,8 @@ class ListTransactionsResponse(Message, kw_only=True):
 
 
 class ListTransactionsRequest(Request[ListTransactionsResponse], kw_only=True):
+    """The request ListTransactions."""
+
     FLEXIBLE_FROM = 0
     API_KEY = 66
     ANSWER = ListTransactionsResponse

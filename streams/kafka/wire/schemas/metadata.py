@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class MetadataResponse(Message, kw_only=True):
+    """The answer to Metadata."""
+
     FLEXIBLE_FROM = 9
 
     class MetadataResponseBroker(Message, kw_only=True):
@@ -80,6 +82,8 @@ class MetadataResponse(Message, kw_only=True):
 
 
 class MetadataRequest(Request[MetadataResponse], kw_only=True):
+    """The request Metadata."""
+
     FLEXIBLE_FROM = 9
     API_KEY = 3
     ANSWER = MetadataResponse

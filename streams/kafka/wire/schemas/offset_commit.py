@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class OffsetCommitResponse(Message, kw_only=True):
+    """The answer to OffsetCommit."""
+
     FLEXIBLE_FROM = 8
 
     class OffsetCommitResponseTopic(Message, kw_only=True):
@@ -42,6 +44,8 @@ class OffsetCommitResponse(Message, kw_only=True):
 
 
 class OffsetCommitRequest(Request[OffsetCommitResponse], kw_only=True):
+    """The request OffsetCommit."""
+
     FLEXIBLE_FROM = 8
     API_KEY = 8
     ANSWER = OffsetCommitResponse

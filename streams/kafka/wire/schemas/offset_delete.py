@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class OffsetDeleteResponse(Message, kw_only=True):
+    """The answer to OffsetDelete."""
+
     FLEXIBLE_FROM = 32768
 
     class OffsetDeleteResponseTopic(Message, kw_only=True):
@@ -40,6 +42,8 @@ class OffsetDeleteResponse(Message, kw_only=True):
 
 
 class OffsetDeleteRequest(Request[OffsetDeleteResponse], kw_only=True):
+    """The request OffsetDelete."""
+
     FLEXIBLE_FROM = 32768
     API_KEY = 47
     ANSWER = OffsetDeleteResponse

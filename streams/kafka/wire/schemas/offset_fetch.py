@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class OffsetFetchResponse(Message, kw_only=True):
+    """The answer to OffsetFetch."""
+
     FLEXIBLE_FROM = 6
 
     class OffsetFetchResponseTopic(Message, kw_only=True):
@@ -84,6 +86,8 @@ class OffsetFetchResponse(Message, kw_only=True):
 
 
 class OffsetFetchRequest(Request[OffsetFetchResponse], kw_only=True):
+    """The request OffsetFetch."""
+
     FLEXIBLE_FROM = 6
     API_KEY = 9
     ANSWER = OffsetFetchResponse

@@ -13,6 +13,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class ProduceResponse(Message, kw_only=True):
+    """The answer to Produce."""
+
     FLEXIBLE_FROM = 9
 
     class TopicProduceResponse(Message, kw_only=True):
@@ -84,6 +86,8 @@ class ProduceResponse(Message, kw_only=True):
 
 
 class ProduceRequest(Request[ProduceResponse], kw_only=True):
+    """The request Produce."""
+
     FLEXIBLE_FROM = 9
     API_KEY = 0
     ANSWER = ProduceResponse

@@ -9,6 +9,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class SaslAuthenticateResponse(Message, kw_only=True):
+    """The answer to SaslAuthenticate."""
+
     FLEXIBLE_FROM = 2
     FIELDS = (
         Field("error_code", "int16", 0),
@@ -23,6 +25,8 @@ class SaslAuthenticateResponse(Message, kw_only=True):
 
 
 class SaslAuthenticateRequest(Request[SaslAuthenticateResponse], kw_only=True):
+    """The request SaslAuthenticate."""
+
     FLEXIBLE_FROM = 2
     API_KEY = 36
     ANSWER = SaslAuthenticateResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class SaslHandshakeResponse(Message, kw_only=True):
+    """The answer to SaslHandshake."""
+
     FLEXIBLE_FROM = 32768
     FIELDS = (
         Field("error_code", "int16", 0),
@@ -21,6 +23,8 @@ class SaslHandshakeResponse(Message, kw_only=True):
 
 
 class SaslHandshakeRequest(Request[SaslHandshakeResponse], kw_only=True):
+    """The request SaslHandshake."""
+
     FLEXIBLE_FROM = 32768
     API_KEY = 17
     ANSWER = SaslHandshakeResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class SyncGroupResponse(Message, kw_only=True):
+    """The answer to SyncGroup."""
+
     FLEXIBLE_FROM = 4
     FIELDS = (
         Field("throttle_time_ms", "int32", 1),
@@ -27,6 +29,8 @@ class SyncGroupResponse(Message, kw_only=True):
 
 
 class SyncGroupRequest(Request[SyncGroupResponse], kw_only=True):
+    """The request SyncGroup."""
+
     FLEXIBLE_FROM = 4
     API_KEY = 14
     ANSWER = SyncGroupResponse

@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class TxnOffsetCommitResponse(Message, kw_only=True):
+    """The answer to TxnOffsetCommit."""
+
     FLEXIBLE_FROM = 3
 
     class TxnOffsetCommitResponseTopic(Message, kw_only=True):
@@ -38,6 +40,8 @@ class TxnOffsetCommitResponse(Message, kw_only=True):
 
 
 class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse], kw_only=True):
+    """The request TxnOffsetCommit."""
+
     FLEXIBLE_FROM = 3
     API_KEY = 28
     ANSWER = TxnOffsetCommitResponse

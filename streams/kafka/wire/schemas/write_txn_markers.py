@@ -11,6 +11,8 @@ from streams.kafka.wire.codec import Field, Message, Request
 
 
 class WriteTxnMarkersResponse(Message, kw_only=True):
+    """The answer to WriteTxnMarkers."""
+
     FLEXIBLE_FROM = 1
 
     class WritableTxnMarkerResult(Message, kw_only=True):
@@ -42,6 +44,8 @@ class WriteTxnMarkersResponse(Message, kw_only=True):
 
 
 class WriteTxnMarkersRequest(Request[WriteTxnMarkersResponse], kw_only=True):
+    """The request WriteTxnMarkers."""
+
     FLEXIBLE_FROM = 1
     API_KEY = 27
     ANSWER = WriteTxnMarkersResponse
