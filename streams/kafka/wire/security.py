@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -85,19 +85,19 @@ def _credentials(settings: Mapping[str, Any]) -> Credentials:
         missing = [name for name in ("sasl.username", "sasl.password") if not settings.get(name)]
         if missing:
             raise ConfigError(f"sasl.mechanism={mechanism} needs {' and '.join(missing)}")
-    oauth_cb: Any = settings.get("oauth_cb")
+    oauth_cb = settings.get("oauth_cb")
     if mechanism == "OAUTHBEARER" and not callable(oauth_cb):
         raise ConfigError("sasl.mechanism=OAUTHBEARER needs oauth_cb, a function that returns (token, expiry)")
     return Credentials(
         mechanism,
         str(settings.get("sasl.username", "")),
         str(settings.get("sasl.password", "")),
-        _fetching(oauth_cb) if mechanism == "OAUTHBEARER" else None,
+        _fetching(oauth_cb) if mechanism == "OAUTHBEARER" and callable(oauth_cb) else None,
         str(settings.get("sasl.kerberos.service.name", "kafka")),  # librdkafka's default
     )
 
 
-def _fetching(oauth_cb: Callable[[str], Sequence[Any]]) -> Callable[[], Token]:
+def _fetching(oauth_cb: Callable[[str], Any]) -> Callable[[], Token]:
     """Return what fetches a fresh token by librdkafka's ``oauth_cb``, with the extensions of its fourth value."""
 
     def fetch() -> Token:
