@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from streams.kafka.wire.kafka_python_settings import _TokenProvider
-from streams.kafka.wire.sasl import Credentials, Login, SaslFailure, Token, gssapi, oauthbearer, plain, scram
+from streams.kafka.wire.sasl import Credentials, Login, OAuthToken, SaslFailure, gssapi, oauthbearer, plain, scram
 from streams.kafka.wire.security import Security
 
 SECRET = "planted-secret"
@@ -49,7 +49,7 @@ def test_the_example_of_plain() -> None:
 
 def test_the_example_of_oauthbearer() -> None:
     """RFC 7628, section 4.1, without a name and a channel."""
-    token = Token("vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg==", {"host": "server.example.com", "port": "143"})
+    token = OAuthToken("vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg==", {"host": "server.example.com", "port": "143"})
     message = (
         b"n,,\x01auth=Bearer vF9dft4qmTc2Nvb3RlckBhbHRhdmlzdGEuY29tCg==\x01host=server.example.com\x01port=143\x01\x01"
     )
@@ -58,7 +58,7 @@ def test_the_example_of_oauthbearer() -> None:
 
 def test_a_refused_token_is_acknowledged() -> None:
     """RFC 7628, section 4.3: the broker ends it, not we."""
-    login = Login(oauthbearer(lambda: Token(SECRET)))
+    login = Login(oauthbearer(lambda: OAuthToken(SECRET)))
     login.first()
     assert login.next(b'{"status":"invalid_token","openid-configuration":"planted-secret"}') == b"\x01"
     with pytest.raises(SaslFailure, match="refuses the token") as failed:
@@ -182,11 +182,14 @@ def test_garbage_is_a_failure_and_nothing_else() -> None:
 
 UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
     "a zero in the password": (lambda: plain("u", f"a\0{SECRET}"), "zero character"),
-    "an empty token": (lambda: oauthbearer(lambda: Token("")), "token of oauth_cb"),
-    "a token with a separator": (lambda: oauthbearer(lambda: Token(f"{SECRET}\x01auth=Bearer x")), "token of oauth_cb"),
-    "an extension named auth": (lambda: oauthbearer(lambda: Token(SECRET, {"auth": "x"})), "extension"),
-    "an extension with digits": (lambda: oauthbearer(lambda: Token(SECRET, {"k1": "x"})), "extension"),
-    "an extension with a separator": (lambda: oauthbearer(lambda: Token(SECRET, {"k": "x\x01y=z"})), "extension"),
+    "an empty token": (lambda: oauthbearer(lambda: OAuthToken("")), "token of oauth_cb"),
+    "a token with a separator": (
+        lambda: oauthbearer(lambda: OAuthToken(f"{SECRET}\x01auth=Bearer x")),
+        "token of oauth_cb",
+    ),
+    "an extension named auth": (lambda: oauthbearer(lambda: OAuthToken(SECRET, {"auth": "x"})), "extension"),
+    "an extension with digits": (lambda: oauthbearer(lambda: OAuthToken(SECRET, {"k1": "x"})), "extension"),
+    "an extension with a separator": (lambda: oauthbearer(lambda: OAuthToken(SECRET, {"k": "x\x01y=z"})), "extension"),
 }
 
 
@@ -207,7 +210,7 @@ def test_an_answer_to_plain_is_none_of_kafka() -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"])
 def test_no_secret_is_shown(mechanism: str) -> None:
-    credentials = Credentials(mechanism, SECRET, SECRET, lambda: Token(SECRET))
+    credentials = Credentials(mechanism, SECRET, SECRET, lambda: OAuthToken(SECRET))
     for thing in (credentials, credentials.login_at("host"), Security(None, credentials)):
         assert SECRET not in repr(thing)
 
@@ -244,8 +247,8 @@ def test_the_same_bytes_by_plain() -> None:
 
 @pytest.mark.parametrize("extensions", [{}, {"a": "b"}, {"a": "b", "cd": "e f"}])
 def test_the_same_bytes_by_oauthbearer(extensions: dict[str, str]) -> None:
-    def fetch() -> Token:
-        return Token("a.b-c", extensions)
+    def fetch() -> OAuthToken:
+        return OAuthToken("a.b-c", extensions)
 
     other = theirs("OAUTHBEARER", sasl_oauth_token_provider=_TokenProvider(fetch))
     login = Login(oauthbearer(fetch))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streams.errors import ConfigError
-from streams.kafka.wire.sasl import Credentials, Token
+from streams.kafka.wire.sasl import Credentials, OAuthToken
 from streams.kafka.wire.security import PLAINTEXT, Security
 
 SECRET = "planted-secret"
@@ -54,7 +54,7 @@ def test_a_token_comes_from_the_function() -> None:
     assert credentials is not None
     assert credentials.fetch_token is not None
     token = credentials.fetch_token()
-    assert token == Token(SECRET, {"k": "v"})
+    assert token == OAuthToken(SECRET, {"k": "v"})
     assert SECRET not in repr(token)
     assert credentials.login_at("host").first() == b"n,,\x01auth=Bearer planted-secret\x01k=v\x01\x01"
 

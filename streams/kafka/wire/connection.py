@@ -208,6 +208,7 @@ async def connect(host: str, port: int, client_id: str, security: Security) -> B
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or error
         failure = LostConnection(f"{address}: TLS failed: {reason}", "_SSL")
+        failure.__cause__ = error  # a certificate that does not fit is no outage, unlike another kind of server
     except LostConnection as error:
         failure = error
     except TimeoutError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streams.kafka.wire.kafka_python import AbstractTokenProvider
-from streams.kafka.wire.sasl import Credentials, Token
+from streams.kafka.wire.sasl import Credentials, OAuthToken
 from streams.kafka.wire.security import Security
 
 
@@ -41,7 +41,7 @@ class _TokenProvider(AbstractTokenProvider):
     Called on the IO thread for each connection: a function that blocks holds up heartbeats meanwhile.
     """
 
-    def __init__(self, fetch_token: Callable[[], Token]) -> None:
+    def __init__(self, fetch_token: Callable[[], OAuthToken]) -> None:
         super().__init__()
         self._fetch_token = fetch_token
         self._extensions: Mapping[str, str] = {}

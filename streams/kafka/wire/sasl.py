@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 _LEAST_ITERATIONS: Final = 4096
-"""Iterations of SCRAM's hash, at least (RFC 7677). With fewer, whoever plays the broker finds the password sooner."""
+"""Iterations of SCRAM's hash, at least (RFC 7677). With fewer, a false broker could find the password out sooner."""
 _MOST_ITERATIONS: Final = 1_000_000
 """Iterations of SCRAM's hash, at most: about a second of computing. Kafka's own limit is 16,384."""
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750
@@ -35,7 +35,7 @@ class SaslFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class OAuthToken:
     """An OAuth token with the extensions that are sent along."""
 
     value: str = field(repr=False)
@@ -44,13 +44,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a mechanism authenticates with. ``fetch_token`` may block; it is called for each login. ``service``: the
-    first part of the broker's Kerberos principal."""
+    """Name and password, token function or service of a mechanism. ``fetch_token`` may block; it is called for each
+    login. ``service``: the first part of the broker's Kerberos principal."""
 
     mechanism: str
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
-    fetch_token: Callable[[], Token] | None = field(default=None, repr=False)
+    fetch_token: Callable[[], OAuthToken] | None = field(default=None, repr=False)
     service: str = "kafka"
 
     def login_at(self, host: str) -> Login:
@@ -153,7 +153,7 @@ def _decoded(text: bytes) -> bytes:
     return decoded
 
 
-def oauthbearer(fetch_token: Callable[[], Token]) -> Messages:
+def oauthbearer(fetch_token: Callable[[], OAuthToken]) -> Messages:
     """OAUTHBEARER (RFC 7628)."""
     token = fetch_token()
     if not _TOKEN.fullmatch(token.value):

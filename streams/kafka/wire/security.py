@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.kafka.wire.sasl import MECHANISMS, Credentials, Token
+from streams.kafka.wire.sasl import MECHANISMS, Credentials, OAuthToken
 
 _PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.", "oauth_cb", "oauthbearer_")
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -40,7 +40,7 @@ _TLS = {
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How connections are made: with TLS where there is a context, and with a login where there are credentials."""
+    """A way to make connections: with TLS where there is a context, and with a login where there are credentials."""
 
     tls: ssl.SSLContext | None = None
     sasl: Credentials | None = None
@@ -97,13 +97,13 @@ def _credentials(settings: Mapping[str, Any]) -> Credentials:
     )
 
 
-def _fetching(oauth_cb: Callable[[str], Any]) -> Callable[[], Token]:
+def _fetching(oauth_cb: Callable[[str], Any]) -> Callable[[], OAuthToken]:
     """Return what fetches a fresh token by librdkafka's ``oauth_cb``, with the extensions of its fourth value."""
 
-    def fetch() -> Token:
+    def fetch() -> OAuthToken:
         answer = oauth_cb("")
         extensions = dict(answer[3]) if len(answer) > 3 else {}
-        return Token(str(answer[0]), {str(name): str(value) for name, value in extensions.items()})
+        return OAuthToken(str(answer[0]), {str(name): str(value) for name, value in extensions.items()})
 
     return fetch
 
