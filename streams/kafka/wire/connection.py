@@ -14,13 +14,16 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import anyio.to_thread
 
-from streams.kafka.wire import kafka_python
+from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.sasl import Credentials, SaslFailure
+from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
+from streams.kafka.wire.schemas.sasl_authenticate import SaslAuthenticateRequest
+from streams.kafka.wire.schemas.sasl_handshake import SaslHandshakeRequest
 from streams.kafka.wire.security import Security
 
 CONNECT_SECONDS: Final = 10.0
@@ -107,14 +110,14 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.writelines([struct.pack(">i", size), head, *parts])
         return future
 
-    async def ask(self, request: Any, most: int) -> Any:
-        """Send a request of kafka-python's classes in the highest version that both sides take, at most ``most``.
+    async def ask(self, request: Request[AnswerT], most: int) -> AnswerT:
+        """Send a request in the highest version that both sides take, at most ``most``.
 
         Returns the answer. Raises ``LostConnection``, also for an answer that cannot be decoded.
         """
         least, highest = self.versions.get(request.API_KEY, (0, -1))
-        version = min(most, highest)
-        if version < least:
+        version = min(most, highest, request.LAST_VERSION)
+        if version < max(least, request.FIRST_VERSION):
             raise self._failure(f"the broker does not take {type(request).__name__}", "UNSUPPORTED_VERSION")
         return await self._ask(request, version)
 
@@ -124,14 +127,12 @@ class BrokerConnection(asyncio.Protocol):
 
     async def introduce(self) -> None:
         """Learn which versions and features the broker has. Raises ``LostConnection``."""
-        request = kafka_python.ApiVersionsRequest(
-            client_software_name="kafka-event-source", client_software_version="1"
-        )
+        request = ApiVersionsRequest(client_software_name="kafka-event-source", client_software_version="1")
         answer = await self._ask(request, _API_VERSIONS)
         if answer.error_code:
             raise self._failure("the broker is too old: Kafka 3.0 or newer is needed", "UNSUPPORTED_VERSION")
         self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
-        self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features or ()}
+        self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features}
         for key, (name, least) in LEAST_VERSIONS.items():
             if self.versions.get(key, (0, -1))[1] < least:
                 raise self._failure(
@@ -143,33 +144,33 @@ class BrokerConnection(asyncio.Protocol):
         """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused, or the
         broker does not prove that it knows them)."""
         name = credentials.mechanism
-        answer = await self._ask(kafka_python.SaslHandshakeRequest(mechanism=name), 1)
-        if answer.error_code:
+        if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
         login = credentials.login_at(host)
-        highest = self.versions[kafka_python.SaslAuthenticateRequest.API_KEY][1]
+        highest = self.versions[SaslAuthenticateRequest.API_KEY][1]
         try:
             # On a thread: a token is fetched by the application's function, and SCRAM hashes for milliseconds.
-            message: bytes | None = await anyio.to_thread.run_sync(login.first)
-            while message is not None:
-                answer = await self._ask(kafka_python.SaslAuthenticateRequest(auth_bytes=message), min(highest, 2))
+            message = await anyio.to_thread.run_sync(login.first)
+            while True:
+                answer = await self._ask(SaslAuthenticateRequest(auth_bytes=message), min(highest, 2))
                 if answer.error_code:
                     raise SaslFailure("the broker refuses the credentials; check the sasl.* settings")
-                message = await anyio.to_thread.run_sync(login.next, answer.auth_bytes)
+                following = await anyio.to_thread.run_sync(login.next, answer.auth_bytes)
+                if following is None:
+                    break
+                message = following
         except SaslFailure as failure:
             raise self._failure(str(failure), "_AUTHENTICATION") from None
-        if answer.session_lifetime_ms:
+        if answer.session_lifetime_ms > 0:
             self.expires_at = self._loop.time() + answer.session_lifetime_ms / 1000 * SESSION_SHARE
 
-    async def _ask(self, request: Any, version: int) -> Any:
-        body = bytes(request.encode(version=version))
-        request.with_header()
-        answer_class = request.header.get_response_class()
-        frame = await self.call(request.API_KEY, version, [body], flexible=request.flexible_version_q(version))
+    async def _ask(self, request: Request[AnswerT], version: int) -> AnswerT:
+        flexible = is_flexible(type(request), version)
+        frame = await self.call(request.API_KEY, version, [encode(request, version)], flexible=flexible)
         try:
-            return answer_class.decode(frame, header=True)
-        except Exception as error:
-            self._end(f"the answer to {type(request).__name__} cannot be decoded: {error!r}")
+            return decode_answer(request, version, frame)
+        except MalformedAnswer as error:
+            self._end(f"the answer to {api_name(request)} cannot be decoded: {error}")
             raise LostConnection(str(self.lost)) from error
 
     def _failure(self, reason: str, code: str = "_TRANSPORT") -> LostConnection:

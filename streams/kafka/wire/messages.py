@@ -1,7 +1,7 @@
 """Encode the requests of a transaction and decode their answers. Pure: bytes in, values out.
 
-Four requests are made forevery transaction, so they are written by hand, in the versions below; everything else goes
-by the classes that kafka-python generates from Kafka's schemas. Fields and their order: Kafka's message definitions
+Four requests are made for every transaction, so they are written by hand, in the versions below; everything else goes
+by the classes of ``streams/kafka/wire/schemas``. Fields and their order: Kafka's message definitions
 (``clients/src/main/resources/common/message``); all versions here are flexible (lengths as unsigned varints, plus one).
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
+
+from streams.kafka.wire.codec import MalformedAnswer as MalformedAnswer
 
 PRODUCE: Final = 0
 ADD_PARTITIONS: Final = 24
@@ -44,10 +46,6 @@ class PartitionError(NamedTuple):
     code: int
     message: str
     records: Sequence[tuple[int, str]]
-
-
-class MalformedAnswer(Exception):
-    """An answer that is not what its version promises."""
 
 
 def unsigned(number: int) -> bytes:

@@ -21,12 +21,13 @@ from confluent_kafka import KafkaError, KafkaException
 from streams.errors import TransactionFailed
 from streams.kafka import permissions
 from streams.kafka.permissions import Right, denied
-from streams.kafka.wire import answers, kafka_python, messages
+from streams.kafka.wire import answers, messages
 from streams.kafka.wire.answers import Meaning
 from streams.kafka.wire.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.messages import Identity, MalformedAnswer, WirePartition
 from streams.kafka.wire.protocol import V1, Pauses, TransactionProtocol, protocol_of
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
 from streams.kafka.wire.security import Security
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.made_batch import MadeBatch
@@ -113,7 +114,7 @@ class BatchForwarder:
 
     async def _initialize(self) -> None:
         transactional_id = self._who.transactional_id
-        request = kafka_python.InitProducerIdRequest(
+        request = InitProducerIdRequest(
             transactional_id=transactional_id,
             transaction_timeout_ms=int(self._seconds * 1000),
             producer_id=-1,
