@@ -16,6 +16,7 @@ from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import connect
 from streams.kafka.wire.group_bytes import metadata_of_no_member
+from streams.kafka.wire.security import PLAINTEXT
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
@@ -107,7 +108,7 @@ async def set_transaction_version(address: str, level: int) -> None:
     )
     port, asked = int(address.rpartition(":")[2]), False
     while True:
-        connection = await connect(HOST, port, "client", {})  # the answer to each new one has the levels
+        connection = await connect(HOST, port, "client", PLAINTEXT)  # the answer to each new one has the levels
         if connection.features.get("transaction.version", 0) == level:
             return connection.close()
         if not asked:

@@ -14,15 +14,17 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import anyio.to_thread
 
 from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
+from streams.kafka.wire.sasl import Credentials, SaslFailure
 from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
 from streams.kafka.wire.schemas.sasl_authenticate import SaslAuthenticateRequest
 from streams.kafka.wire.schemas.sasl_handshake import SaslHandshakeRequest
+from streams.kafka.wire.security import Security
 
 CONNECT_SECONDS: Final = 10.0
 """Seconds for one connection, with TLS, versions and login."""
@@ -138,28 +140,28 @@ class BrokerConnection(asyncio.Protocol):
                     "UNSUPPORTED_VERSION",
                 )
 
-    async def authenticate(self, host: str, security: Mapping[str, Any]) -> None:
-        """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused)."""
-        name = security["sasl_mechanism"]
+    async def authenticate(self, host: str, credentials: Credentials) -> None:
+        """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused, or the
+        broker does not prove that it knows them)."""
+        name = credentials.mechanism
         if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
-        # Where it is used: its import takes most of a start's time.
-        from streams.kafka.wire.kafka_python import get_sasl_mechanism
-
-        mechanism = get_sasl_mechanism(name)(host=host, **security)
+        login = credentials.login_at(host)
         highest = self.versions[SaslAuthenticateRequest.API_KEY][1]
-        while True:
+        try:
             # On a thread: a token is fetched by the application's function, and SCRAM hashes for milliseconds.
-            token = await anyio.to_thread.run_sync(mechanism.auth_bytes)
-            answer = await self._ask(SaslAuthenticateRequest(auth_bytes=token), min(highest, 2))
-            if answer.error_code:
-                break
-            await anyio.to_thread.run_sync(mechanism.receive, answer.auth_bytes)
-            if mechanism.is_done():
-                break
-        if answer.error_code or not mechanism.is_authenticated():
-            raise self._failure("the broker refuses the credentials; check the sasl.* settings", "_AUTHENTICATION")
-        if answer.session_lifetime_ms:
+            message = await anyio.to_thread.run_sync(login.first)
+            while True:
+                answer = await self._ask(SaslAuthenticateRequest(auth_bytes=message), min(highest, 2))
+                if answer.error_code:
+                    raise SaslFailure("the broker refuses the credentials; check the sasl.* settings")
+                following = await anyio.to_thread.run_sync(login.next, answer.auth_bytes)
+                if following is None:
+                    break
+                message = following
+        except SaslFailure as failure:
+            raise self._failure(str(failure), "_AUTHENTICATION") from None
+        if answer.session_lifetime_ms > 0:
             self.expires_at = self._loop.time() + answer.session_lifetime_ms / 1000 * SESSION_SHARE
 
     async def _ask(self, request: Request[AnswerT], version: int) -> AnswerT:
@@ -185,10 +187,9 @@ class BrokerConnection(asyncio.Protocol):
                 future.set_exception(LostConnection(str(self.lost), self.lost.code))
 
 
-async def connect(host: str, port: int, client_id: str, security: Mapping[str, Any]) -> BrokerConnection:
-    """Connect to a broker, learn its versions, and authenticate. ``security``: kafka-python's settings (see
-    ``kafka_python_settings``). Raises ``LostConnection``, with the address."""
-    context, address = security.get("ssl_context"), f"{host}:{port}"
+async def connect(host: str, port: int, client_id: str, security: Security) -> BrokerConnection:
+    """Connect to a broker, learn its versions, and authenticate. Raises ``LostConnection``, with the address."""
+    context, address = security.tls, f"{host}:{port}"
     connection: BrokerConnection | None = None
     is_ready = False
     try:
@@ -201,20 +202,21 @@ async def connect(host: str, port: int, client_id: str, security: Mapping[str, A
                 server_hostname=host if context else None,
             )
             await connection.introduce()
-            if str(security.get("security_protocol", "")).startswith("SASL"):
-                await connection.authenticate(host, security)
+            if security.sasl is not None:
+                await connection.authenticate(host, security.sasl)
         is_ready = True
         return connection
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or error
         failure = LostConnection(f"{address}: TLS failed: {reason}", "_SSL")
+        failure.__cause__ = error  # a certificate that does not fit is no outage, unlike another kind of server
     except LostConnection as error:
         failure = error
     except TimeoutError:
         failure = LostConnection(f"{address}: no connection within {CONNECT_SECONDS:g} seconds")
     except OSError as error:
         failure = LostConnection(f"{address}: {error.strerror or error}")
-    except Exception as error:  # of a token function or a SASL mechanism; its text may hold a secret
+    except Exception as error:  # of a token function or of Kerberos; its text may hold a secret
         failure = LostConnection(f"{address}: authentication failed: {type(error).__name__}")
     finally:
         if connection is not None and not is_ready:

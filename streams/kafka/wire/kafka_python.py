@@ -31,7 +31,6 @@ with warnings.catch_warnings():
     NetworkSelector: Any = _from("net.selector", "NetworkSelector")
     WakeupNotifier: Any = _from("net.wakeup_notifier", "WakeupNotifier")
     AbstractTokenProvider: Any = _from("net.sasl.oauth", "AbstractTokenProvider")
-    get_sasl_mechanism: Any = _from("net.sasl", "get_sasl_mechanism")
 
     # Batches of records, as a test's broker reads them.
     MemoryRecords: Any = _from("record", "MemoryRecords")
