@@ -55,6 +55,8 @@ def unsigned(number: int) -> bytes:
     """Encode an unsigned varint."""
     if number < 128:
         return _BYTES[number]
+    if number < 1 << 14:
+        return bytes((number & 127 | 128, number >> 7))
     encoded = bytearray()
     while number > 127:
         encoded.append((number & 127) | 128)

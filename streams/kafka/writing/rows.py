@@ -101,7 +101,7 @@ class Rows:
 
     def batches(self) -> list[Batch]:
         """Return all batches, in order."""
-        return [*self.full, *self._batch()]
+        return [*self.full, *self._batch()] if self.full else self._batch()
 
     def _batch(self) -> list[Batch]:
         return [Batch(self.rows, self.count, self.size, self.first_ms, self.last_ms)] if self.count else []
