@@ -112,7 +112,10 @@ async def set_transaction_version(address: str, level: int) -> None:
         if connection.features.get("transaction.version", 0) == level:
             return connection.close()
         if not asked:
-            answer = await connection.ask(request(feature_updates=[update], timeout_ms=20_000), 1)
+            asking = request(feature_updates=[update], timeout_ms=20_000)  # the toolkit itself never sends it
+            frame = await connection.call(asking.API_KEY, 1, [bytes(asking.encode(version=1))])
+            asking.with_header()
+            answer = asking.header.get_response_class().decode(frame, header=True)
             assert not answer.error_code, answer
             asked = True
         connection.close()
