@@ -158,7 +158,7 @@ def test_a_buffer_is_no_usual_record(encoder: Any, buffer: Any) -> None:
 
 @pytest.mark.parametrize("encoder", [row_encoder, PLAIN_ENCODER], ids=["compiled", "plain"])
 @pytest.mark.parametrize(
-    "partition, stamp", [(0, 0), (2, 5), (3, 0), (-2, 0), (True, 0), (0.0, 0), (0, -1), (0, 1 << 62)]
+    ("partition", "stamp"), [(0, 0), (2, 5), (3, 0), (-2, 0), (True, 0), (0.0, 0), (0, -1), (0, 1 << 62)]
 )
 def test_the_first_record_of_a_partition_is_usual_if_it_can_be_sent(encoder: Any, partition: Any, stamp: int) -> None:
     known = {"t": TopicRows(Placement("t", 3, 1_000))}

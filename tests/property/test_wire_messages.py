@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 
 from streams.kafka.wire import codec
-from streams.kafka.wire.codec import Field, MalformedAnswer, Message, Request
+from streams.kafka.wire.codec import MalformedAnswer, Message, Request, WireField
 from tests.property.kit import SEED
 from tests.wire import generate
 from tests.wire.schemas import APIS, OWN, PLAIN
@@ -76,12 +76,12 @@ def _theirs(name: str) -> Any:
         return type(ApiMessage)(base, (ApiMessage,), {"json_patch": classmethod(json_patch)})
 
 
-def _is_bits(field: Field, theirs: Any) -> bool:
+def _is_bits(field: WireField, theirs: Any) -> bool:
     """kafka-python has these as sets, and two of them under a shorter name."""
     return field.name.endswith("authorized_operations") and field.type == "int32" and not _has_number(field, theirs)
 
 
-def _has_number(field: Field, theirs: Any) -> bool:
+def _has_number(field: WireField, theirs: Any) -> bool:
     found = theirs._struct.fields.get(field.name)
     return found is not None and found._type_str == "int32"
 
@@ -112,7 +112,7 @@ def _random(rng: random.Random, kind: type[Message], version: int) -> Message:
     return kind(**{field.name: _value(rng, kind, field, version) for field in fields})
 
 
-def _value(rng: random.Random, kind: type[Message], field: Field, version: int) -> Any:
+def _value(rng: random.Random, kind: type[Message], field: WireField, version: int) -> Any:
     inner = field.type.removeprefix("[]")
     # A tagged struct is left out where it is None.
     is_absent = version >= field.tagged_from and inner == field.type and hasattr(kind, inner)

@@ -5,12 +5,24 @@ from __future__ import annotations
 import keyword
 import re
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
-from kafka.protocol.schemas import load_json
-
 from tests.wire.schemas import APIS, DEFAULTS, OWN, PLAIN, Schema
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
+    from kafka.protocol.schemas import load_json as _load_json
+
+
+def load_json(name: str) -> Schema:
+    """Return Kafka's definition of a message, as kafka-python ships it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found: Schema = _load_json(name)
+    return found
+
 
 FOLDER = Path(__file__).parents[2] / "streams/kafka/wire/schemas"
 _HEAD = '''"""{title}.
@@ -65,7 +77,7 @@ def module(title: str, names: list[str]) -> str:
     body = "\n\n".join("\n".join(_message(definition(name))) for name in names)
     imports = ["", "from uuid import UUID"] if "UUID" in body else []
     imports += ["", "import msgspec"] if "msgspec." in body else []
-    base = "Field, Message, Request" if "(Request[" in body else "Field, Message"
+    base = "Message, Request, WireField" if "(Request[" in body else "Message, WireField"
     text = _HEAD.format(title=title) + "\n".join([*imports, "", f"from streams.kafka.wire.codec import {base}"])
     command = ["ruff", "format", "--stdin-filename", str(FOLDER / "generated.py"), "-"]
     return subprocess.run(command, input=f"{text}\n\n{body}\n", text=True, capture_output=True, check=True).stdout
@@ -112,7 +124,7 @@ def _body(fields: list[dict[str, Any]]) -> list[str]:
         if "fields" in field and seen.setdefault(inner, field["fields"]) != field["fields"]:
             raise ValueError(f"two structs {inner} in one place")
     rows = [_row(field) for field in fields]
-    lines += ["FIELDS = (", *[f"    Field({row})," for row in rows], ")"]
+    lines += ["FIELDS = (", *[f"    WireField({row})," for row in rows], ")"]
     return [*lines, *map(_attribute, fields)]
 
 

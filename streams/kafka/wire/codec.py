@@ -27,7 +27,7 @@ class MalformedAnswer(Exception):
     """An answer that is not what its version promises."""
 
 
-class Field(NamedTuple):
+class WireField(NamedTuple):
     """One field of a message: its name, Kafka's name of its type (``[]`` before it: an array), and the versions that
     have it, that may have null in its place, and that have it among the tagged fields under ``tag`` (-1: none)."""
 
@@ -43,7 +43,7 @@ class Field(NamedTuple):
 class Message(msgspec.Struct, kw_only=True):
     """A message, or a struct within one."""
 
-    FIELDS: ClassVar[tuple[Field, ...]] = ()
+    FIELDS: ClassVar[tuple[WireField, ...]] = ()
     """In the order of the bytes."""
     FLEXIBLE_FROM: ClassVar[int] = NEWEST + 1
     """The first version with compact lengths and tagged fields. Structs within a message follow the message."""
@@ -203,7 +203,7 @@ def _writer(kind: type[Message], version: int, flexible: bool) -> Writer:
     return write
 
 
-def _put_tags(out: bytearray, value: object, tags: list[tuple[Field, Writer]], defaults: Message) -> None:
+def _put_tags(out: bytearray, value: object, tags: list[tuple[WireField, Writer]], defaults: Message) -> None:
     # A tagged field that has its default is left out, as Kafka's own clients do it.
     given = [(field, put) for field, put in tags if getattr(value, field.name) != getattr(defaults, field.name)]
     put_unsigned(out, len(given))
@@ -215,7 +215,7 @@ def _put_tags(out: bytearray, value: object, tags: list[tuple[Field, Writer]], d
         out += body
 
 
-def _field_writer(kind: type[Message], field: Field, version: int, flexible: bool) -> Writer:
+def _field_writer(kind: type[Message], field: WireField, version: int, flexible: bool) -> Writer:
     is_nullable = version >= field.nullable_from
     if field.type.startswith("[]"):
         return _array_writer(_value_writer(kind, field.type[2:], version, flexible, False), flexible, is_nullable)
@@ -341,7 +341,7 @@ def _take_tags(source: _Bytes, tags: dict[int, tuple[str, Reader]], values: dict
                 raise MalformedAnswer(f"the tagged field {name} has {size} bytes, and uses {inner.at}")
 
 
-def _field_reader(kind: type[Message], field: Field, version: int, flexible: bool) -> Reader:
+def _field_reader(kind: type[Message], field: WireField, version: int, flexible: bool) -> Reader:
     is_nullable = version >= field.nullable_from
     if field.type.startswith("[]"):
         return _array_reader(_value_reader(kind, field.type[2:], version, flexible, False), flexible, is_nullable)
@@ -422,7 +422,7 @@ def _size_reader(shape: struct.Struct, flexible: bool, is_nullable: bool) -> Cal
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def _fields_of(kind: type[Message], version: int) -> tuple[list[Field], list[Field]]:
+def _fields_of(kind: type[Message], version: int) -> tuple[list[WireField], list[WireField]]:
     """Return the fields of a version: those in the order of the bytes, and the tagged ones, in the order of tags."""
     present = [field for field in kind.FIELDS if field.first <= version <= field.last]
     plain = [field for field in present if version < field.tagged_from]

@@ -76,7 +76,7 @@ class Poller(ReadingThread):
         with self._lock:
             self._outstanding -= records
             self._outstanding_bytes -= size
-            # Looked at first: to set it wakes nobody, but takes two locks, for each slice of a handful of records.
+            # Looked at first: to set it wakes no thread, but takes two locks, for each slice of a handful of records.
             if (
                 not self._has_room.is_set()
                 and self._outstanding < self._room

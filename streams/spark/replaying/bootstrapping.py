@@ -214,7 +214,7 @@ class _Metadata(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """``markers.Request``: one state for a group, once."""
+    """``markers.SinkRequest``: one state for a group, once."""
 
     group_id: str
     rows: int

@@ -37,7 +37,7 @@ class Written:
     run: str | None = None
 
 
-class Request(Protocol):
+class SinkRequest(Protocol):
     """A request to write."""
 
     def written(self, stored: Stored | None) -> Written | None:

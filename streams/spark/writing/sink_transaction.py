@@ -27,7 +27,7 @@ from streams.kafka.writing.made_batch import MadeBatch
 from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
-from streams.spark.writing.markers import Request, Stored, Written
+from streams.spark.writing.markers import SinkRequest, Stored, Written
 from streams.spark.writing.write_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class WriteTarget:
 
 def write_once(
     target: WriteTarget,
-    request: Request,
+    request: SinkRequest,
     batches: Callable[[], Iterable[MadeBatch]],
     *,
     size: int,
@@ -141,7 +141,7 @@ def _seconds(kafka: KafkaSettings, size: int) -> float:
 def _transaction(
     forwarder: BatchForwarder,
     target: WriteTarget,
-    request: Request,
+    request: SinkRequest,
     marker: Stored,
     batches: Iterable[MadeBatch],
     last_step: Callable[[BatchForwarder], None],
@@ -155,7 +155,7 @@ def _transaction(
 
 
 def _checked_placement(
-    forwarder: BatchForwarder, target: WriteTarget, request: Request, batches: Iterable[MadeBatch]
+    forwarder: BatchForwarder, target: WriteTarget, request: SinkRequest, batches: Iterable[MadeBatch]
 ) -> Iterator[MadeBatch]:
     """Check that each batch was placed by the partitions that its topic has now."""
     for batch in batches:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class AddPartitionsToTxnResponse(Message, kw_only=True):
@@ -19,22 +19,22 @@ class AddPartitionsToTxnResponse(Message, kw_only=True):
         class AddPartitionsToTxnTopicResult(Message, kw_only=True):
             class AddPartitionsToTxnPartitionResult(Message, kw_only=True):
                 FIELDS = (
-                    Field("partition_index", "int32", 0),
-                    Field("partition_error_code", "int16", 0),
+                    WireField("partition_index", "int32", 0),
+                    WireField("partition_error_code", "int16", 0),
                 )
                 partition_index: int = 0
                 partition_error_code: int = 0
 
             FIELDS = (
-                Field("name", "string", 0),
-                Field("results_by_partition", "[]AddPartitionsToTxnPartitionResult", 0),
+                WireField("name", "string", 0),
+                WireField("results_by_partition", "[]AddPartitionsToTxnPartitionResult", 0),
             )
             name: str = ""
             results_by_partition: list[AddPartitionsToTxnPartitionResult] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("transactional_id", "string", 4),
-            Field("topic_results", "[]AddPartitionsToTxnTopicResult", 4),
+            WireField("transactional_id", "string", 4),
+            WireField("topic_results", "[]AddPartitionsToTxnTopicResult", 4),
         )
         transactional_id: str = ""
         topic_results: list[AddPartitionsToTxnTopicResult] = msgspec.field(default_factory=list)
@@ -42,24 +42,24 @@ class AddPartitionsToTxnResponse(Message, kw_only=True):
     class AddPartitionsToTxnTopicResult(Message, kw_only=True):
         class AddPartitionsToTxnPartitionResult(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("partition_error_code", "int16", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("partition_error_code", "int16", 0),
             )
             partition_index: int = 0
             partition_error_code: int = 0
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("results_by_partition", "[]AddPartitionsToTxnPartitionResult", 0),
+            WireField("name", "string", 0),
+            WireField("results_by_partition", "[]AddPartitionsToTxnPartitionResult", 0),
         )
         name: str = ""
         results_by_partition: list[AddPartitionsToTxnPartitionResult] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("error_code", "int16", 4),
-        Field("results_by_transaction", "[]AddPartitionsToTxnResult", 4),
-        Field("results_by_topic_v3_and_below", "[]AddPartitionsToTxnTopicResult", 0, last=3),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("error_code", "int16", 4),
+        WireField("results_by_transaction", "[]AddPartitionsToTxnResult", 4),
+        WireField("results_by_topic_v3_and_below", "[]AddPartitionsToTxnTopicResult", 0, last=3),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -79,18 +79,18 @@ class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse], kw_only=Tru
     class AddPartitionsToTxnTransaction(Message, kw_only=True):
         class AddPartitionsToTxnTopic(Message, kw_only=True):
             FIELDS = (
-                Field("name", "string", 0),
-                Field("partitions", "[]int32", 0),
+                WireField("name", "string", 0),
+                WireField("partitions", "[]int32", 0),
             )
             name: str = ""
             partitions: list[int] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("transactional_id", "string", 4),
-            Field("producer_id", "int64", 4),
-            Field("producer_epoch", "int16", 4),
-            Field("verify_only", "bool", 4),
-            Field("topics", "[]AddPartitionsToTxnTopic", 4),
+            WireField("transactional_id", "string", 4),
+            WireField("producer_id", "int64", 4),
+            WireField("producer_epoch", "int16", 4),
+            WireField("verify_only", "bool", 4),
+            WireField("topics", "[]AddPartitionsToTxnTopic", 4),
         )
         transactional_id: str = ""
         producer_id: int = 0
@@ -100,18 +100,18 @@ class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse], kw_only=Tru
 
     class AddPartitionsToTxnTopic(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]int32", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]int32", 0),
         )
         name: str = ""
         partitions: list[int] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("transactions", "[]AddPartitionsToTxnTransaction", 4),
-        Field("v3_and_below_transactional_id", "string", 0, last=3),
-        Field("v3_and_below_producer_id", "int64", 0, last=3),
-        Field("v3_and_below_producer_epoch", "int16", 0, last=3),
-        Field("v3_and_below_topics", "[]AddPartitionsToTxnTopic", 0, last=3),
+        WireField("transactions", "[]AddPartitionsToTxnTransaction", 4),
+        WireField("v3_and_below_transactional_id", "string", 0, last=3),
+        WireField("v3_and_below_producer_id", "int64", 0, last=3),
+        WireField("v3_and_below_producer_epoch", "int16", 0, last=3),
+        WireField("v3_and_below_topics", "[]AddPartitionsToTxnTopic", 0, last=3),
     )
     transactions: list[AddPartitionsToTxnTransaction] = msgspec.field(default_factory=list)
     v3_and_below_transactional_id: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class ApiVersionsResponse(Message, kw_only=True):
@@ -17,9 +17,9 @@ class ApiVersionsResponse(Message, kw_only=True):
 
     class ApiVersion(Message, kw_only=True):
         FIELDS = (
-            Field("api_key", "int16", 0),
-            Field("min_version", "int16", 0),
-            Field("max_version", "int16", 0),
+            WireField("api_key", "int16", 0),
+            WireField("min_version", "int16", 0),
+            WireField("max_version", "int16", 0),
         )
         api_key: int = 0
         min_version: int = 0
@@ -27,9 +27,9 @@ class ApiVersionsResponse(Message, kw_only=True):
 
     class SupportedFeatureKey(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 3),
-            Field("min_version", "int16", 3),
-            Field("max_version", "int16", 3),
+            WireField("name", "string", 3),
+            WireField("min_version", "int16", 3),
+            WireField("max_version", "int16", 3),
         )
         name: str = ""
         min_version: int = 0
@@ -37,22 +37,22 @@ class ApiVersionsResponse(Message, kw_only=True):
 
     class FinalizedFeatureKey(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 3),
-            Field("max_version_level", "int16", 3),
-            Field("min_version_level", "int16", 3),
+            WireField("name", "string", 3),
+            WireField("max_version_level", "int16", 3),
+            WireField("min_version_level", "int16", 3),
         )
         name: str = ""
         max_version_level: int = 0
         min_version_level: int = 0
 
     FIELDS = (
-        Field("error_code", "int16", 0),
-        Field("api_keys", "[]ApiVersion", 0),
-        Field("throttle_time_ms", "int32", 1),
-        Field("supported_features", "[]SupportedFeatureKey", 3, tag=0, tagged_from=3),
-        Field("finalized_features_epoch", "int64", 3, tag=1, tagged_from=3),
-        Field("finalized_features", "[]FinalizedFeatureKey", 3, tag=2, tagged_from=3),
-        Field("zk_migration_ready", "bool", 3, tag=3, tagged_from=3),
+        WireField("error_code", "int16", 0),
+        WireField("api_keys", "[]ApiVersion", 0),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("supported_features", "[]SupportedFeatureKey", 3, tag=0, tagged_from=3),
+        WireField("finalized_features_epoch", "int64", 3, tag=1, tagged_from=3),
+        WireField("finalized_features", "[]FinalizedFeatureKey", 3, tag=2, tagged_from=3),
+        WireField("zk_migration_ready", "bool", 3, tag=3, tagged_from=3),
     )
     error_code: int = 0
     api_keys: list[ApiVersion] = msgspec.field(default_factory=list)
@@ -72,8 +72,8 @@ class ApiVersionsRequest(Request[ApiVersionsResponse], kw_only=True):
     FIRST_VERSION = 0
     LAST_VERSION = 4
     FIELDS = (
-        Field("client_software_name", "string", 3),
-        Field("client_software_version", "string", 3),
+        WireField("client_software_name", "string", 3),
+        WireField("client_software_version", "string", 3),
     )
     client_software_name: str = ""
     client_software_version: str = ""

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class ConsumerGroupDescribeResponse(Message, kw_only=True):
@@ -22,29 +22,29 @@ class ConsumerGroupDescribeResponse(Message, kw_only=True):
             class Assignment(Message, kw_only=True):
                 class TopicPartitions(Message, kw_only=True):
                     FIELDS = (
-                        Field("topic_id", "uuid", 0),
-                        Field("topic_name", "string", 0),
-                        Field("partitions", "[]int32", 0),
+                        WireField("topic_id", "uuid", 0),
+                        WireField("topic_name", "string", 0),
+                        WireField("partitions", "[]int32", 0),
                     )
                     topic_id: UUID = UUID(int=0)
                     topic_name: str = ""
                     partitions: list[int] = msgspec.field(default_factory=list)
 
-                FIELDS = (Field("topic_partitions", "[]TopicPartitions", 0),)
+                FIELDS = (WireField("topic_partitions", "[]TopicPartitions", 0),)
                 topic_partitions: list[TopicPartitions] = msgspec.field(default_factory=list)
 
             FIELDS = (
-                Field("member_id", "string", 0),
-                Field("instance_id", "string", 0, nullable_from=0),
-                Field("rack_id", "string", 0, nullable_from=0),
-                Field("member_epoch", "int32", 0),
-                Field("client_id", "string", 0),
-                Field("client_host", "string", 0),
-                Field("subscribed_topic_names", "[]string", 0),
-                Field("subscribed_topic_regex", "string", 0, nullable_from=0),
-                Field("assignment", "Assignment", 0),
-                Field("target_assignment", "Assignment", 0),
-                Field("member_type", "int8", 1),
+                WireField("member_id", "string", 0),
+                WireField("instance_id", "string", 0, nullable_from=0),
+                WireField("rack_id", "string", 0, nullable_from=0),
+                WireField("member_epoch", "int32", 0),
+                WireField("client_id", "string", 0),
+                WireField("client_host", "string", 0),
+                WireField("subscribed_topic_names", "[]string", 0),
+                WireField("subscribed_topic_regex", "string", 0, nullable_from=0),
+                WireField("assignment", "Assignment", 0),
+                WireField("target_assignment", "Assignment", 0),
+                WireField("member_type", "int8", 1),
             )
             member_id: str = ""
             instance_id: str | None = None
@@ -59,15 +59,15 @@ class ConsumerGroupDescribeResponse(Message, kw_only=True):
             member_type: int = -1
 
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 0, nullable_from=0),
-            Field("group_id", "string", 0),
-            Field("group_state", "string", 0),
-            Field("group_epoch", "int32", 0),
-            Field("assignment_epoch", "int32", 0),
-            Field("assignor_name", "string", 0),
-            Field("members", "[]Member", 0),
-            Field("authorized_operations", "int32", 0),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 0, nullable_from=0),
+            WireField("group_id", "string", 0),
+            WireField("group_state", "string", 0),
+            WireField("group_epoch", "int32", 0),
+            WireField("assignment_epoch", "int32", 0),
+            WireField("assignor_name", "string", 0),
+            WireField("members", "[]Member", 0),
+            WireField("authorized_operations", "int32", 0),
         )
         error_code: int = 0
         error_message: str | None = None
@@ -80,8 +80,8 @@ class ConsumerGroupDescribeResponse(Message, kw_only=True):
         authorized_operations: int = -2147483648
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("groups", "[]DescribedGroup", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("groups", "[]DescribedGroup", 0),
     )
     throttle_time_ms: int = 0
     groups: list[DescribedGroup] = msgspec.field(default_factory=list)
@@ -96,8 +96,8 @@ class ConsumerGroupDescribeRequest(Request[ConsumerGroupDescribeResponse], kw_on
     FIRST_VERSION = 0
     LAST_VERSION = 1
     FIELDS = (
-        Field("group_ids", "[]string", 0),
-        Field("include_authorized_operations", "bool", 0),
+        WireField("group_ids", "[]string", 0),
+        WireField("include_authorized_operations", "bool", 0),
     )
     group_ids: list[str] = msgspec.field(default_factory=list)
     include_authorized_operations: bool = False

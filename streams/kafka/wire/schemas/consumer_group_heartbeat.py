@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class ConsumerGroupHeartbeatResponse(Message, kw_only=True):
@@ -20,23 +20,23 @@ class ConsumerGroupHeartbeatResponse(Message, kw_only=True):
     class Assignment(Message, kw_only=True):
         class TopicPartitions(Message, kw_only=True):
             FIELDS = (
-                Field("topic_id", "uuid", 0),
-                Field("partitions", "[]int32", 0),
+                WireField("topic_id", "uuid", 0),
+                WireField("partitions", "[]int32", 0),
             )
             topic_id: UUID = UUID(int=0)
             partitions: list[int] = msgspec.field(default_factory=list)
 
-        FIELDS = (Field("topic_partitions", "[]TopicPartitions", 0),)
+        FIELDS = (WireField("topic_partitions", "[]TopicPartitions", 0),)
         topic_partitions: list[TopicPartitions] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("error_code", "int16", 0),
-        Field("error_message", "string", 0, nullable_from=0),
-        Field("member_id", "string", 0, nullable_from=0),
-        Field("member_epoch", "int32", 0),
-        Field("heartbeat_interval_ms", "int32", 0),
-        Field("assignment", "Assignment", 0, nullable_from=0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("error_code", "int16", 0),
+        WireField("error_message", "string", 0, nullable_from=0),
+        WireField("member_id", "string", 0, nullable_from=0),
+        WireField("member_epoch", "int32", 0),
+        WireField("heartbeat_interval_ms", "int32", 0),
+        WireField("assignment", "Assignment", 0, nullable_from=0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -58,23 +58,23 @@ class ConsumerGroupHeartbeatRequest(Request[ConsumerGroupHeartbeatResponse], kw_
 
     class TopicPartitions(Message, kw_only=True):
         FIELDS = (
-            Field("topic_id", "uuid", 0),
-            Field("partitions", "[]int32", 0),
+            WireField("topic_id", "uuid", 0),
+            WireField("partitions", "[]int32", 0),
         )
         topic_id: UUID = UUID(int=0)
         partitions: list[int] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("group_id", "string", 0),
-        Field("member_id", "string", 0),
-        Field("member_epoch", "int32", 0),
-        Field("instance_id", "string", 0, nullable_from=0),
-        Field("rack_id", "string", 0, nullable_from=0),
-        Field("rebalance_timeout_ms", "int32", 0),
-        Field("subscribed_topic_names", "[]string", 0, nullable_from=0),
-        Field("subscribed_topic_regex", "string", 1, nullable_from=1),
-        Field("server_assignor", "string", 0, nullable_from=0),
-        Field("topic_partitions", "[]TopicPartitions", 0, nullable_from=0),
+        WireField("group_id", "string", 0),
+        WireField("member_id", "string", 0),
+        WireField("member_epoch", "int32", 0),
+        WireField("instance_id", "string", 0, nullable_from=0),
+        WireField("rack_id", "string", 0, nullable_from=0),
+        WireField("rebalance_timeout_ms", "int32", 0),
+        WireField("subscribed_topic_names", "[]string", 0, nullable_from=0),
+        WireField("subscribed_topic_regex", "string", 1, nullable_from=1),
+        WireField("server_assignor", "string", 0, nullable_from=0),
+        WireField("topic_partitions", "[]TopicPartitions", 0, nullable_from=0),
     )
     group_id: str = ""
     member_id: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message
+from streams.kafka.wire.codec import Message, WireField
 
 
 class ConsumerProtocolAssignment(Message, kw_only=True):
@@ -17,15 +17,15 @@ class ConsumerProtocolAssignment(Message, kw_only=True):
 
     class TopicPartition(Message, kw_only=True):
         FIELDS = (
-            Field("topic", "string", 0),
-            Field("partitions", "[]int32", 0),
+            WireField("topic", "string", 0),
+            WireField("partitions", "[]int32", 0),
         )
         topic: str = ""
         partitions: list[int] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("assigned_partitions", "[]TopicPartition", 0),
-        Field("user_data", "bytes", 0, nullable_from=0),
+        WireField("assigned_partitions", "[]TopicPartition", 0),
+        WireField("user_data", "bytes", 0, nullable_from=0),
     )
     assigned_partitions: list[TopicPartition] = msgspec.field(default_factory=list)
     user_data: bytes | None = None
@@ -38,18 +38,18 @@ class ConsumerProtocolSubscription(Message, kw_only=True):
 
     class TopicPartition(Message, kw_only=True):
         FIELDS = (
-            Field("topic", "string", 1),
-            Field("partitions", "[]int32", 1),
+            WireField("topic", "string", 1),
+            WireField("partitions", "[]int32", 1),
         )
         topic: str = ""
         partitions: list[int] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("topics", "[]string", 0),
-        Field("user_data", "bytes", 0, nullable_from=0),
-        Field("owned_partitions", "[]TopicPartition", 1),
-        Field("generation_id", "int32", 2),
-        Field("rack_id", "string", 3, nullable_from=3),
+        WireField("topics", "[]string", 0),
+        WireField("user_data", "bytes", 0, nullable_from=0),
+        WireField("owned_partitions", "[]TopicPartition", 1),
+        WireField("generation_id", "int32", 2),
+        WireField("rack_id", "string", 3, nullable_from=3),
     )
     topics: list[str] = msgspec.field(default_factory=list)
     user_data: bytes | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class CreateAclsResponse(Message, kw_only=True):
@@ -17,15 +17,15 @@ class CreateAclsResponse(Message, kw_only=True):
 
     class AclCreationResult(Message, kw_only=True):
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 0, nullable_from=0),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 0, nullable_from=0),
         )
         error_code: int = 0
         error_message: str | None = ""
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("results", "[]AclCreationResult", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("results", "[]AclCreationResult", 0),
     )
     throttle_time_ms: int = 0
     results: list[AclCreationResult] = msgspec.field(default_factory=list)
@@ -42,13 +42,13 @@ class CreateAclsRequest(Request[CreateAclsResponse], kw_only=True):
 
     class AclCreation(Message, kw_only=True):
         FIELDS = (
-            Field("resource_type", "int8", 0),
-            Field("resource_name", "string", 0),
-            Field("resource_pattern_type", "int8", 1),
-            Field("principal", "string", 0),
-            Field("host", "string", 0),
-            Field("operation", "int8", 0),
-            Field("permission_type", "int8", 0),
+            WireField("resource_type", "int8", 0),
+            WireField("resource_name", "string", 0),
+            WireField("resource_pattern_type", "int8", 1),
+            WireField("principal", "string", 0),
+            WireField("host", "string", 0),
+            WireField("operation", "int8", 0),
+            WireField("permission_type", "int8", 0),
         )
         resource_type: int = 0
         resource_name: str = ""
@@ -58,5 +58,5 @@ class CreateAclsRequest(Request[CreateAclsResponse], kw_only=True):
         operation: int = 0
         permission_type: int = 0
 
-    FIELDS = (Field("creations", "[]AclCreation", 0),)
+    FIELDS = (WireField("creations", "[]AclCreation", 0),)
     creations: list[AclCreation] = msgspec.field(default_factory=list)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class CreatePartitionsResponse(Message, kw_only=True):
@@ -17,17 +17,17 @@ class CreatePartitionsResponse(Message, kw_only=True):
 
     class CreatePartitionsTopicResult(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 0),
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 0, nullable_from=0),
+            WireField("name", "string", 0),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 0, nullable_from=0),
         )
         name: str = ""
         error_code: int = 0
         error_message: str | None = None
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("results", "[]CreatePartitionsTopicResult", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("results", "[]CreatePartitionsTopicResult", 0),
     )
     throttle_time_ms: int = 0
     results: list[CreatePartitionsTopicResult] = msgspec.field(default_factory=list)
@@ -44,22 +44,22 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse], kw_only=True):
 
     class CreatePartitionsTopic(Message, kw_only=True):
         class CreatePartitionsAssignment(Message, kw_only=True):
-            FIELDS = (Field("broker_ids", "[]int32", 0),)
+            FIELDS = (WireField("broker_ids", "[]int32", 0),)
             broker_ids: list[int] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("count", "int32", 0),
-            Field("assignments", "[]CreatePartitionsAssignment", 0, nullable_from=0),
+            WireField("name", "string", 0),
+            WireField("count", "int32", 0),
+            WireField("assignments", "[]CreatePartitionsAssignment", 0, nullable_from=0),
         )
         name: str = ""
         count: int = 0
         assignments: list[CreatePartitionsAssignment] | None = None
 
     FIELDS = (
-        Field("topics", "[]CreatePartitionsTopic", 0),
-        Field("timeout_ms", "int32", 0),
-        Field("validate_only", "bool", 0),
+        WireField("topics", "[]CreatePartitionsTopic", 0),
+        WireField("timeout_ms", "int32", 0),
+        WireField("validate_only", "bool", 0),
     )
     topics: list[CreatePartitionsTopic] = msgspec.field(default_factory=list)
     timeout_ms: int = 0

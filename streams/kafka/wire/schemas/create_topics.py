@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class CreateTopicsResponse(Message, kw_only=True):
@@ -20,11 +20,11 @@ class CreateTopicsResponse(Message, kw_only=True):
     class CreatableTopicResult(Message, kw_only=True):
         class CreatableTopicConfigs(Message, kw_only=True):
             FIELDS = (
-                Field("name", "string", 5),
-                Field("value", "string", 5, nullable_from=5),
-                Field("read_only", "bool", 5),
-                Field("config_source", "int8", 5),
-                Field("is_sensitive", "bool", 5),
+                WireField("name", "string", 5),
+                WireField("value", "string", 5, nullable_from=5),
+                WireField("read_only", "bool", 5),
+                WireField("config_source", "int8", 5),
+                WireField("is_sensitive", "bool", 5),
             )
             name: str = ""
             value: str | None = ""
@@ -33,14 +33,14 @@ class CreateTopicsResponse(Message, kw_only=True):
             is_sensitive: bool = False
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("topic_id", "uuid", 7),
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 1, nullable_from=0),
-            Field("topic_config_error_code", "int16", 5, tag=0, tagged_from=5),
-            Field("num_partitions", "int32", 5),
-            Field("replication_factor", "int16", 5),
-            Field("configs", "[]CreatableTopicConfigs", 5, nullable_from=5),
+            WireField("name", "string", 0),
+            WireField("topic_id", "uuid", 7),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 1, nullable_from=0),
+            WireField("topic_config_error_code", "int16", 5, tag=0, tagged_from=5),
+            WireField("num_partitions", "int32", 5),
+            WireField("replication_factor", "int16", 5),
+            WireField("configs", "[]CreatableTopicConfigs", 5, nullable_from=5),
         )
         name: str = ""
         topic_id: UUID = UUID(int=0)
@@ -52,8 +52,8 @@ class CreateTopicsResponse(Message, kw_only=True):
         configs: list[CreatableTopicConfigs] | None = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 2),
-        Field("topics", "[]CreatableTopicResult", 0),
+        WireField("throttle_time_ms", "int32", 2),
+        WireField("topics", "[]CreatableTopicResult", 0),
     )
     throttle_time_ms: int = 0
     topics: list[CreatableTopicResult] = msgspec.field(default_factory=list)
@@ -71,26 +71,26 @@ class CreateTopicsRequest(Request[CreateTopicsResponse], kw_only=True):
     class CreatableTopic(Message, kw_only=True):
         class CreatableReplicaAssignment(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("broker_ids", "[]int32", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("broker_ids", "[]int32", 0),
             )
             partition_index: int = 0
             broker_ids: list[int] = msgspec.field(default_factory=list)
 
         class CreatableTopicConfig(Message, kw_only=True):
             FIELDS = (
-                Field("name", "string", 0),
-                Field("value", "string", 0, nullable_from=0),
+                WireField("name", "string", 0),
+                WireField("value", "string", 0, nullable_from=0),
             )
             name: str = ""
             value: str | None = ""
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("num_partitions", "int32", 0),
-            Field("replication_factor", "int16", 0),
-            Field("assignments", "[]CreatableReplicaAssignment", 0),
-            Field("configs", "[]CreatableTopicConfig", 0),
+            WireField("name", "string", 0),
+            WireField("num_partitions", "int32", 0),
+            WireField("replication_factor", "int16", 0),
+            WireField("assignments", "[]CreatableReplicaAssignment", 0),
+            WireField("configs", "[]CreatableTopicConfig", 0),
         )
         name: str = ""
         num_partitions: int = 0
@@ -99,9 +99,9 @@ class CreateTopicsRequest(Request[CreateTopicsResponse], kw_only=True):
         configs: list[CreatableTopicConfig] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("topics", "[]CreatableTopic", 0),
-        Field("timeout_ms", "int32", 0),
-        Field("validate_only", "bool", 1),
+        WireField("topics", "[]CreatableTopic", 0),
+        WireField("timeout_ms", "int32", 0),
+        WireField("validate_only", "bool", 1),
     )
     topics: list[CreatableTopic] = msgspec.field(default_factory=list)
     timeout_ms: int = 60000

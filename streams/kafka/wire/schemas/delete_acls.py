@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DeleteAclsResponse(Message, kw_only=True):
@@ -18,15 +18,15 @@ class DeleteAclsResponse(Message, kw_only=True):
     class DeleteAclsFilterResult(Message, kw_only=True):
         class DeleteAclsMatchingAcl(Message, kw_only=True):
             FIELDS = (
-                Field("error_code", "int16", 0),
-                Field("error_message", "string", 0, nullable_from=0),
-                Field("resource_type", "int8", 0),
-                Field("resource_name", "string", 0),
-                Field("pattern_type", "int8", 1),
-                Field("principal", "string", 0),
-                Field("host", "string", 0),
-                Field("operation", "int8", 0),
-                Field("permission_type", "int8", 0),
+                WireField("error_code", "int16", 0),
+                WireField("error_message", "string", 0, nullable_from=0),
+                WireField("resource_type", "int8", 0),
+                WireField("resource_name", "string", 0),
+                WireField("pattern_type", "int8", 1),
+                WireField("principal", "string", 0),
+                WireField("host", "string", 0),
+                WireField("operation", "int8", 0),
+                WireField("permission_type", "int8", 0),
             )
             error_code: int = 0
             error_message: str | None = ""
@@ -39,17 +39,17 @@ class DeleteAclsResponse(Message, kw_only=True):
             permission_type: int = 0
 
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 0, nullable_from=0),
-            Field("matching_acls", "[]DeleteAclsMatchingAcl", 0),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 0, nullable_from=0),
+            WireField("matching_acls", "[]DeleteAclsMatchingAcl", 0),
         )
         error_code: int = 0
         error_message: str | None = ""
         matching_acls: list[DeleteAclsMatchingAcl] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("filter_results", "[]DeleteAclsFilterResult", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("filter_results", "[]DeleteAclsFilterResult", 0),
     )
     throttle_time_ms: int = 0
     filter_results: list[DeleteAclsFilterResult] = msgspec.field(default_factory=list)
@@ -66,13 +66,13 @@ class DeleteAclsRequest(Request[DeleteAclsResponse], kw_only=True):
 
     class DeleteAclsFilter(Message, kw_only=True):
         FIELDS = (
-            Field("resource_type_filter", "int8", 0),
-            Field("resource_name_filter", "string", 0, nullable_from=0),
-            Field("pattern_type_filter", "int8", 1),
-            Field("principal_filter", "string", 0, nullable_from=0),
-            Field("host_filter", "string", 0, nullable_from=0),
-            Field("operation", "int8", 0),
-            Field("permission_type", "int8", 0),
+            WireField("resource_type_filter", "int8", 0),
+            WireField("resource_name_filter", "string", 0, nullable_from=0),
+            WireField("pattern_type_filter", "int8", 1),
+            WireField("principal_filter", "string", 0, nullable_from=0),
+            WireField("host_filter", "string", 0, nullable_from=0),
+            WireField("operation", "int8", 0),
+            WireField("permission_type", "int8", 0),
         )
         resource_type_filter: int = 0
         resource_name_filter: str | None = ""
@@ -82,5 +82,5 @@ class DeleteAclsRequest(Request[DeleteAclsResponse], kw_only=True):
         operation: int = 0
         permission_type: int = 0
 
-    FIELDS = (Field("filters", "[]DeleteAclsFilter", 0),)
+    FIELDS = (WireField("filters", "[]DeleteAclsFilter", 0),)
     filters: list[DeleteAclsFilter] = msgspec.field(default_factory=list)

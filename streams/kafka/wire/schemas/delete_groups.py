@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DeleteGroupsResponse(Message, kw_only=True):
@@ -17,15 +17,15 @@ class DeleteGroupsResponse(Message, kw_only=True):
 
     class DeletableGroupResult(Message, kw_only=True):
         FIELDS = (
-            Field("group_id", "string", 0),
-            Field("error_code", "int16", 0),
+            WireField("group_id", "string", 0),
+            WireField("error_code", "int16", 0),
         )
         group_id: str = ""
         error_code: int = 0
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("results", "[]DeletableGroupResult", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("results", "[]DeletableGroupResult", 0),
     )
     throttle_time_ms: int = 0
     results: list[DeletableGroupResult] = msgspec.field(default_factory=list)
@@ -39,5 +39,5 @@ class DeleteGroupsRequest(Request[DeleteGroupsResponse], kw_only=True):
     ANSWER = DeleteGroupsResponse
     FIRST_VERSION = 0
     LAST_VERSION = 2
-    FIELDS = (Field("groups_names", "[]string", 0),)
+    FIELDS = (WireField("groups_names", "[]string", 0),)
     groups_names: list[str] = msgspec.field(default_factory=list)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DeleteRecordsResponse(Message, kw_only=True):
@@ -18,24 +18,24 @@ class DeleteRecordsResponse(Message, kw_only=True):
     class DeleteRecordsTopicResult(Message, kw_only=True):
         class DeleteRecordsPartitionResult(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("low_watermark", "int64", 0),
-                Field("error_code", "int16", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("low_watermark", "int64", 0),
+                WireField("error_code", "int16", 0),
             )
             partition_index: int = 0
             low_watermark: int = 0
             error_code: int = 0
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]DeleteRecordsPartitionResult", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]DeleteRecordsPartitionResult", 0),
         )
         name: str = ""
         partitions: list[DeleteRecordsPartitionResult] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("topics", "[]DeleteRecordsTopicResult", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("topics", "[]DeleteRecordsTopicResult", 0),
     )
     throttle_time_ms: int = 0
     topics: list[DeleteRecordsTopicResult] = msgspec.field(default_factory=list)
@@ -53,22 +53,22 @@ class DeleteRecordsRequest(Request[DeleteRecordsResponse], kw_only=True):
     class DeleteRecordsTopic(Message, kw_only=True):
         class DeleteRecordsPartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("offset", "int64", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("offset", "int64", 0),
             )
             partition_index: int = 0
             offset: int = 0
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]DeleteRecordsPartition", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]DeleteRecordsPartition", 0),
         )
         name: str = ""
         partitions: list[DeleteRecordsPartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("topics", "[]DeleteRecordsTopic", 0),
-        Field("timeout_ms", "int32", 0),
+        WireField("topics", "[]DeleteRecordsTopic", 0),
+        WireField("timeout_ms", "int32", 0),
     )
     topics: list[DeleteRecordsTopic] = msgspec.field(default_factory=list)
     timeout_ms: int = 0

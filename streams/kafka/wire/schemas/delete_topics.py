@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DeleteTopicsResponse(Message, kw_only=True):
@@ -19,10 +19,10 @@ class DeleteTopicsResponse(Message, kw_only=True):
 
     class DeletableTopicResult(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 0, nullable_from=6),
-            Field("topic_id", "uuid", 6),
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 5, nullable_from=5),
+            WireField("name", "string", 0, nullable_from=6),
+            WireField("topic_id", "uuid", 6),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 5, nullable_from=5),
         )
         name: str | None = ""
         topic_id: UUID = UUID(int=0)
@@ -30,8 +30,8 @@ class DeleteTopicsResponse(Message, kw_only=True):
         error_message: str | None = None
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 1),
-        Field("responses", "[]DeletableTopicResult", 0),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("responses", "[]DeletableTopicResult", 0),
     )
     throttle_time_ms: int = 0
     responses: list[DeletableTopicResult] = msgspec.field(default_factory=list)
@@ -48,16 +48,16 @@ class DeleteTopicsRequest(Request[DeleteTopicsResponse], kw_only=True):
 
     class DeleteTopicState(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 6, nullable_from=6),
-            Field("topic_id", "uuid", 6),
+            WireField("name", "string", 6, nullable_from=6),
+            WireField("topic_id", "uuid", 6),
         )
         name: str | None = None
         topic_id: UUID = UUID(int=0)
 
     FIELDS = (
-        Field("topics", "[]DeleteTopicState", 6),
-        Field("topic_names", "[]string", 0, last=5),
-        Field("timeout_ms", "int32", 0),
+        WireField("topics", "[]DeleteTopicState", 6),
+        WireField("topic_names", "[]string", 0, last=5),
+        WireField("timeout_ms", "int32", 0),
     )
     topics: list[DeleteTopicState] = msgspec.field(default_factory=list)
     topic_names: list[str] = msgspec.field(default_factory=list)

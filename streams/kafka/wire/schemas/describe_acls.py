@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeAclsResponse(Message, kw_only=True):
@@ -18,10 +18,10 @@ class DescribeAclsResponse(Message, kw_only=True):
     class DescribeAclsResource(Message, kw_only=True):
         class AclDescription(Message, kw_only=True):
             FIELDS = (
-                Field("principal", "string", 0),
-                Field("host", "string", 0),
-                Field("operation", "int8", 0),
-                Field("permission_type", "int8", 0),
+                WireField("principal", "string", 0),
+                WireField("host", "string", 0),
+                WireField("operation", "int8", 0),
+                WireField("permission_type", "int8", 0),
             )
             principal: str = ""
             host: str = ""
@@ -29,10 +29,10 @@ class DescribeAclsResponse(Message, kw_only=True):
             permission_type: int = 0
 
         FIELDS = (
-            Field("resource_type", "int8", 0),
-            Field("resource_name", "string", 0),
-            Field("pattern_type", "int8", 1),
-            Field("acls", "[]AclDescription", 0),
+            WireField("resource_type", "int8", 0),
+            WireField("resource_name", "string", 0),
+            WireField("pattern_type", "int8", 1),
+            WireField("acls", "[]AclDescription", 0),
         )
         resource_type: int = 0
         resource_name: str = ""
@@ -40,10 +40,10 @@ class DescribeAclsResponse(Message, kw_only=True):
         acls: list[AclDescription] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("error_code", "int16", 0),
-        Field("error_message", "string", 0, nullable_from=0),
-        Field("resources", "[]DescribeAclsResource", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("error_code", "int16", 0),
+        WireField("error_message", "string", 0, nullable_from=0),
+        WireField("resources", "[]DescribeAclsResource", 0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -60,13 +60,13 @@ class DescribeAclsRequest(Request[DescribeAclsResponse], kw_only=True):
     FIRST_VERSION = 1
     LAST_VERSION = 3
     FIELDS = (
-        Field("resource_type_filter", "int8", 0),
-        Field("resource_name_filter", "string", 0, nullable_from=0),
-        Field("pattern_type_filter", "int8", 1),
-        Field("principal_filter", "string", 0, nullable_from=0),
-        Field("host_filter", "string", 0, nullable_from=0),
-        Field("operation", "int8", 0),
-        Field("permission_type", "int8", 0),
+        WireField("resource_type_filter", "int8", 0),
+        WireField("resource_name_filter", "string", 0, nullable_from=0),
+        WireField("pattern_type_filter", "int8", 1),
+        WireField("principal_filter", "string", 0, nullable_from=0),
+        WireField("host_filter", "string", 0, nullable_from=0),
+        WireField("operation", "int8", 0),
+        WireField("permission_type", "int8", 0),
     )
     resource_type_filter: int = 0
     resource_name_filter: str | None = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeClusterResponse(Message, kw_only=True):
@@ -17,11 +17,11 @@ class DescribeClusterResponse(Message, kw_only=True):
 
     class DescribeClusterBroker(Message, kw_only=True):
         FIELDS = (
-            Field("broker_id", "int32", 0),
-            Field("host", "string", 0),
-            Field("port", "int32", 0),
-            Field("rack", "string", 0, nullable_from=0),
-            Field("is_fenced", "bool", 2),
+            WireField("broker_id", "int32", 0),
+            WireField("host", "string", 0),
+            WireField("port", "int32", 0),
+            WireField("rack", "string", 0, nullable_from=0),
+            WireField("is_fenced", "bool", 2),
         )
         broker_id: int = 0
         host: str = ""
@@ -30,14 +30,14 @@ class DescribeClusterResponse(Message, kw_only=True):
         is_fenced: bool = False
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("error_code", "int16", 0),
-        Field("error_message", "string", 0, nullable_from=0),
-        Field("endpoint_type", "int8", 1),
-        Field("cluster_id", "string", 0),
-        Field("controller_id", "int32", 0),
-        Field("brokers", "[]DescribeClusterBroker", 0),
-        Field("cluster_authorized_operations", "int32", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("error_code", "int16", 0),
+        WireField("error_message", "string", 0, nullable_from=0),
+        WireField("endpoint_type", "int8", 1),
+        WireField("cluster_id", "string", 0),
+        WireField("controller_id", "int32", 0),
+        WireField("brokers", "[]DescribeClusterBroker", 0),
+        WireField("cluster_authorized_operations", "int32", 0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -58,9 +58,9 @@ class DescribeClusterRequest(Request[DescribeClusterResponse], kw_only=True):
     FIRST_VERSION = 0
     LAST_VERSION = 2
     FIELDS = (
-        Field("include_cluster_authorized_operations", "bool", 0),
-        Field("endpoint_type", "int8", 1),
-        Field("include_fenced_brokers", "bool", 2),
+        WireField("include_cluster_authorized_operations", "bool", 0),
+        WireField("endpoint_type", "int8", 1),
+        WireField("include_fenced_brokers", "bool", 2),
     )
     include_cluster_authorized_operations: bool = False
     endpoint_type: int = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeConfigsResponse(Message, kw_only=True):
@@ -19,24 +19,24 @@ class DescribeConfigsResponse(Message, kw_only=True):
         class DescribeConfigsResourceResult(Message, kw_only=True):
             class DescribeConfigsSynonym(Message, kw_only=True):
                 FIELDS = (
-                    Field("name", "string", 1),
-                    Field("value", "string", 1, nullable_from=0),
-                    Field("source", "int8", 1),
+                    WireField("name", "string", 1),
+                    WireField("value", "string", 1, nullable_from=0),
+                    WireField("source", "int8", 1),
                 )
                 name: str = ""
                 value: str | None = ""
                 source: int = 0
 
             FIELDS = (
-                Field("name", "string", 0),
-                Field("value", "string", 0, nullable_from=0),
-                Field("read_only", "bool", 0),
-                Field("config_source", "int8", 1),
-                Field("is_default", "bool", 0, last=0),
-                Field("is_sensitive", "bool", 0),
-                Field("synonyms", "[]DescribeConfigsSynonym", 1),
-                Field("config_type", "int8", 3),
-                Field("documentation", "string", 3, nullable_from=0),
+                WireField("name", "string", 0),
+                WireField("value", "string", 0, nullable_from=0),
+                WireField("read_only", "bool", 0),
+                WireField("config_source", "int8", 1),
+                WireField("is_default", "bool", 0, last=0),
+                WireField("is_sensitive", "bool", 0),
+                WireField("synonyms", "[]DescribeConfigsSynonym", 1),
+                WireField("config_type", "int8", 3),
+                WireField("documentation", "string", 3, nullable_from=0),
             )
             name: str = ""
             value: str | None = ""
@@ -49,11 +49,11 @@ class DescribeConfigsResponse(Message, kw_only=True):
             documentation: str | None = ""
 
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 0, nullable_from=0),
-            Field("resource_type", "int8", 0),
-            Field("resource_name", "string", 0),
-            Field("configs", "[]DescribeConfigsResourceResult", 0),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 0, nullable_from=0),
+            WireField("resource_type", "int8", 0),
+            WireField("resource_name", "string", 0),
+            WireField("configs", "[]DescribeConfigsResourceResult", 0),
         )
         error_code: int = 0
         error_message: str | None = ""
@@ -62,8 +62,8 @@ class DescribeConfigsResponse(Message, kw_only=True):
         configs: list[DescribeConfigsResourceResult] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("results", "[]DescribeConfigsResult", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("results", "[]DescribeConfigsResult", 0),
     )
     throttle_time_ms: int = 0
     results: list[DescribeConfigsResult] = msgspec.field(default_factory=list)
@@ -80,18 +80,18 @@ class DescribeConfigsRequest(Request[DescribeConfigsResponse], kw_only=True):
 
     class DescribeConfigsResource(Message, kw_only=True):
         FIELDS = (
-            Field("resource_type", "int8", 0),
-            Field("resource_name", "string", 0),
-            Field("configuration_keys", "[]string", 0, nullable_from=0),
+            WireField("resource_type", "int8", 0),
+            WireField("resource_name", "string", 0),
+            WireField("configuration_keys", "[]string", 0, nullable_from=0),
         )
         resource_type: int = 0
         resource_name: str = ""
         configuration_keys: list[str] | None = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("resources", "[]DescribeConfigsResource", 0),
-        Field("include_synonyms", "bool", 1),
-        Field("include_documentation", "bool", 3),
+        WireField("resources", "[]DescribeConfigsResource", 0),
+        WireField("include_synonyms", "bool", 1),
+        WireField("include_documentation", "bool", 3),
     )
     resources: list[DescribeConfigsResource] = msgspec.field(default_factory=list)
     include_synonyms: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeGroupsResponse(Message, kw_only=True):
@@ -18,12 +18,12 @@ class DescribeGroupsResponse(Message, kw_only=True):
     class DescribedGroup(Message, kw_only=True):
         class DescribedGroupMember(Message, kw_only=True):
             FIELDS = (
-                Field("member_id", "string", 0),
-                Field("group_instance_id", "string", 4, nullable_from=4),
-                Field("client_id", "string", 0),
-                Field("client_host", "string", 0),
-                Field("member_metadata", "bytes", 0),
-                Field("member_assignment", "bytes", 0),
+                WireField("member_id", "string", 0),
+                WireField("group_instance_id", "string", 4, nullable_from=4),
+                WireField("client_id", "string", 0),
+                WireField("client_host", "string", 0),
+                WireField("member_metadata", "bytes", 0),
+                WireField("member_assignment", "bytes", 0),
             )
             member_id: str = ""
             group_instance_id: str | None = None
@@ -33,14 +33,14 @@ class DescribeGroupsResponse(Message, kw_only=True):
             member_assignment: bytes = b""
 
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 6, nullable_from=6),
-            Field("group_id", "string", 0),
-            Field("group_state", "string", 0),
-            Field("protocol_type", "string", 0),
-            Field("protocol_data", "string", 0),
-            Field("members", "[]DescribedGroupMember", 0),
-            Field("authorized_operations", "int32", 3),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 6, nullable_from=6),
+            WireField("group_id", "string", 0),
+            WireField("group_state", "string", 0),
+            WireField("protocol_type", "string", 0),
+            WireField("protocol_data", "string", 0),
+            WireField("members", "[]DescribedGroupMember", 0),
+            WireField("authorized_operations", "int32", 3),
         )
         error_code: int = 0
         error_message: str | None = None
@@ -52,8 +52,8 @@ class DescribeGroupsResponse(Message, kw_only=True):
         authorized_operations: int = -2147483648
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 1),
-        Field("groups", "[]DescribedGroup", 0),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("groups", "[]DescribedGroup", 0),
     )
     throttle_time_ms: int = 0
     groups: list[DescribedGroup] = msgspec.field(default_factory=list)
@@ -68,8 +68,8 @@ class DescribeGroupsRequest(Request[DescribeGroupsResponse], kw_only=True):
     FIRST_VERSION = 0
     LAST_VERSION = 6
     FIELDS = (
-        Field("groups", "[]string", 0),
-        Field("include_authorized_operations", "bool", 3),
+        WireField("groups", "[]string", 0),
+        WireField("include_authorized_operations", "bool", 3),
     )
     groups: list[str] = msgspec.field(default_factory=list)
     include_authorized_operations: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeLogDirsResponse(Message, kw_only=True):
@@ -19,10 +19,10 @@ class DescribeLogDirsResponse(Message, kw_only=True):
         class DescribeLogDirsTopic(Message, kw_only=True):
             class DescribeLogDirsPartition(Message, kw_only=True):
                 FIELDS = (
-                    Field("partition_index", "int32", 0),
-                    Field("partition_size", "int64", 0),
-                    Field("offset_lag", "int64", 0),
-                    Field("is_future_key", "bool", 0),
+                    WireField("partition_index", "int32", 0),
+                    WireField("partition_size", "int64", 0),
+                    WireField("offset_lag", "int64", 0),
+                    WireField("is_future_key", "bool", 0),
                 )
                 partition_index: int = 0
                 partition_size: int = 0
@@ -30,19 +30,19 @@ class DescribeLogDirsResponse(Message, kw_only=True):
                 is_future_key: bool = False
 
             FIELDS = (
-                Field("name", "string", 0),
-                Field("partitions", "[]DescribeLogDirsPartition", 0),
+                WireField("name", "string", 0),
+                WireField("partitions", "[]DescribeLogDirsPartition", 0),
             )
             name: str = ""
             partitions: list[DescribeLogDirsPartition] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("log_dir", "string", 0),
-            Field("topics", "[]DescribeLogDirsTopic", 0),
-            Field("total_bytes", "int64", 4),
-            Field("usable_bytes", "int64", 4),
-            Field("is_cordoned", "bool", 5),
+            WireField("error_code", "int16", 0),
+            WireField("log_dir", "string", 0),
+            WireField("topics", "[]DescribeLogDirsTopic", 0),
+            WireField("total_bytes", "int64", 4),
+            WireField("usable_bytes", "int64", 4),
+            WireField("is_cordoned", "bool", 5),
         )
         error_code: int = 0
         log_dir: str = ""
@@ -52,9 +52,9 @@ class DescribeLogDirsResponse(Message, kw_only=True):
         is_cordoned: bool = False
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("error_code", "int16", 3),
-        Field("results", "[]DescribeLogDirsResult", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("error_code", "int16", 3),
+        WireField("results", "[]DescribeLogDirsResult", 0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -72,11 +72,11 @@ class DescribeLogDirsRequest(Request[DescribeLogDirsResponse], kw_only=True):
 
     class DescribableLogDirTopic(Message, kw_only=True):
         FIELDS = (
-            Field("topic", "string", 0),
-            Field("partitions", "[]int32", 0),
+            WireField("topic", "string", 0),
+            WireField("partitions", "[]int32", 0),
         )
         topic: str = ""
         partitions: list[int] = msgspec.field(default_factory=list)
 
-    FIELDS = (Field("topics", "[]DescribableLogDirTopic", 0, nullable_from=0),)
+    FIELDS = (WireField("topics", "[]DescribableLogDirTopic", 0, nullable_from=0),)
     topics: list[DescribableLogDirTopic] | None = msgspec.field(default_factory=list)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeProducersResponse(Message, kw_only=True):
@@ -19,12 +19,12 @@ class DescribeProducersResponse(Message, kw_only=True):
         class PartitionResponse(Message, kw_only=True):
             class ProducerState(Message, kw_only=True):
                 FIELDS = (
-                    Field("producer_id", "int64", 0),
-                    Field("producer_epoch", "int32", 0),
-                    Field("last_sequence", "int32", 0),
-                    Field("last_timestamp", "int64", 0),
-                    Field("coordinator_epoch", "int32", 0),
-                    Field("current_txn_start_offset", "int64", 0),
+                    WireField("producer_id", "int64", 0),
+                    WireField("producer_epoch", "int32", 0),
+                    WireField("last_sequence", "int32", 0),
+                    WireField("last_timestamp", "int64", 0),
+                    WireField("coordinator_epoch", "int32", 0),
+                    WireField("current_txn_start_offset", "int64", 0),
                 )
                 producer_id: int = 0
                 producer_epoch: int = 0
@@ -34,10 +34,10 @@ class DescribeProducersResponse(Message, kw_only=True):
                 current_txn_start_offset: int = -1
 
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("error_code", "int16", 0),
-                Field("error_message", "string", 0, nullable_from=0),
-                Field("active_producers", "[]ProducerState", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("error_code", "int16", 0),
+                WireField("error_message", "string", 0, nullable_from=0),
+                WireField("active_producers", "[]ProducerState", 0),
             )
             partition_index: int = 0
             error_code: int = 0
@@ -45,15 +45,15 @@ class DescribeProducersResponse(Message, kw_only=True):
             active_producers: list[ProducerState] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]PartitionResponse", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]PartitionResponse", 0),
         )
         name: str = ""
         partitions: list[PartitionResponse] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("topics", "[]TopicResponse", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("topics", "[]TopicResponse", 0),
     )
     throttle_time_ms: int = 0
     topics: list[TopicResponse] = msgspec.field(default_factory=list)
@@ -70,11 +70,11 @@ class DescribeProducersRequest(Request[DescribeProducersResponse], kw_only=True)
 
     class TopicRequest(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partition_indexes", "[]int32", 0),
+            WireField("name", "string", 0),
+            WireField("partition_indexes", "[]int32", 0),
         )
         name: str = ""
         partition_indexes: list[int] = msgspec.field(default_factory=list)
 
-    FIELDS = (Field("topics", "[]TopicRequest", 0),)
+    FIELDS = (WireField("topics", "[]TopicRequest", 0),)
     topics: list[TopicRequest] = msgspec.field(default_factory=list)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeQuorumResponse(Message, kw_only=True):
@@ -21,11 +21,11 @@ class DescribeQuorumResponse(Message, kw_only=True):
         class PartitionData(Message, kw_only=True):
             class ReplicaState(Message, kw_only=True):
                 FIELDS = (
-                    Field("replica_id", "int32", 0),
-                    Field("replica_directory_id", "uuid", 2),
-                    Field("log_end_offset", "int64", 0),
-                    Field("last_fetch_timestamp", "int64", 1),
-                    Field("last_caught_up_timestamp", "int64", 1),
+                    WireField("replica_id", "int32", 0),
+                    WireField("replica_directory_id", "uuid", 2),
+                    WireField("log_end_offset", "int64", 0),
+                    WireField("last_fetch_timestamp", "int64", 1),
+                    WireField("last_caught_up_timestamp", "int64", 1),
                 )
                 replica_id: int = 0
                 replica_directory_id: UUID = UUID(int=0)
@@ -34,14 +34,14 @@ class DescribeQuorumResponse(Message, kw_only=True):
                 last_caught_up_timestamp: int = -1
 
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("error_code", "int16", 0),
-                Field("error_message", "string", 2, nullable_from=2),
-                Field("leader_id", "int32", 0),
-                Field("leader_epoch", "int32", 0),
-                Field("high_watermark", "int64", 0),
-                Field("current_voters", "[]ReplicaState", 0),
-                Field("observers", "[]ReplicaState", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("error_code", "int16", 0),
+                WireField("error_message", "string", 2, nullable_from=2),
+                WireField("leader_id", "int32", 0),
+                WireField("leader_epoch", "int32", 0),
+                WireField("high_watermark", "int64", 0),
+                WireField("current_voters", "[]ReplicaState", 0),
+                WireField("observers", "[]ReplicaState", 0),
             )
             partition_index: int = 0
             error_code: int = 0
@@ -53,8 +53,8 @@ class DescribeQuorumResponse(Message, kw_only=True):
             observers: list[ReplicaState] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("topic_name", "string", 0),
-            Field("partitions", "[]PartitionData", 0),
+            WireField("topic_name", "string", 0),
+            WireField("partitions", "[]PartitionData", 0),
         )
         topic_name: str = ""
         partitions: list[PartitionData] = msgspec.field(default_factory=list)
@@ -62,26 +62,26 @@ class DescribeQuorumResponse(Message, kw_only=True):
     class Node(Message, kw_only=True):
         class Listener(Message, kw_only=True):
             FIELDS = (
-                Field("name", "string", 2),
-                Field("host", "string", 2),
-                Field("port", "uint16", 2),
+                WireField("name", "string", 2),
+                WireField("host", "string", 2),
+                WireField("port", "uint16", 2),
             )
             name: str = ""
             host: str = ""
             port: int = 0
 
         FIELDS = (
-            Field("node_id", "int32", 2),
-            Field("listeners", "[]Listener", 2),
+            WireField("node_id", "int32", 2),
+            WireField("listeners", "[]Listener", 2),
         )
         node_id: int = 0
         listeners: list[Listener] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("error_code", "int16", 0),
-        Field("error_message", "string", 2, nullable_from=2),
-        Field("topics", "[]TopicData", 0),
-        Field("nodes", "[]Node", 2),
+        WireField("error_code", "int16", 0),
+        WireField("error_message", "string", 2, nullable_from=2),
+        WireField("topics", "[]TopicData", 0),
+        WireField("nodes", "[]Node", 2),
     )
     error_code: int = 0
     error_message: str | None = ""
@@ -100,15 +100,15 @@ class DescribeQuorumRequest(Request[DescribeQuorumResponse], kw_only=True):
 
     class TopicData(Message, kw_only=True):
         class PartitionData(Message, kw_only=True):
-            FIELDS = (Field("partition_index", "int32", 0),)
+            FIELDS = (WireField("partition_index", "int32", 0),)
             partition_index: int = 0
 
         FIELDS = (
-            Field("topic_name", "string", 0),
-            Field("partitions", "[]PartitionData", 0),
+            WireField("topic_name", "string", 0),
+            WireField("partitions", "[]PartitionData", 0),
         )
         topic_name: str = ""
         partitions: list[PartitionData] = msgspec.field(default_factory=list)
 
-    FIELDS = (Field("topics", "[]TopicData", 0),)
+    FIELDS = (WireField("topics", "[]TopicData", 0),)
     topics: list[TopicData] = msgspec.field(default_factory=list)

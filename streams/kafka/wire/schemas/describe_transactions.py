@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class DescribeTransactionsResponse(Message, kw_only=True):
@@ -18,21 +18,21 @@ class DescribeTransactionsResponse(Message, kw_only=True):
     class TransactionState(Message, kw_only=True):
         class TopicData(Message, kw_only=True):
             FIELDS = (
-                Field("topic", "string", 0),
-                Field("partitions", "[]int32", 0),
+                WireField("topic", "string", 0),
+                WireField("partitions", "[]int32", 0),
             )
             topic: str = ""
             partitions: list[int] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("transactional_id", "string", 0),
-            Field("transaction_state", "string", 0),
-            Field("transaction_timeout_ms", "int32", 0),
-            Field("transaction_start_time_ms", "int64", 0),
-            Field("producer_id", "int64", 0),
-            Field("producer_epoch", "int16", 0),
-            Field("topics", "[]TopicData", 0),
+            WireField("error_code", "int16", 0),
+            WireField("transactional_id", "string", 0),
+            WireField("transaction_state", "string", 0),
+            WireField("transaction_timeout_ms", "int32", 0),
+            WireField("transaction_start_time_ms", "int64", 0),
+            WireField("producer_id", "int64", 0),
+            WireField("producer_epoch", "int16", 0),
+            WireField("topics", "[]TopicData", 0),
         )
         error_code: int = 0
         transactional_id: str = ""
@@ -44,8 +44,8 @@ class DescribeTransactionsResponse(Message, kw_only=True):
         topics: list[TopicData] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("transaction_states", "[]TransactionState", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("transaction_states", "[]TransactionState", 0),
     )
     throttle_time_ms: int = 0
     transaction_states: list[TransactionState] = msgspec.field(default_factory=list)
@@ -59,5 +59,5 @@ class DescribeTransactionsRequest(Request[DescribeTransactionsResponse], kw_only
     ANSWER = DescribeTransactionsResponse
     FIRST_VERSION = 0
     LAST_VERSION = 0
-    FIELDS = (Field("transactional_ids", "[]string", 0),)
+    FIELDS = (WireField("transactional_ids", "[]string", 0),)
     transactional_ids: list[str] = msgspec.field(default_factory=list)

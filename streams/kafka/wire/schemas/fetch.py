@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class FetchResponse(Message, kw_only=True):
@@ -21,48 +21,48 @@ class FetchResponse(Message, kw_only=True):
         class PartitionData(Message, kw_only=True):
             class EpochEndOffset(Message, kw_only=True):
                 FIELDS = (
-                    Field("epoch", "int32", 12),
-                    Field("end_offset", "int64", 12),
+                    WireField("epoch", "int32", 12),
+                    WireField("end_offset", "int64", 12),
                 )
                 epoch: int = -1
                 end_offset: int = -1
 
             class LeaderIdAndEpoch(Message, kw_only=True):
                 FIELDS = (
-                    Field("leader_id", "int32", 12),
-                    Field("leader_epoch", "int32", 12),
+                    WireField("leader_id", "int32", 12),
+                    WireField("leader_epoch", "int32", 12),
                 )
                 leader_id: int = -1
                 leader_epoch: int = -1
 
             class SnapshotId(Message, kw_only=True):
                 FIELDS = (
-                    Field("end_offset", "int64", 0),
-                    Field("epoch", "int32", 0),
+                    WireField("end_offset", "int64", 0),
+                    WireField("epoch", "int32", 0),
                 )
                 end_offset: int = -1
                 epoch: int = -1
 
             class AbortedTransaction(Message, kw_only=True):
                 FIELDS = (
-                    Field("producer_id", "int64", 4),
-                    Field("first_offset", "int64", 4),
+                    WireField("producer_id", "int64", 4),
+                    WireField("first_offset", "int64", 4),
                 )
                 producer_id: int = 0
                 first_offset: int = 0
 
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("error_code", "int16", 0),
-                Field("high_watermark", "int64", 0),
-                Field("last_stable_offset", "int64", 4),
-                Field("log_start_offset", "int64", 5),
-                Field("diverging_epoch", "EpochEndOffset", 12, tag=0, tagged_from=12),
-                Field("current_leader", "LeaderIdAndEpoch", 12, tag=1, tagged_from=12),
-                Field("snapshot_id", "SnapshotId", 12, tag=2, tagged_from=12),
-                Field("aborted_transactions", "[]AbortedTransaction", 4, nullable_from=4),
-                Field("preferred_read_replica", "int32", 11),
-                Field("records", "records", 0, nullable_from=0),
+                WireField("partition_index", "int32", 0),
+                WireField("error_code", "int16", 0),
+                WireField("high_watermark", "int64", 0),
+                WireField("last_stable_offset", "int64", 4),
+                WireField("log_start_offset", "int64", 5),
+                WireField("diverging_epoch", "EpochEndOffset", 12, tag=0, tagged_from=12),
+                WireField("current_leader", "LeaderIdAndEpoch", 12, tag=1, tagged_from=12),
+                WireField("snapshot_id", "SnapshotId", 12, tag=2, tagged_from=12),
+                WireField("aborted_transactions", "[]AbortedTransaction", 4, nullable_from=4),
+                WireField("preferred_read_replica", "int32", 11),
+                WireField("records", "records", 0, nullable_from=0),
             )
             partition_index: int = 0
             error_code: int = 0
@@ -77,9 +77,9 @@ class FetchResponse(Message, kw_only=True):
             records: bytes | None = b""
 
         FIELDS = (
-            Field("topic", "string", 0, last=12),
-            Field("topic_id", "uuid", 13),
-            Field("partitions", "[]PartitionData", 0),
+            WireField("topic", "string", 0, last=12),
+            WireField("topic_id", "uuid", 13),
+            WireField("partitions", "[]PartitionData", 0),
         )
         topic: str = ""
         topic_id: UUID = UUID(int=0)
@@ -87,10 +87,10 @@ class FetchResponse(Message, kw_only=True):
 
     class NodeEndpoint(Message, kw_only=True):
         FIELDS = (
-            Field("node_id", "int32", 16),
-            Field("host", "string", 16),
-            Field("port", "int32", 16),
-            Field("rack", "string", 16, nullable_from=16),
+            WireField("node_id", "int32", 16),
+            WireField("host", "string", 16),
+            WireField("port", "int32", 16),
+            WireField("rack", "string", 16, nullable_from=16),
         )
         node_id: int = 0
         host: str = ""
@@ -98,11 +98,11 @@ class FetchResponse(Message, kw_only=True):
         rack: str | None = None
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 1),
-        Field("error_code", "int16", 7),
-        Field("session_id", "int32", 7),
-        Field("responses", "[]FetchableTopicResponse", 0),
-        Field("node_endpoints", "[]NodeEndpoint", 16, tag=0, tagged_from=16),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("error_code", "int16", 7),
+        WireField("session_id", "int32", 7),
+        WireField("responses", "[]FetchableTopicResponse", 0),
+        WireField("node_endpoints", "[]NodeEndpoint", 16, tag=0, tagged_from=16),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -122,8 +122,8 @@ class FetchRequest(Request[FetchResponse], kw_only=True):
 
     class ReplicaState(Message, kw_only=True):
         FIELDS = (
-            Field("replica_id", "int32", 15),
-            Field("replica_epoch", "int64", 15),
+            WireField("replica_id", "int32", 15),
+            WireField("replica_epoch", "int64", 15),
         )
         replica_id: int = -1
         replica_epoch: int = -1
@@ -131,14 +131,14 @@ class FetchRequest(Request[FetchResponse], kw_only=True):
     class FetchTopic(Message, kw_only=True):
         class FetchPartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition", "int32", 0),
-                Field("current_leader_epoch", "int32", 9),
-                Field("fetch_offset", "int64", 0),
-                Field("last_fetched_epoch", "int32", 12),
-                Field("log_start_offset", "int64", 5),
-                Field("partition_max_bytes", "int32", 0),
-                Field("replica_directory_id", "uuid", 17, tag=0, tagged_from=17),
-                Field("high_watermark", "int64", 18, tag=1, tagged_from=18),
+                WireField("partition", "int32", 0),
+                WireField("current_leader_epoch", "int32", 9),
+                WireField("fetch_offset", "int64", 0),
+                WireField("last_fetched_epoch", "int32", 12),
+                WireField("log_start_offset", "int64", 5),
+                WireField("partition_max_bytes", "int32", 0),
+                WireField("replica_directory_id", "uuid", 17, tag=0, tagged_from=17),
+                WireField("high_watermark", "int64", 18, tag=1, tagged_from=18),
             )
             partition: int = 0
             current_leader_epoch: int = -1
@@ -150,9 +150,9 @@ class FetchRequest(Request[FetchResponse], kw_only=True):
             high_watermark: int = 9223372036854775807
 
         FIELDS = (
-            Field("topic", "string", 0, last=12),
-            Field("topic_id", "uuid", 13),
-            Field("partitions", "[]FetchPartition", 0),
+            WireField("topic", "string", 0, last=12),
+            WireField("topic_id", "uuid", 13),
+            WireField("partitions", "[]FetchPartition", 0),
         )
         topic: str = ""
         topic_id: UUID = UUID(int=0)
@@ -160,27 +160,27 @@ class FetchRequest(Request[FetchResponse], kw_only=True):
 
     class ForgottenTopic(Message, kw_only=True):
         FIELDS = (
-            Field("topic", "string", 7, last=12),
-            Field("topic_id", "uuid", 13),
-            Field("partitions", "[]int32", 7),
+            WireField("topic", "string", 7, last=12),
+            WireField("topic_id", "uuid", 13),
+            WireField("partitions", "[]int32", 7),
         )
         topic: str = ""
         topic_id: UUID = UUID(int=0)
         partitions: list[int] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("cluster_id", "string", 12, nullable_from=12, tag=0, tagged_from=12),
-        Field("replica_id", "int32", 0, last=14),
-        Field("replica_state", "ReplicaState", 15, tag=1, tagged_from=15),
-        Field("max_wait_ms", "int32", 0),
-        Field("min_bytes", "int32", 0),
-        Field("max_bytes", "int32", 3),
-        Field("isolation_level", "int8", 4),
-        Field("session_id", "int32", 7),
-        Field("session_epoch", "int32", 7),
-        Field("topics", "[]FetchTopic", 0),
-        Field("forgotten_topics_data", "[]ForgottenTopic", 7),
-        Field("rack_id", "string", 11),
+        WireField("cluster_id", "string", 12, nullable_from=12, tag=0, tagged_from=12),
+        WireField("replica_id", "int32", 0, last=14),
+        WireField("replica_state", "ReplicaState", 15, tag=1, tagged_from=15),
+        WireField("max_wait_ms", "int32", 0),
+        WireField("min_bytes", "int32", 0),
+        WireField("max_bytes", "int32", 3),
+        WireField("isolation_level", "int8", 4),
+        WireField("session_id", "int32", 7),
+        WireField("session_epoch", "int32", 7),
+        WireField("topics", "[]FetchTopic", 0),
+        WireField("forgotten_topics_data", "[]ForgottenTopic", 7),
+        WireField("rack_id", "string", 11),
     )
     cluster_id: str | None = None
     replica_id: int = -1

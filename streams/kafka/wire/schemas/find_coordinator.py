@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class FindCoordinatorResponse(Message, kw_only=True):
@@ -17,12 +17,12 @@ class FindCoordinatorResponse(Message, kw_only=True):
 
     class Coordinator(Message, kw_only=True):
         FIELDS = (
-            Field("key", "string", 4),
-            Field("node_id", "int32", 4),
-            Field("host", "string", 4),
-            Field("port", "int32", 4),
-            Field("error_code", "int16", 4),
-            Field("error_message", "string", 4, nullable_from=4),
+            WireField("key", "string", 4),
+            WireField("node_id", "int32", 4),
+            WireField("host", "string", 4),
+            WireField("port", "int32", 4),
+            WireField("error_code", "int16", 4),
+            WireField("error_message", "string", 4, nullable_from=4),
         )
         key: str = ""
         node_id: int = 0
@@ -32,13 +32,13 @@ class FindCoordinatorResponse(Message, kw_only=True):
         error_message: str | None = ""
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 1),
-        Field("error_code", "int16", 0, last=3),
-        Field("error_message", "string", 1, last=3, nullable_from=1),
-        Field("node_id", "int32", 0, last=3),
-        Field("host", "string", 0, last=3),
-        Field("port", "int32", 0, last=3),
-        Field("coordinators", "[]Coordinator", 4),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("error_code", "int16", 0, last=3),
+        WireField("error_message", "string", 1, last=3, nullable_from=1),
+        WireField("node_id", "int32", 0, last=3),
+        WireField("host", "string", 0, last=3),
+        WireField("port", "int32", 0, last=3),
+        WireField("coordinators", "[]Coordinator", 4),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -58,9 +58,9 @@ class FindCoordinatorRequest(Request[FindCoordinatorResponse], kw_only=True):
     FIRST_VERSION = 0
     LAST_VERSION = 6
     FIELDS = (
-        Field("key", "string", 0, last=3),
-        Field("key_type", "int8", 1),
-        Field("coordinator_keys", "[]string", 4),
+        WireField("key", "string", 0, last=3),
+        WireField("key_type", "int8", 1),
+        WireField("coordinator_keys", "[]string", 4),
     )
     key: str = ""
     key_type: int = 0

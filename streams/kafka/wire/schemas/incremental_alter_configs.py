@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class IncrementalAlterConfigsResponse(Message, kw_only=True):
@@ -17,10 +17,10 @@ class IncrementalAlterConfigsResponse(Message, kw_only=True):
 
     class AlterConfigsResourceResponse(Message, kw_only=True):
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("error_message", "string", 0, nullable_from=0),
-            Field("resource_type", "int8", 0),
-            Field("resource_name", "string", 0),
+            WireField("error_code", "int16", 0),
+            WireField("error_message", "string", 0, nullable_from=0),
+            WireField("resource_type", "int8", 0),
+            WireField("resource_name", "string", 0),
         )
         error_code: int = 0
         error_message: str | None = ""
@@ -28,8 +28,8 @@ class IncrementalAlterConfigsResponse(Message, kw_only=True):
         resource_name: str = ""
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("responses", "[]AlterConfigsResourceResponse", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("responses", "[]AlterConfigsResourceResponse", 0),
     )
     throttle_time_ms: int = 0
     responses: list[AlterConfigsResourceResponse] = msgspec.field(default_factory=list)
@@ -47,26 +47,26 @@ class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], k
     class AlterConfigsResource(Message, kw_only=True):
         class AlterableConfig(Message, kw_only=True):
             FIELDS = (
-                Field("name", "string", 0),
-                Field("config_operation", "int8", 0),
-                Field("value", "string", 0, nullable_from=0),
+                WireField("name", "string", 0),
+                WireField("config_operation", "int8", 0),
+                WireField("value", "string", 0, nullable_from=0),
             )
             name: str = ""
             config_operation: int = 0
             value: str | None = ""
 
         FIELDS = (
-            Field("resource_type", "int8", 0),
-            Field("resource_name", "string", 0),
-            Field("configs", "[]AlterableConfig", 0),
+            WireField("resource_type", "int8", 0),
+            WireField("resource_name", "string", 0),
+            WireField("configs", "[]AlterableConfig", 0),
         )
         resource_type: int = 0
         resource_name: str = ""
         configs: list[AlterableConfig] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("resources", "[]AlterConfigsResource", 0),
-        Field("validate_only", "bool", 0),
+        WireField("resources", "[]AlterConfigsResource", 0),
+        WireField("validate_only", "bool", 0),
     )
     resources: list[AlterConfigsResource] = msgspec.field(default_factory=list)
     validate_only: bool = False

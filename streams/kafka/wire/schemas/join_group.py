@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class JoinGroupResponse(Message, kw_only=True):
@@ -17,24 +17,24 @@ class JoinGroupResponse(Message, kw_only=True):
 
     class JoinGroupResponseMember(Message, kw_only=True):
         FIELDS = (
-            Field("member_id", "string", 0),
-            Field("group_instance_id", "string", 5, nullable_from=5),
-            Field("metadata", "bytes", 0),
+            WireField("member_id", "string", 0),
+            WireField("group_instance_id", "string", 5, nullable_from=5),
+            WireField("metadata", "bytes", 0),
         )
         member_id: str = ""
         group_instance_id: str | None = None
         metadata: bytes = b""
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 2),
-        Field("error_code", "int16", 0),
-        Field("generation_id", "int32", 0),
-        Field("protocol_type", "string", 7, nullable_from=7),
-        Field("protocol_name", "string", 0, nullable_from=7),
-        Field("leader", "string", 0),
-        Field("skip_assignment", "bool", 9),
-        Field("member_id", "string", 0),
-        Field("members", "[]JoinGroupResponseMember", 0),
+        WireField("throttle_time_ms", "int32", 2),
+        WireField("error_code", "int16", 0),
+        WireField("generation_id", "int32", 0),
+        WireField("protocol_type", "string", 7, nullable_from=7),
+        WireField("protocol_name", "string", 0, nullable_from=7),
+        WireField("leader", "string", 0),
+        WireField("skip_assignment", "bool", 9),
+        WireField("member_id", "string", 0),
+        WireField("members", "[]JoinGroupResponseMember", 0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -58,21 +58,21 @@ class JoinGroupRequest(Request[JoinGroupResponse], kw_only=True):
 
     class JoinGroupRequestProtocol(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 0),
-            Field("metadata", "bytes", 0),
+            WireField("name", "string", 0),
+            WireField("metadata", "bytes", 0),
         )
         name: str = ""
         metadata: bytes = b""
 
     FIELDS = (
-        Field("group_id", "string", 0),
-        Field("session_timeout_ms", "int32", 0),
-        Field("rebalance_timeout_ms", "int32", 1),
-        Field("member_id", "string", 0),
-        Field("group_instance_id", "string", 5, nullable_from=5),
-        Field("protocol_type", "string", 0),
-        Field("protocols", "[]JoinGroupRequestProtocol", 0),
-        Field("reason", "string", 8, nullable_from=8),
+        WireField("group_id", "string", 0),
+        WireField("session_timeout_ms", "int32", 0),
+        WireField("rebalance_timeout_ms", "int32", 1),
+        WireField("member_id", "string", 0),
+        WireField("group_instance_id", "string", 5, nullable_from=5),
+        WireField("protocol_type", "string", 0),
+        WireField("protocols", "[]JoinGroupRequestProtocol", 0),
+        WireField("reason", "string", 8, nullable_from=8),
     )
     group_id: str = ""
     session_timeout_ms: int = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class LeaveGroupResponse(Message, kw_only=True):
@@ -17,18 +17,18 @@ class LeaveGroupResponse(Message, kw_only=True):
 
     class MemberResponse(Message, kw_only=True):
         FIELDS = (
-            Field("member_id", "string", 3),
-            Field("group_instance_id", "string", 3, nullable_from=3),
-            Field("error_code", "int16", 3),
+            WireField("member_id", "string", 3),
+            WireField("group_instance_id", "string", 3, nullable_from=3),
+            WireField("error_code", "int16", 3),
         )
         member_id: str = ""
         group_instance_id: str | None = ""
         error_code: int = 0
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 1),
-        Field("error_code", "int16", 0),
-        Field("members", "[]MemberResponse", 3),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("error_code", "int16", 0),
+        WireField("members", "[]MemberResponse", 3),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -46,18 +46,18 @@ class LeaveGroupRequest(Request[LeaveGroupResponse], kw_only=True):
 
     class MemberIdentity(Message, kw_only=True):
         FIELDS = (
-            Field("member_id", "string", 3),
-            Field("group_instance_id", "string", 3, nullable_from=3),
-            Field("reason", "string", 5, nullable_from=5),
+            WireField("member_id", "string", 3),
+            WireField("group_instance_id", "string", 3, nullable_from=3),
+            WireField("reason", "string", 5, nullable_from=5),
         )
         member_id: str = ""
         group_instance_id: str | None = None
         reason: str | None = None
 
     FIELDS = (
-        Field("group_id", "string", 0),
-        Field("member_id", "string", 0, last=2),
-        Field("members", "[]MemberIdentity", 3),
+        WireField("group_id", "string", 0),
+        WireField("member_id", "string", 0, last=2),
+        WireField("members", "[]MemberIdentity", 3),
     )
     group_id: str = ""
     member_id: str = ""

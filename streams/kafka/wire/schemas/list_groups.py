@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class ListGroupsResponse(Message, kw_only=True):
@@ -17,10 +17,10 @@ class ListGroupsResponse(Message, kw_only=True):
 
     class ListedGroup(Message, kw_only=True):
         FIELDS = (
-            Field("group_id", "string", 0),
-            Field("protocol_type", "string", 0),
-            Field("group_state", "string", 4),
-            Field("group_type", "string", 5),
+            WireField("group_id", "string", 0),
+            WireField("protocol_type", "string", 0),
+            WireField("group_state", "string", 4),
+            WireField("group_type", "string", 5),
         )
         group_id: str = ""
         protocol_type: str = ""
@@ -28,9 +28,9 @@ class ListGroupsResponse(Message, kw_only=True):
         group_type: str = ""
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 1),
-        Field("error_code", "int16", 0),
-        Field("groups", "[]ListedGroup", 0),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("error_code", "int16", 0),
+        WireField("groups", "[]ListedGroup", 0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -46,8 +46,8 @@ class ListGroupsRequest(Request[ListGroupsResponse], kw_only=True):
     FIRST_VERSION = 0
     LAST_VERSION = 5
     FIELDS = (
-        Field("states_filter", "[]string", 4),
-        Field("types_filter", "[]string", 5),
+        WireField("states_filter", "[]string", 4),
+        WireField("types_filter", "[]string", 5),
     )
     states_filter: list[str] = msgspec.field(default_factory=list)
     types_filter: list[str] = msgspec.field(default_factory=list)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class ListOffsetsResponse(Message, kw_only=True):
@@ -18,12 +18,12 @@ class ListOffsetsResponse(Message, kw_only=True):
     class ListOffsetsTopicResponse(Message, kw_only=True):
         class ListOffsetsPartitionResponse(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("error_code", "int16", 0),
-                Field("old_style_offsets", "[]int64", 0, last=0),
-                Field("timestamp", "int64", 1),
-                Field("offset", "int64", 1),
-                Field("leader_epoch", "int32", 4),
+                WireField("partition_index", "int32", 0),
+                WireField("error_code", "int16", 0),
+                WireField("old_style_offsets", "[]int64", 0, last=0),
+                WireField("timestamp", "int64", 1),
+                WireField("offset", "int64", 1),
+                WireField("leader_epoch", "int32", 4),
             )
             partition_index: int = 0
             error_code: int = 0
@@ -33,15 +33,15 @@ class ListOffsetsResponse(Message, kw_only=True):
             leader_epoch: int = -1
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]ListOffsetsPartitionResponse", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]ListOffsetsPartitionResponse", 0),
         )
         name: str = ""
         partitions: list[ListOffsetsPartitionResponse] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 2),
-        Field("topics", "[]ListOffsetsTopicResponse", 0),
+        WireField("throttle_time_ms", "int32", 2),
+        WireField("topics", "[]ListOffsetsTopicResponse", 0),
     )
     throttle_time_ms: int = 0
     topics: list[ListOffsetsTopicResponse] = msgspec.field(default_factory=list)
@@ -59,10 +59,10 @@ class ListOffsetsRequest(Request[ListOffsetsResponse], kw_only=True):
     class ListOffsetsTopic(Message, kw_only=True):
         class ListOffsetsPartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("current_leader_epoch", "int32", 4),
-                Field("timestamp", "int64", 0),
-                Field("max_num_offsets", "int32", 0, last=0),
+                WireField("partition_index", "int32", 0),
+                WireField("current_leader_epoch", "int32", 4),
+                WireField("timestamp", "int64", 0),
+                WireField("max_num_offsets", "int32", 0, last=0),
             )
             partition_index: int = 0
             current_leader_epoch: int = -1
@@ -70,17 +70,17 @@ class ListOffsetsRequest(Request[ListOffsetsResponse], kw_only=True):
             max_num_offsets: int = 1
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]ListOffsetsPartition", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]ListOffsetsPartition", 0),
         )
         name: str = ""
         partitions: list[ListOffsetsPartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("replica_id", "int32", 0),
-        Field("isolation_level", "int8", 2),
-        Field("topics", "[]ListOffsetsTopic", 0),
-        Field("timeout_ms", "int32", 10),
+        WireField("replica_id", "int32", 0),
+        WireField("isolation_level", "int8", 2),
+        WireField("topics", "[]ListOffsetsTopic", 0),
+        WireField("timeout_ms", "int32", 10),
     )
     replica_id: int = -1
     isolation_level: int = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class ListTransactionsResponse(Message, kw_only=True):
@@ -17,19 +17,19 @@ class ListTransactionsResponse(Message, kw_only=True):
 
     class TransactionState(Message, kw_only=True):
         FIELDS = (
-            Field("transactional_id", "string", 0),
-            Field("producer_id", "int64", 0),
-            Field("transaction_state", "string", 0),
+            WireField("transactional_id", "string", 0),
+            WireField("producer_id", "int64", 0),
+            WireField("transaction_state", "string", 0),
         )
         transactional_id: str = ""
         producer_id: int = 0
         transaction_state: str = ""
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("error_code", "int16", 0),
-        Field("unknown_state_filters", "[]string", 0),
-        Field("transaction_states", "[]TransactionState", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("error_code", "int16", 0),
+        WireField("unknown_state_filters", "[]string", 0),
+        WireField("transaction_states", "[]TransactionState", 0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -46,10 +46,10 @@ class ListTransactionsRequest(Request[ListTransactionsResponse], kw_only=True):
     FIRST_VERSION = 0
     LAST_VERSION = 2
     FIELDS = (
-        Field("state_filters", "[]string", 0),
-        Field("producer_id_filters", "[]int64", 0),
-        Field("duration_filter", "int64", 1),
-        Field("transactional_id_pattern", "string", 2, nullable_from=2),
+        WireField("state_filters", "[]string", 0),
+        WireField("producer_id_filters", "[]int64", 0),
+        WireField("duration_filter", "int64", 1),
+        WireField("transactional_id_pattern", "string", 2, nullable_from=2),
     )
     state_filters: list[str] = msgspec.field(default_factory=list)
     producer_id_filters: list[int] = msgspec.field(default_factory=list)

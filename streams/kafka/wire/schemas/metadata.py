@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class MetadataResponse(Message, kw_only=True):
@@ -19,10 +19,10 @@ class MetadataResponse(Message, kw_only=True):
 
     class MetadataResponseBroker(Message, kw_only=True):
         FIELDS = (
-            Field("node_id", "int32", 0),
-            Field("host", "string", 0),
-            Field("port", "int32", 0),
-            Field("rack", "string", 1, nullable_from=1),
+            WireField("node_id", "int32", 0),
+            WireField("host", "string", 0),
+            WireField("port", "int32", 0),
+            WireField("rack", "string", 1, nullable_from=1),
         )
         node_id: int = 0
         host: str = ""
@@ -32,13 +32,13 @@ class MetadataResponse(Message, kw_only=True):
     class MetadataResponseTopic(Message, kw_only=True):
         class MetadataResponsePartition(Message, kw_only=True):
             FIELDS = (
-                Field("error_code", "int16", 0),
-                Field("partition_index", "int32", 0),
-                Field("leader_id", "int32", 0),
-                Field("leader_epoch", "int32", 7),
-                Field("replica_nodes", "[]int32", 0),
-                Field("isr_nodes", "[]int32", 0),
-                Field("offline_replicas", "[]int32", 5),
+                WireField("error_code", "int16", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("leader_id", "int32", 0),
+                WireField("leader_epoch", "int32", 7),
+                WireField("replica_nodes", "[]int32", 0),
+                WireField("isr_nodes", "[]int32", 0),
+                WireField("offline_replicas", "[]int32", 5),
             )
             error_code: int = 0
             partition_index: int = 0
@@ -49,12 +49,12 @@ class MetadataResponse(Message, kw_only=True):
             offline_replicas: list[int] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("error_code", "int16", 0),
-            Field("name", "string", 0, nullable_from=12),
-            Field("topic_id", "uuid", 10),
-            Field("is_internal", "bool", 1),
-            Field("partitions", "[]MetadataResponsePartition", 0),
-            Field("topic_authorized_operations", "int32", 8),
+            WireField("error_code", "int16", 0),
+            WireField("name", "string", 0, nullable_from=12),
+            WireField("topic_id", "uuid", 10),
+            WireField("is_internal", "bool", 1),
+            WireField("partitions", "[]MetadataResponsePartition", 0),
+            WireField("topic_authorized_operations", "int32", 8),
         )
         error_code: int = 0
         name: str | None = ""
@@ -64,13 +64,13 @@ class MetadataResponse(Message, kw_only=True):
         topic_authorized_operations: int = -2147483648
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 3),
-        Field("brokers", "[]MetadataResponseBroker", 0),
-        Field("cluster_id", "string", 2, nullable_from=2),
-        Field("controller_id", "int32", 1),
-        Field("topics", "[]MetadataResponseTopic", 0),
-        Field("cluster_authorized_operations", "int32", 8, last=10),
-        Field("error_code", "int16", 13),
+        WireField("throttle_time_ms", "int32", 3),
+        WireField("brokers", "[]MetadataResponseBroker", 0),
+        WireField("cluster_id", "string", 2, nullable_from=2),
+        WireField("controller_id", "int32", 1),
+        WireField("topics", "[]MetadataResponseTopic", 0),
+        WireField("cluster_authorized_operations", "int32", 8, last=10),
+        WireField("error_code", "int16", 13),
     )
     throttle_time_ms: int = 0
     brokers: list[MetadataResponseBroker] = msgspec.field(default_factory=list)
@@ -92,17 +92,17 @@ class MetadataRequest(Request[MetadataResponse], kw_only=True):
 
     class MetadataRequestTopic(Message, kw_only=True):
         FIELDS = (
-            Field("topic_id", "uuid", 10),
-            Field("name", "string", 0, nullable_from=10),
+            WireField("topic_id", "uuid", 10),
+            WireField("name", "string", 0, nullable_from=10),
         )
         topic_id: UUID = UUID(int=0)
         name: str | None = ""
 
     FIELDS = (
-        Field("topics", "[]MetadataRequestTopic", 0, nullable_from=1),
-        Field("allow_auto_topic_creation", "bool", 4),
-        Field("include_cluster_authorized_operations", "bool", 8, last=10),
-        Field("include_topic_authorized_operations", "bool", 8),
+        WireField("topics", "[]MetadataRequestTopic", 0, nullable_from=1),
+        WireField("allow_auto_topic_creation", "bool", 4),
+        WireField("include_cluster_authorized_operations", "bool", 8, last=10),
+        WireField("include_topic_authorized_operations", "bool", 8),
     )
     topics: list[MetadataRequestTopic] | None = msgspec.field(default_factory=list)
     allow_auto_topic_creation: bool = True

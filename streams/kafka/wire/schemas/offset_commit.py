@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class OffsetCommitResponse(Message, kw_only=True):
@@ -20,24 +20,24 @@ class OffsetCommitResponse(Message, kw_only=True):
     class OffsetCommitResponseTopic(Message, kw_only=True):
         class OffsetCommitResponsePartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("error_code", "int16", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("error_code", "int16", 0),
             )
             partition_index: int = 0
             error_code: int = 0
 
         FIELDS = (
-            Field("name", "string", 0, last=9),
-            Field("topic_id", "uuid", 10),
-            Field("partitions", "[]OffsetCommitResponsePartition", 0),
+            WireField("name", "string", 0, last=9),
+            WireField("topic_id", "uuid", 10),
+            WireField("partitions", "[]OffsetCommitResponsePartition", 0),
         )
         name: str = ""
         topic_id: UUID = UUID(int=0)
         partitions: list[OffsetCommitResponsePartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 3),
-        Field("topics", "[]OffsetCommitResponseTopic", 0),
+        WireField("throttle_time_ms", "int32", 3),
+        WireField("topics", "[]OffsetCommitResponseTopic", 0),
     )
     throttle_time_ms: int = 0
     topics: list[OffsetCommitResponseTopic] = msgspec.field(default_factory=list)
@@ -55,11 +55,11 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], kw_only=True):
     class OffsetCommitRequestTopic(Message, kw_only=True):
         class OffsetCommitRequestPartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("committed_offset", "int64", 0),
-                Field("committed_leader_epoch", "int32", 6),
-                Field("commit_timestamp", "int64", 1, last=1),
-                Field("committed_metadata", "string", 0, nullable_from=0),
+                WireField("partition_index", "int32", 0),
+                WireField("committed_offset", "int64", 0),
+                WireField("committed_leader_epoch", "int32", 6),
+                WireField("commit_timestamp", "int64", 1, last=1),
+                WireField("committed_metadata", "string", 0, nullable_from=0),
             )
             partition_index: int = 0
             committed_offset: int = 0
@@ -68,21 +68,21 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], kw_only=True):
             committed_metadata: str | None = ""
 
         FIELDS = (
-            Field("name", "string", 0, last=9),
-            Field("topic_id", "uuid", 10),
-            Field("partitions", "[]OffsetCommitRequestPartition", 0),
+            WireField("name", "string", 0, last=9),
+            WireField("topic_id", "uuid", 10),
+            WireField("partitions", "[]OffsetCommitRequestPartition", 0),
         )
         name: str = ""
         topic_id: UUID = UUID(int=0)
         partitions: list[OffsetCommitRequestPartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("group_id", "string", 0),
-        Field("generation_id_or_member_epoch", "int32", 1),
-        Field("member_id", "string", 1),
-        Field("group_instance_id", "string", 7, nullable_from=7),
-        Field("retention_time_ms", "int64", 2, last=4),
-        Field("topics", "[]OffsetCommitRequestTopic", 0),
+        WireField("group_id", "string", 0),
+        WireField("generation_id_or_member_epoch", "int32", 1),
+        WireField("member_id", "string", 1),
+        WireField("group_instance_id", "string", 7, nullable_from=7),
+        WireField("retention_time_ms", "int64", 2, last=4),
+        WireField("topics", "[]OffsetCommitRequestTopic", 0),
     )
     group_id: str = ""
     generation_id_or_member_epoch: int = -1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class OffsetDeleteResponse(Message, kw_only=True):
@@ -18,23 +18,23 @@ class OffsetDeleteResponse(Message, kw_only=True):
     class OffsetDeleteResponseTopic(Message, kw_only=True):
         class OffsetDeleteResponsePartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("error_code", "int16", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("error_code", "int16", 0),
             )
             partition_index: int = 0
             error_code: int = 0
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]OffsetDeleteResponsePartition", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]OffsetDeleteResponsePartition", 0),
         )
         name: str = ""
         partitions: list[OffsetDeleteResponsePartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("error_code", "int16", 0),
-        Field("throttle_time_ms", "int32", 0),
-        Field("topics", "[]OffsetDeleteResponseTopic", 0),
+        WireField("error_code", "int16", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("topics", "[]OffsetDeleteResponseTopic", 0),
     )
     error_code: int = 0
     throttle_time_ms: int = 0
@@ -52,19 +52,19 @@ class OffsetDeleteRequest(Request[OffsetDeleteResponse], kw_only=True):
 
     class OffsetDeleteRequestTopic(Message, kw_only=True):
         class OffsetDeleteRequestPartition(Message, kw_only=True):
-            FIELDS = (Field("partition_index", "int32", 0),)
+            FIELDS = (WireField("partition_index", "int32", 0),)
             partition_index: int = 0
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]OffsetDeleteRequestPartition", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]OffsetDeleteRequestPartition", 0),
         )
         name: str = ""
         partitions: list[OffsetDeleteRequestPartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("group_id", "string", 0),
-        Field("topics", "[]OffsetDeleteRequestTopic", 0),
+        WireField("group_id", "string", 0),
+        WireField("topics", "[]OffsetDeleteRequestTopic", 0),
     )
     group_id: str = ""
     topics: list[OffsetDeleteRequestTopic] = msgspec.field(default_factory=list)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class OffsetFetchResponse(Message, kw_only=True):
@@ -20,11 +20,11 @@ class OffsetFetchResponse(Message, kw_only=True):
     class OffsetFetchResponseTopic(Message, kw_only=True):
         class OffsetFetchResponsePartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0, last=7),
-                Field("committed_offset", "int64", 0, last=7),
-                Field("committed_leader_epoch", "int32", 5, last=7),
-                Field("metadata", "string", 0, last=7, nullable_from=0),
-                Field("error_code", "int16", 0, last=7),
+                WireField("partition_index", "int32", 0, last=7),
+                WireField("committed_offset", "int64", 0, last=7),
+                WireField("committed_leader_epoch", "int32", 5, last=7),
+                WireField("metadata", "string", 0, last=7, nullable_from=0),
+                WireField("error_code", "int16", 0, last=7),
             )
             partition_index: int = 0
             committed_offset: int = 0
@@ -33,8 +33,8 @@ class OffsetFetchResponse(Message, kw_only=True):
             error_code: int = 0
 
         FIELDS = (
-            Field("name", "string", 0, last=7),
-            Field("partitions", "[]OffsetFetchResponsePartition", 0, last=7),
+            WireField("name", "string", 0, last=7),
+            WireField("partitions", "[]OffsetFetchResponsePartition", 0, last=7),
         )
         name: str = ""
         partitions: list[OffsetFetchResponsePartition] = msgspec.field(default_factory=list)
@@ -43,11 +43,11 @@ class OffsetFetchResponse(Message, kw_only=True):
         class OffsetFetchResponseTopics(Message, kw_only=True):
             class OffsetFetchResponsePartitions(Message, kw_only=True):
                 FIELDS = (
-                    Field("partition_index", "int32", 8),
-                    Field("committed_offset", "int64", 8),
-                    Field("committed_leader_epoch", "int32", 8),
-                    Field("metadata", "string", 8, nullable_from=8),
-                    Field("error_code", "int16", 8),
+                    WireField("partition_index", "int32", 8),
+                    WireField("committed_offset", "int64", 8),
+                    WireField("committed_leader_epoch", "int32", 8),
+                    WireField("metadata", "string", 8, nullable_from=8),
+                    WireField("error_code", "int16", 8),
                 )
                 partition_index: int = 0
                 committed_offset: int = 0
@@ -56,28 +56,28 @@ class OffsetFetchResponse(Message, kw_only=True):
                 error_code: int = 0
 
             FIELDS = (
-                Field("name", "string", 8, last=9),
-                Field("topic_id", "uuid", 10),
-                Field("partitions", "[]OffsetFetchResponsePartitions", 8),
+                WireField("name", "string", 8, last=9),
+                WireField("topic_id", "uuid", 10),
+                WireField("partitions", "[]OffsetFetchResponsePartitions", 8),
             )
             name: str = ""
             topic_id: UUID = UUID(int=0)
             partitions: list[OffsetFetchResponsePartitions] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("group_id", "string", 8),
-            Field("topics", "[]OffsetFetchResponseTopics", 8),
-            Field("error_code", "int16", 8),
+            WireField("group_id", "string", 8),
+            WireField("topics", "[]OffsetFetchResponseTopics", 8),
+            WireField("error_code", "int16", 8),
         )
         group_id: str = ""
         topics: list[OffsetFetchResponseTopics] = msgspec.field(default_factory=list)
         error_code: int = 0
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 3),
-        Field("topics", "[]OffsetFetchResponseTopic", 0, last=7),
-        Field("error_code", "int16", 2, last=7),
-        Field("groups", "[]OffsetFetchResponseGroup", 8),
+        WireField("throttle_time_ms", "int32", 3),
+        WireField("topics", "[]OffsetFetchResponseTopic", 0, last=7),
+        WireField("error_code", "int16", 2, last=7),
+        WireField("groups", "[]OffsetFetchResponseGroup", 8),
     )
     throttle_time_ms: int = 0
     topics: list[OffsetFetchResponseTopic] = msgspec.field(default_factory=list)
@@ -96,8 +96,8 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], kw_only=True):
 
     class OffsetFetchRequestTopic(Message, kw_only=True):
         FIELDS = (
-            Field("name", "string", 0, last=7),
-            Field("partition_indexes", "[]int32", 0, last=7),
+            WireField("name", "string", 0, last=7),
+            WireField("partition_indexes", "[]int32", 0, last=7),
         )
         name: str = ""
         partition_indexes: list[int] = msgspec.field(default_factory=list)
@@ -105,19 +105,19 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], kw_only=True):
     class OffsetFetchRequestGroup(Message, kw_only=True):
         class OffsetFetchRequestTopics(Message, kw_only=True):
             FIELDS = (
-                Field("name", "string", 8, last=9),
-                Field("topic_id", "uuid", 10),
-                Field("partition_indexes", "[]int32", 8),
+                WireField("name", "string", 8, last=9),
+                WireField("topic_id", "uuid", 10),
+                WireField("partition_indexes", "[]int32", 8),
             )
             name: str = ""
             topic_id: UUID = UUID(int=0)
             partition_indexes: list[int] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("group_id", "string", 8),
-            Field("member_id", "string", 9, nullable_from=9),
-            Field("member_epoch", "int32", 9),
-            Field("topics", "[]OffsetFetchRequestTopics", 8, nullable_from=8),
+            WireField("group_id", "string", 8),
+            WireField("member_id", "string", 9, nullable_from=9),
+            WireField("member_epoch", "int32", 9),
+            WireField("topics", "[]OffsetFetchRequestTopics", 8, nullable_from=8),
         )
         group_id: str = ""
         member_id: str | None = None
@@ -125,10 +125,10 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], kw_only=True):
         topics: list[OffsetFetchRequestTopics] | None = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("group_id", "string", 0, last=7),
-        Field("topics", "[]OffsetFetchRequestTopic", 0, last=7, nullable_from=2),
-        Field("groups", "[]OffsetFetchRequestGroup", 8),
-        Field("require_stable", "bool", 7),
+        WireField("group_id", "string", 0, last=7),
+        WireField("topics", "[]OffsetFetchRequestTopic", 0, last=7, nullable_from=2),
+        WireField("groups", "[]OffsetFetchRequestGroup", 8),
+        WireField("require_stable", "bool", 7),
     )
     group_id: str = ""
     topics: list[OffsetFetchRequestTopic] | None = msgspec.field(default_factory=list)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class ProduceResponse(Message, kw_only=True):
@@ -21,29 +21,29 @@ class ProduceResponse(Message, kw_only=True):
         class PartitionProduceResponse(Message, kw_only=True):
             class BatchIndexAndErrorMessage(Message, kw_only=True):
                 FIELDS = (
-                    Field("batch_index", "int32", 8),
-                    Field("batch_index_error_message", "string", 8, nullable_from=8),
+                    WireField("batch_index", "int32", 8),
+                    WireField("batch_index_error_message", "string", 8, nullable_from=8),
                 )
                 batch_index: int = 0
                 batch_index_error_message: str | None = None
 
             class LeaderIdAndEpoch(Message, kw_only=True):
                 FIELDS = (
-                    Field("leader_id", "int32", 10),
-                    Field("leader_epoch", "int32", 10),
+                    WireField("leader_id", "int32", 10),
+                    WireField("leader_epoch", "int32", 10),
                 )
                 leader_id: int = -1
                 leader_epoch: int = -1
 
             FIELDS = (
-                Field("index", "int32", 0),
-                Field("error_code", "int16", 0),
-                Field("base_offset", "int64", 0),
-                Field("log_append_time_ms", "int64", 2),
-                Field("log_start_offset", "int64", 5),
-                Field("record_errors", "[]BatchIndexAndErrorMessage", 8),
-                Field("error_message", "string", 8, nullable_from=8),
-                Field("current_leader", "LeaderIdAndEpoch", 10, tag=0, tagged_from=10),
+                WireField("index", "int32", 0),
+                WireField("error_code", "int16", 0),
+                WireField("base_offset", "int64", 0),
+                WireField("log_append_time_ms", "int64", 2),
+                WireField("log_start_offset", "int64", 5),
+                WireField("record_errors", "[]BatchIndexAndErrorMessage", 8),
+                WireField("error_message", "string", 8, nullable_from=8),
+                WireField("current_leader", "LeaderIdAndEpoch", 10, tag=0, tagged_from=10),
             )
             index: int = 0
             error_code: int = 0
@@ -55,9 +55,9 @@ class ProduceResponse(Message, kw_only=True):
             current_leader: LeaderIdAndEpoch | None = None
 
         FIELDS = (
-            Field("name", "string", 0, last=12),
-            Field("topic_id", "uuid", 13),
-            Field("partition_responses", "[]PartitionProduceResponse", 0),
+            WireField("name", "string", 0, last=12),
+            WireField("topic_id", "uuid", 13),
+            WireField("partition_responses", "[]PartitionProduceResponse", 0),
         )
         name: str = ""
         topic_id: UUID = UUID(int=0)
@@ -65,10 +65,10 @@ class ProduceResponse(Message, kw_only=True):
 
     class NodeEndpoint(Message, kw_only=True):
         FIELDS = (
-            Field("node_id", "int32", 10),
-            Field("host", "string", 10),
-            Field("port", "int32", 10),
-            Field("rack", "string", 10, nullable_from=10),
+            WireField("node_id", "int32", 10),
+            WireField("host", "string", 10),
+            WireField("port", "int32", 10),
+            WireField("rack", "string", 10, nullable_from=10),
         )
         node_id: int = 0
         host: str = ""
@@ -76,9 +76,9 @@ class ProduceResponse(Message, kw_only=True):
         rack: str | None = None
 
     FIELDS = (
-        Field("responses", "[]TopicProduceResponse", 0),
-        Field("throttle_time_ms", "int32", 1),
-        Field("node_endpoints", "[]NodeEndpoint", 10, tag=0, tagged_from=10),
+        WireField("responses", "[]TopicProduceResponse", 0),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("node_endpoints", "[]NodeEndpoint", 10, tag=0, tagged_from=10),
     )
     responses: list[TopicProduceResponse] = msgspec.field(default_factory=list)
     throttle_time_ms: int = 0
@@ -97,26 +97,26 @@ class ProduceRequest(Request[ProduceResponse], kw_only=True):
     class TopicProduceData(Message, kw_only=True):
         class PartitionProduceData(Message, kw_only=True):
             FIELDS = (
-                Field("index", "int32", 0),
-                Field("records", "records", 0, nullable_from=0),
+                WireField("index", "int32", 0),
+                WireField("records", "records", 0, nullable_from=0),
             )
             index: int = 0
             records: bytes | None = b""
 
         FIELDS = (
-            Field("name", "string", 0, last=12),
-            Field("topic_id", "uuid", 13),
-            Field("partition_data", "[]PartitionProduceData", 0),
+            WireField("name", "string", 0, last=12),
+            WireField("topic_id", "uuid", 13),
+            WireField("partition_data", "[]PartitionProduceData", 0),
         )
         name: str = ""
         topic_id: UUID = UUID(int=0)
         partition_data: list[PartitionProduceData] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("transactional_id", "string", 3, nullable_from=3),
-        Field("acks", "int16", 0),
-        Field("timeout_ms", "int32", 0),
-        Field("topic_data", "[]TopicProduceData", 0),
+        WireField("transactional_id", "string", 3, nullable_from=3),
+        WireField("acks", "int16", 0),
+        WireField("timeout_ms", "int32", 0),
+        WireField("topic_data", "[]TopicProduceData", 0),
     )
     transactional_id: str | None = None
     acks: int = 0

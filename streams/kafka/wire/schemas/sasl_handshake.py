@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class SaslHandshakeResponse(Message, kw_only=True):
@@ -15,8 +15,8 @@ class SaslHandshakeResponse(Message, kw_only=True):
 
     FLEXIBLE_FROM = 32768
     FIELDS = (
-        Field("error_code", "int16", 0),
-        Field("mechanisms", "[]string", 0),
+        WireField("error_code", "int16", 0),
+        WireField("mechanisms", "[]string", 0),
     )
     error_code: int = 0
     mechanisms: list[str] = msgspec.field(default_factory=list)
@@ -30,5 +30,5 @@ class SaslHandshakeRequest(Request[SaslHandshakeResponse], kw_only=True):
     ANSWER = SaslHandshakeResponse
     FIRST_VERSION = 0
     LAST_VERSION = 1
-    FIELDS = (Field("mechanism", "string", 0),)
+    FIELDS = (WireField("mechanism", "string", 0),)
     mechanism: str = ""

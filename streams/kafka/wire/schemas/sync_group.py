@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class SyncGroupResponse(Message, kw_only=True):
@@ -15,11 +15,11 @@ class SyncGroupResponse(Message, kw_only=True):
 
     FLEXIBLE_FROM = 4
     FIELDS = (
-        Field("throttle_time_ms", "int32", 1),
-        Field("error_code", "int16", 0),
-        Field("protocol_type", "string", 5, nullable_from=5),
-        Field("protocol_name", "string", 5, nullable_from=5),
-        Field("assignment", "bytes", 0),
+        WireField("throttle_time_ms", "int32", 1),
+        WireField("error_code", "int16", 0),
+        WireField("protocol_type", "string", 5, nullable_from=5),
+        WireField("protocol_name", "string", 5, nullable_from=5),
+        WireField("assignment", "bytes", 0),
     )
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -39,20 +39,20 @@ class SyncGroupRequest(Request[SyncGroupResponse], kw_only=True):
 
     class SyncGroupRequestAssignment(Message, kw_only=True):
         FIELDS = (
-            Field("member_id", "string", 0),
-            Field("assignment", "bytes", 0),
+            WireField("member_id", "string", 0),
+            WireField("assignment", "bytes", 0),
         )
         member_id: str = ""
         assignment: bytes = b""
 
     FIELDS = (
-        Field("group_id", "string", 0),
-        Field("generation_id", "int32", 0),
-        Field("member_id", "string", 0),
-        Field("group_instance_id", "string", 3, nullable_from=3),
-        Field("protocol_type", "string", 5, nullable_from=5),
-        Field("protocol_name", "string", 5, nullable_from=5),
-        Field("assignments", "[]SyncGroupRequestAssignment", 0),
+        WireField("group_id", "string", 0),
+        WireField("generation_id", "int32", 0),
+        WireField("member_id", "string", 0),
+        WireField("group_instance_id", "string", 3, nullable_from=3),
+        WireField("protocol_type", "string", 5, nullable_from=5),
+        WireField("protocol_name", "string", 5, nullable_from=5),
+        WireField("assignments", "[]SyncGroupRequestAssignment", 0),
     )
     group_id: str = ""
     generation_id: int = 0

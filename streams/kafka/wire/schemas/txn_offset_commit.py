@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class TxnOffsetCommitResponse(Message, kw_only=True):
@@ -18,22 +18,22 @@ class TxnOffsetCommitResponse(Message, kw_only=True):
     class TxnOffsetCommitResponseTopic(Message, kw_only=True):
         class TxnOffsetCommitResponsePartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("error_code", "int16", 0),
+                WireField("partition_index", "int32", 0),
+                WireField("error_code", "int16", 0),
             )
             partition_index: int = 0
             error_code: int = 0
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]TxnOffsetCommitResponsePartition", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]TxnOffsetCommitResponsePartition", 0),
         )
         name: str = ""
         partitions: list[TxnOffsetCommitResponsePartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("throttle_time_ms", "int32", 0),
-        Field("topics", "[]TxnOffsetCommitResponseTopic", 0),
+        WireField("throttle_time_ms", "int32", 0),
+        WireField("topics", "[]TxnOffsetCommitResponseTopic", 0),
     )
     throttle_time_ms: int = 0
     topics: list[TxnOffsetCommitResponseTopic] = msgspec.field(default_factory=list)
@@ -51,10 +51,10 @@ class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse], kw_only=True):
     class TxnOffsetCommitRequestTopic(Message, kw_only=True):
         class TxnOffsetCommitRequestPartition(Message, kw_only=True):
             FIELDS = (
-                Field("partition_index", "int32", 0),
-                Field("committed_offset", "int64", 0),
-                Field("committed_leader_epoch", "int32", 2),
-                Field("committed_metadata", "string", 0, nullable_from=0),
+                WireField("partition_index", "int32", 0),
+                WireField("committed_offset", "int64", 0),
+                WireField("committed_leader_epoch", "int32", 2),
+                WireField("committed_metadata", "string", 0, nullable_from=0),
             )
             partition_index: int = 0
             committed_offset: int = 0
@@ -62,21 +62,21 @@ class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse], kw_only=True):
             committed_metadata: str | None = ""
 
         FIELDS = (
-            Field("name", "string", 0),
-            Field("partitions", "[]TxnOffsetCommitRequestPartition", 0),
+            WireField("name", "string", 0),
+            WireField("partitions", "[]TxnOffsetCommitRequestPartition", 0),
         )
         name: str = ""
         partitions: list[TxnOffsetCommitRequestPartition] = msgspec.field(default_factory=list)
 
     FIELDS = (
-        Field("transactional_id", "string", 0),
-        Field("group_id", "string", 0),
-        Field("producer_id", "int64", 0),
-        Field("producer_epoch", "int16", 0),
-        Field("generation_id", "int32", 3),
-        Field("member_id", "string", 3),
-        Field("group_instance_id", "string", 3, nullable_from=3),
-        Field("topics", "[]TxnOffsetCommitRequestTopic", 0),
+        WireField("transactional_id", "string", 0),
+        WireField("group_id", "string", 0),
+        WireField("producer_id", "int64", 0),
+        WireField("producer_epoch", "int16", 0),
+        WireField("generation_id", "int32", 3),
+        WireField("member_id", "string", 3),
+        WireField("group_instance_id", "string", 3, nullable_from=3),
+        WireField("topics", "[]TxnOffsetCommitRequestTopic", 0),
     )
     transactional_id: str = ""
     group_id: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.kafka.wire.codec import Field, Message, Request
+from streams.kafka.wire.codec import Message, Request, WireField
 
 
 class WriteTxnMarkersResponse(Message, kw_only=True):
@@ -19,27 +19,27 @@ class WriteTxnMarkersResponse(Message, kw_only=True):
         class WritableTxnMarkerTopicResult(Message, kw_only=True):
             class WritableTxnMarkerPartitionResult(Message, kw_only=True):
                 FIELDS = (
-                    Field("partition_index", "int32", 0),
-                    Field("error_code", "int16", 0),
+                    WireField("partition_index", "int32", 0),
+                    WireField("error_code", "int16", 0),
                 )
                 partition_index: int = 0
                 error_code: int = 0
 
             FIELDS = (
-                Field("name", "string", 0),
-                Field("partitions", "[]WritableTxnMarkerPartitionResult", 0),
+                WireField("name", "string", 0),
+                WireField("partitions", "[]WritableTxnMarkerPartitionResult", 0),
             )
             name: str = ""
             partitions: list[WritableTxnMarkerPartitionResult] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("producer_id", "int64", 0),
-            Field("topics", "[]WritableTxnMarkerTopicResult", 0),
+            WireField("producer_id", "int64", 0),
+            WireField("topics", "[]WritableTxnMarkerTopicResult", 0),
         )
         producer_id: int = 0
         topics: list[WritableTxnMarkerTopicResult] = msgspec.field(default_factory=list)
 
-    FIELDS = (Field("markers", "[]WritableTxnMarkerResult", 0),)
+    FIELDS = (WireField("markers", "[]WritableTxnMarkerResult", 0),)
     markers: list[WritableTxnMarkerResult] = msgspec.field(default_factory=list)
 
 
@@ -55,19 +55,19 @@ class WriteTxnMarkersRequest(Request[WriteTxnMarkersResponse], kw_only=True):
     class WritableTxnMarker(Message, kw_only=True):
         class WritableTxnMarkerTopic(Message, kw_only=True):
             FIELDS = (
-                Field("name", "string", 0),
-                Field("partition_indexes", "[]int32", 0),
+                WireField("name", "string", 0),
+                WireField("partition_indexes", "[]int32", 0),
             )
             name: str = ""
             partition_indexes: list[int] = msgspec.field(default_factory=list)
 
         FIELDS = (
-            Field("producer_id", "int64", 0),
-            Field("producer_epoch", "int16", 0),
-            Field("transaction_result", "bool", 0),
-            Field("topics", "[]WritableTxnMarkerTopic", 0),
-            Field("coordinator_epoch", "int32", 0),
-            Field("transaction_version", "int8", 2),
+            WireField("producer_id", "int64", 0),
+            WireField("producer_epoch", "int16", 0),
+            WireField("transaction_result", "bool", 0),
+            WireField("topics", "[]WritableTxnMarkerTopic", 0),
+            WireField("coordinator_epoch", "int32", 0),
+            WireField("transaction_version", "int8", 2),
         )
         producer_id: int = 0
         producer_epoch: int = 0
@@ -76,5 +76,5 @@ class WriteTxnMarkersRequest(Request[WriteTxnMarkersResponse], kw_only=True):
         coordinator_epoch: int = 0
         transaction_version: int = 0
 
-    FIELDS = (Field("markers", "[]WritableTxnMarker", 0),)
+    FIELDS = (WireField("markers", "[]WritableTxnMarker", 0),)
     markers: list[WritableTxnMarker] = msgspec.field(default_factory=list)
