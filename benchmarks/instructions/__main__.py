@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.instructions.callgrind import instructions
 from benchmarks.instructions.child import ROOT, count
 from benchmarks.instructions.limits import KINDS, set_anew
-from benchmarks.instructions.measure import by_stage
+from benchmarks.instructions.measure import by_stage, of_transactions
 from benchmarks.tables import table
 
 HAND_WRITTEN: Final = "hand-written"
@@ -27,7 +27,7 @@ def main() -> None:
         "broker. The numbers are the same in every run, at any load.",
     )
     kinds = (
-        "engine (default); batch, scheduler, concurrency: handlers of that kind; "
+        "engine (default); live: at 2,000 events/s; batch, scheduler, concurrency: handlers of that kind; "
         "compiled-engine and so on: with compiled leaves"
     )
     parser.add_argument("systems", nargs="*", default=["engine"], help=kinds)
@@ -51,6 +51,8 @@ def main() -> None:
     counted = {name: count(*place, events, events) for name, place in systems.items()}
     for kind, what in KINDS.items():
         console.print(by_stage(f"{what} per event", {name: getattr(one, kind) for name, one in counted.items()}))
+    if any(one.turns for one in counted.values()):
+        console.print(of_transactions({name: one.turns for name, one in counted.items()}))
     shown = table("bytecodes per event by function", ["stage, function"], list(systems))
     most = {name: max(one.functions.get(name, 0) for one in counted.values())
             for found in counted.values() for name in found.functions}  # fmt: skip

@@ -27,12 +27,14 @@ COMPILED: Final = "compiled-"
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Per event and stage. ``functions``: bytecodes by ``stage, function``."""
+    """Per event and stage. ``functions``: bytecodes by ``stage, function``. ``turns``: of live traffic, per transaction
+    (``turns.TURNS``)."""
 
     bytecodes: dict[str, float]
     calls: dict[str, float]
     c_calls: dict[str, float]
     functions: dict[str, float]
+    turns: dict[str, float]
 
 
 def count(folder: Path, system: str, warm: int, events: int) -> Counted:
@@ -67,11 +69,12 @@ def main() -> None:
             sys.exit(f"the leaves are not compiled (`make leaves`): {leaves.summary()}")
     if how == "count":
         meter = counting_meter()
-        SYSTEMS[system](meter, warm, events)
+        turns = SYSTEMS[system](meter, warm, events)
 
         functions = {", ".join(name): number for name, number in meter.functions.items()}
         counts: tuple[Mapping[str, int], ...] = (meter.bytecodes, meter.calls, meter.c_calls, functions)
         per_event = ({stage: number / events for stage, number in one.items()} for one in counts)
-        sys.stdout.buffer.write(msgspec.json.encode(Counted(*per_event)))
+        of_transactions = {} if turns is None else turns.per_transaction()
+        sys.stdout.buffer.write(msgspec.json.encode(Counted(*per_event, of_transactions)))
     else:
         SYSTEMS[system](Window(how), warm, events)

@@ -19,15 +19,21 @@ import msgspec
 from benchmarks import handwritten
 from benchmarks.engine import by_batch, by_concurrency, by_scheduler, source_of
 from benchmarks.instructions.scripted import (
+    BACKLOG,
+    LIVE,
     TOPICS,
     Feed,
     NoWatch,
+    PacedConsumer,
+    PacedFeed,
     ScriptedConnections,
     ScriptedConsumer,
     ScriptedProducer,
+    Traffic,
     connected,
     messages,
 )
+from benchmarks.instructions.turns import CountedLoop, Turns
 from benchmarks.workload import Job
 from streams import EventSource
 from streams.runtime.system import Environment
@@ -54,36 +60,52 @@ def by_engine(
     events: int,
     trace: Trace = (),
     inputs: int = 1,
-) -> None:
-    """Drive ``events`` events through the event source. Raises ``RuntimeError`` if it stops."""
-    loop = VirtualTimeLoop(LIMIT_SECONDS)
+    traffic: Traffic = BACKLOG,
+) -> Turns | None:
+    """Drive ``events`` events through the event source. Returns the loop's turns, of live traffic. Raises
+    ``RuntimeError`` if it stops."""
+    turns = Turns()
+    loop = CountedLoop(LIMIT_SECONDS, turns) if traffic.pause else VirtualTimeLoop(LIMIT_SECONDS)
     try:
-        count = warm + events
-        feed = Feed(messages(count, trace, inputs))
-        loop.run_main(_drive_engine(loop, made(JOB), meter, feed, warm, events))
+        found = messages(warm + events, trace, inputs, traffic)
+        feed = PacedFeed(found, traffic, loop.time) if traffic.pause else Feed(found)
+        loop.run_main(_drive_engine(loop, made(JOB), meter, feed, warm, events, traffic, turns))
     finally:
         loop.close()
+    return turns if traffic.pause else None
 
 
 async def _drive_engine(
-    loop: VirtualTimeLoop, source: EventSource[Any], meter: Meter, feed: Feed, warm: int, events: int
+    loop: VirtualTimeLoop,
+    source: EventSource[Any],
+    meter: Meter,
+    feed: Feed,
+    warm: int,
+    events: int,
+    traffic: Traffic,
+    turns: Turns,
 ) -> None:
     fibers = Fibers(loop)
-    consumer = type("Consumer", (_Measured,), {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause)})
+    place = {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause), "turns": turns}
+    kind = PacedConsumer if traffic.pause else ScriptedConsumer
+    consumer = type("Consumer", (_Measured, kind), place)
     environment = Environment(rng=lambda: random.Random(1), wall_seconds=lambda: 1.7e9 + loop.time(), watchdog=NoWatch)
     with (
         mock.patch("streams.kafka.reading.consumer.Consumer", consumer),
         mock.patch(
             "streams.kafka.reading.consumer.time", SimpleNamespace(monotonic=partial(float, 1))
         ),  # none is silent
-        mock.patch("streams.kafka.wire.cluster.connect", connected),
+        mock.patch("streams.kafka.wire.cluster.connect", partial(connected, traffic.partitions, turns)),
     ):
         running = loop.create_task(
-            source._run.consume(lambda config: ScriptedConnections(config, fibers), environment), name="source"
+            source._run.consume(lambda config: ScriptedConnections(config, fibers, traffic.partitions), environment),
+            name="source",
         )
 
         async def settled(count: int) -> None:
-            feed.allowed = count
+            feed.allow(count)
+            if traffic.pause:  # looks at it would be the loop's turns, too
+                await elapse(count / traffic.together * traffic.pause)
             while source._run.engine is None or source._run.engine.committed_events < count:
                 await elapse(POLL_SECONDS)
                 if running.done():
@@ -95,9 +117,12 @@ async def _drive_engine(
         await elapse(0.1)
         feed.window = True
         await elapse(0.1)
+        assert source._run.engine is not None
+        before, turns.is_counting = source._run.engine.committed_transactions, True
         meter.begin()
         await settled(warm + events)
         meter.end()
+        turns.is_counting, turns.transactions = False, source._run.engine.committed_transactions - before
         feed.window = False
         await elapse(0.1)
         await source.stop()
@@ -105,9 +130,10 @@ async def _drive_engine(
     fibers.close()
 
 
-class _Measured(ScriptedConsumer):
-    """Polled on a thread of its own, which is to be measured as well."""
+class _Measured:
+    """A consumer that is polled on a thread of its own, which is to be measured as well."""
 
+    feed: Feed
     meter: Meter
     _is_measured = False
 
@@ -115,7 +141,7 @@ class _Measured(ScriptedConsumer):
         if self.feed.window is not self._is_measured:
             self._is_measured = self.feed.window
             (self.meter.begin if self._is_measured else self.meter.end)()
-        return super().poll(timeout)
+        return super().poll(timeout)  # type: ignore[misc,no-any-return]
 
 
 def by_hand(meter: Meter, warm: int, events: int, per_transaction: int = 5_000) -> None:
@@ -184,7 +210,7 @@ def with_traces(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSourc
     return source
 
 
-SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
+SYSTEMS: dict[str, Callable[[Meter, int, int], Turns | None]] = {
     "engine": partial(by_engine, source_of),
     "two-inputs": partial(by_engine, two_inputs, inputs=2),
     "batch": partial(by_engine, by_batch),
@@ -195,8 +221,9 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], None]] = {
     "traces": partial(by_engine, partial(with_traces, source_of)),
     "traced": partial(by_engine, partial(with_traces, source_of), trace=SAMPLED),
     "scheduler-traced": partial(by_engine, partial(with_traces, by_scheduler), trace=SAMPLED),
+    "live": partial(by_engine, source_of, traffic=LIVE),
     "hand-written": by_hand,
 }
 """Plain handler, with one input and with two; batch handler, ``AsyncJobScheduler``,
 ``concurrency=``; the first and the scheduler with their metrics exported, the first with traces of which no event is
-part, both with every event sampled; and the loop written by hand."""
+part, both with every event sampled; the first with live traffic; and the loop written by hand."""

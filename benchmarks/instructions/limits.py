@@ -16,7 +16,9 @@ from typing import Final
 import msgspec
 
 from benchmarks.instructions.child import ROOT, count
+from benchmarks.instructions.counting import OUTERMOST
 from benchmarks.instructions.stages import STAGES, total
+from benchmarks.instructions.turns import TURNS
 
 GUARDED: Final = (
     "engine",
@@ -26,6 +28,7 @@ GUARDED: Final = (
     "concurrency",
     "compiled-engine",
     "compiled-two-inputs",
+    "live",
 )
 EVENTS: Final = 500
 """That are counted, after as many that are not: what happens once per transaction weighs more than in a long run."""
@@ -41,13 +44,14 @@ ANEW: Final = "python -m benchmarks.instructions --set-limits"
 
 Stages = dict[str, float]
 Limits = dict[str, dict[str, Stages]]
-"""By system and kind of count: what was written down of each stage."""
+"""By system and kind of count: what was written down of each stage. What live traffic makes the loop do has one."""
 
 
 def counted(system: str, folder: Path = ROOT) -> dict[str, Stages]:
     """Count per event, as limits have it. Raises ``Failed``."""
     found, part = count(folder, system, EVENTS, EVENTS), PARTS.get(sys.version_info[:2])
-    return {
+    turns = {kind: {OUTERMOST: round(number, 2)} for kind, number in found.turns.items()}
+    return turns | {
         kind: {
             stage: round(getattr(found, kind)[stage] / (part or 1.0 if kind == "bytecodes" else 1.0), 2)
             for stage in STAGES
@@ -84,8 +88,12 @@ def _outside(
     return [
         _told(kind, stages, limits[kind], rule)
         for kind, stages in found.items()
-        if is_outside(total(stages) / total(limits[kind]))
+        if is_outside(_ratio(total(stages), total(limits[kind])))
     ]
+
+
+def _ratio(now: float, before: float) -> float:
+    return now / before if before else 1.0 + now
 
 
 def _told(kind: str, found: Stages, limits: Stages, rule: str) -> str:
@@ -95,4 +103,5 @@ def _told(kind: str, found: Stages, limits: Stages, rule: str) -> str:
         f"{stage} {limits.get(stage, 0.0):.1f} -> {found[stage]:.1f}" for stage in most if abs(changes[stage]) > 0.05
     )
     before, now = total(limits), total(found)
-    return f"{KINDS[kind]} per event: {before:.1f} -> {now:.1f} ({now / before - 1:+.1%}; {rule}). {stages}"
+    what = f"{KINDS[kind]} per event" if kind in KINDS else f"{TURNS[kind]}, per transaction"
+    return f"{what}: {before:.1f} -> {now:.1f} ({_ratio(now, before) - 1:+.1%}; {rule}). {stages}"

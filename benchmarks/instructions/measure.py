@@ -13,6 +13,7 @@ from benchmarks.drawing import Plot
 from benchmarks.instructions.callgrind import instructions
 from benchmarks.instructions.child import COMPILED, ROOT, count
 from benchmarks.instructions.stages import STAGES, total
+from benchmarks.instructions.turns import TURNS
 from benchmarks.measures import Aim, Measure, at_most
 from benchmarks.systems import Unavailable
 from benchmarks.tables import table
@@ -23,23 +24,26 @@ SYSTEMS = {
     "engine": "engine",
     "engine_compiled": "compiled-engine",
     "engine_batch": "batch",
+    "engine_live": "live",
     "scheduler": "scheduler",
     "concurrency": "concurrency",
 }
 """Names here, and names of the counter; the loop first, to which the others are compared."""
 OF_LOOP = 1.5
 """Of the instructions of the loop by hand, compiled."""
-PLAIN = list(SYSTEMS)[:4]
+PLAIN = list(SYSTEMS)[:5]
 
 
 class PerEvent(msgspec.Struct, frozen=True):
-    """Counts per event, by stage. ``instructions`` of the processor, C and Python; 0: not counted."""
+    """Counts per event, by stage. ``instructions`` of the processor, C and Python; 0: not counted. ``turns``: of live
+    traffic, per transaction."""
 
     system: str
     bytecodes: dict[str, float]
     calls: dict[str, float]
     c_calls: dict[str, float]
     instructions: float = 0.0
+    turns: dict[str, float] = {}
     fault: str = ""
 
 
@@ -52,8 +56,9 @@ class Instructions(Measure[PerEvent]):
     about = """\
 The account workload through the real hot path, without a broker: clients of confluent-kafka that do nothing, one
 thread, a clock that jumps. `handwritten` is the loop with 5,000 events per transaction, `engine` a plain handler in
-plain Python, `engine_compiled` the same with compiled leaves, `engine_batch` a batch handler; `scheduler` and
-`concurrency` are work ahead of its turn that gives way once.
+plain Python, `engine_compiled` the same with compiled leaves, `engine_batch` a batch handler; `engine_live` gets 2,000
+events/s in 10 partitions, some 20 in a transaction; `scheduler` and `concurrency` are work ahead of its turn that gives
+way once.
 Counted are executed bytecodes, calls of Python functions and of C, by stage, and the processor instructions of
 everything (C and Python) by callgrind. The figures are the same in every run and at any load. They are no times:
 librdkafka's own threads, the caches and the waiting for other threads are not in them."""
@@ -79,7 +84,7 @@ librdkafka's own threads, the caches and the waiting for other threads are not i
                     executed = instructions(ROOT, system, sizes.events, sizes.events)
             except Unavailable as error:
                 bench.facts.setdefault("not measured", {})["instructions by callgrind"] = str(error)
-            yield PerEvent(name, counted.bytecodes, counted.calls, counted.c_calls, executed)
+            yield PerEvent(name, counted.bytecodes, counted.calls, counted.c_calls, executed, counted.turns)
 
     def in_short(self, found: PerEvent) -> str:
         executed = f", {found.instructions:,.0f} instructions" if found.instructions else ""
@@ -94,7 +99,8 @@ librdkafka's own threads, the caches and the waiting for other threads are not i
         shown.add_row("instructions", "of the processor", *(f"{number:,.0f}" if number else "-" for number in executed))
         if executed[0]:
             shown.add_row("ratio", "of the instructions", *(f"{number / executed[0]:.2f}" for number in executed))
-        return [shown]
+        turns = {name: one.turns for name, one in last.items() if one.turns}
+        return [shown, of_transactions(turns)] if turns else [shown]
 
     def plots(self, found: Sequence[PerEvent]) -> list[Plot]:
         """A bar each, made of stages."""
@@ -115,6 +121,14 @@ def by_stage(title: str, columns: dict[str, dict[str, float]]) -> Table:
     sums = [total(counts) for counts in columns.values()]
     shown.add_row("all", "", *(f"{found:,.2f}" for found in sums))
     shown.add_row("ratio", "", *(f"{found / sums[0]:.3f}" for found in sums))
+    return shown
+
+
+def of_transactions(columns: dict[str, dict[str, float]]) -> Table:
+    """Show what live traffic makes the loop do."""
+    shown = table("The loop's turns per transaction, at 2,000 events/s", ["count", "what it is"], list(columns))
+    for kind, what in TURNS.items():
+        shown.add_row(kind, what, *(f"{turns.get(kind, 0.0):,.2f}" for turns in columns.values()))
     return shown
 
 

@@ -9,17 +9,19 @@ two runs do the same steps, and what is counted in them is the same to the last 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from confluent_kafka import Message, TopicPartition
 
+from benchmarks.instructions.turns import Turns
 from benchmarks.workload import Deposited
 from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.wire import messages as wire
@@ -34,10 +36,7 @@ from streams.runtime.reading.poller import Poller
 from streams.runtime.reading.thread import POLL_SECONDS
 from streams.testing.simulation.virtual_time import Fibers, elapse
 
-PARTITIONS = 4
 KEYS = 1_000
-RUN = 250
-"""Records of one partition in a row: as they lie in the answer to a fetch."""
 US_PER_EVENT = 10
 """Virtual time that fetching takes: 100,000 events/s."""
 FLUSH_SECONDS, COMMIT_SECONDS, CALL_SECONDS = 0.002, 0.008, 0.001
@@ -45,24 +44,42 @@ FLUSH_SECONDS, COMMIT_SECONDS, CALL_SECONDS = 0.002, 0.008, 0.001
 _SEED = 20_130_101
 
 
+class Traffic(NamedTuple):
+    """How events come: a backlog, or by a pace. ``run``: records of one partition in a row, as they lie in the answer
+    to a fetch."""
+
+    partitions: int
+    run: int
+    together: int = 0
+    """Records that come at one time; 0: all are there."""
+    pause: float = 0.0
+    """Virtual seconds between two such times."""
+
+
+BACKLOG: Final = Traffic(4, 250)
+LIVE: Final = Traffic(10, 2, together=4, pause=0.002)
+"""2,000 events/s. Measured (Kafka 4.1.1): a poll brings 4.3 records of 2.3 partitions, 480 times a second."""
+
 TOPICS = ("in", "second")
 """Of the source itself, and of a further input."""
 TOGETHER = 5
 """Records of one partition within a millisecond of event time, over all its inputs."""
 
 
-def messages(count: int, trace: Sequence[tuple[str, bytes]] = (), inputs: int = 1) -> dict[str, list[Message]]:
+def messages(
+    count: int, trace: Sequence[tuple[str, bytes]] = (), inputs: int = 1, traffic: Traffic = BACKLOG
+) -> dict[str, list[Message]]:
     """Deposits as consumers get them, by topic: 150 bytes each, a type header (and those of a trace), runs of each
     partition in turn. With several inputs every topic has its share of each partition's events, in turn."""
     rng = random.Random(_SEED)
     note = "n" * 70
-    events = [0] * PARTITIONS
+    events = [0] * traffic.partitions
     found: dict[str, list[Message]] = {topic: [] for topic in TOPICS[:inputs]}
     for number in range(count):
-        partition = number // RUN % PARTITIONS
+        partition = number // traffic.run % traffic.partitions
         offset, place = divmod(events[partition], inputs)
         at_ms = 1_700_000_000_000 + (events[partition] // TOGETHER if inputs > 1 else 0)
-        account = f"account-{rng.randrange(KEYS) * PARTITIONS + partition:05d}"
+        account = f"account-{rng.randrange(KEYS) * traffic.partitions + partition:05d}"
         event = Deposited(account, rng.randrange(1_000, 10_000), 1_700_000_000.125, note)
         found[TOPICS[place]].append(
             Message(
@@ -98,6 +115,10 @@ class Feed:
         self._ends.update(((topic, message.partition()), message.offset() + 1) for message in taken)
         return taken
 
+    def allow(self, count: int) -> None:
+        """Let messages go up to this number of all."""
+        self.allowed = count
+
     def end(self, topic: str, partition: int) -> int:
         """The end of a partition as it is known: behind what was given, unless more is allowed."""
         more = self._given[topic] < self._share(topic)
@@ -110,6 +131,26 @@ class Feed:
     def _share(self, topic: str) -> int:
         """Return this topic's part of what is allowed, rounded up."""
         return -(-self.allowed * self._sizes[topic] // sum(self._sizes.values()))
+
+
+class PacedFeed(Feed):
+    """The messages as live traffic: so many at a time. ``now``: virtual seconds."""
+
+    def __init__(self, found: dict[str, list[Message]], traffic: Traffic, now: Callable[[], float]) -> None:
+        super().__init__(found)
+        self._traffic, self._now = traffic, now
+        self._goal, self._due_at = 0, math.inf
+
+    def allow(self, count: int) -> None:
+        """Let messages come up to this number, from now on."""
+        self._goal, self._due_at = count, self._now()
+
+    def wait_seconds(self) -> float:
+        """Let come what is due, and return how long the next ones take: infinite if none do."""
+        while self.allowed < self._goal and self._due_at <= self._now():
+            self.allowed = min(self.allowed + self._traffic.together, self._goal)
+            self._due_at += self._traffic.pause
+        return self._due_at - self._now() if self.allowed < self._goal else math.inf
 
 
 class ScriptedConsumer:
@@ -141,6 +182,27 @@ class ScriptedConsumer:
     incremental_unassign = list_topics = consumer_group_metadata = close = subscribe
 
 
+class PacedConsumer(ScriptedConsumer):
+    """The same for live traffic: a record ends a poll."""
+
+    feed: PacedFeed
+    turns: Turns
+
+    def poll(self, timeout: float) -> Message | None:
+        self.turns.count("polls")
+        wait = self.feed.wait_seconds()
+        taken = self.feed.take(self.topic, 1)
+        if not taken:
+            self.pause(min(timeout, wait))
+            self.feed.wait_seconds()
+            taken = self.feed.take(self.topic, 1)
+        return taken[0] if taken else None
+
+    def consume(self, limit: int, _timeout: float) -> list[Message]:
+        self.feed.wait_seconds()
+        return self.feed.take(self.topic, limit)
+
+
 class ScriptedProducer:
     """In the place of ``confluent_kafka.Producer``: every method is a function of C that takes anything and does next
     to nothing, so that it executes no bytecode of its own."""
@@ -161,15 +223,16 @@ class ScriptedProducer:
 class ScriptedConnection(BrokerConnection):
     """A connection to the only broker, which takes everything: the real one, over a transport that answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int, turns: Turns) -> None:
         super().__init__("broker:1", "client")
+        self._partitions, self._turns = partitions, turns
         self._transport = cast(asyncio.Transport, self)
         self.versions = dict.fromkeys(wire.LEAST_VERSIONS, (0, 99))
         self.features = {"transaction.version": 2}
 
     async def ask(self, request: Any, most: int) -> Any:
         known = {"node_id": 0, "host": "broker", "port": 1, "error_code": 0}
-        partitions = [SimpleNamespace(partition_index=number, leader_id=0) for number in range(PARTITIONS)]
+        partitions = [SimpleNamespace(partition_index=number, leader_id=0) for number in range(self._partitions)]
         topics = [SimpleNamespace(name=topic.name, error_code=0, partitions=partitions)
                   for topic in getattr(request, "topics", None) or ()]  # fmt: skip
         return SimpleNamespace(
@@ -184,6 +247,7 @@ class ScriptedConnection(BrokerConnection):
 
     def writelines(self, parts: list[bytes]) -> None:
         """Answer a request: its head begins with the key and has the correlation id from the fifth byte on."""
+        self._turns.count("requests")
         _, head, *body = parts
         seconds, answer = _ANSWERS[int.from_bytes(head[:2], "big")]
         frame = head[4:8] + b"\0" + answer(body)
@@ -222,9 +286,9 @@ _ANSWERS: dict[int, tuple[float, Callable[[list[bytes]], bytes]]] = {
 """By the request's key: virtual time, and an answer without errors."""
 
 
-async def connected(*_: object) -> ScriptedConnection:
+async def connected(partitions: int, turns: Turns, *_: object) -> ScriptedConnection:
     """In the place of ``kafka.wire.connection.connect``."""
-    return ScriptedConnection()
+    return ScriptedConnection(partitions, turns)
 
 
 class Inline:
@@ -270,11 +334,12 @@ class Nothing:
 class Group(Nothing):
     """``group.Membership`` and ``group.TakeOver``: one member, which has everything from the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
         self.group_metadata = GroupMetadata(0, 1, "m", group_metadata("g", 1, "m", None))
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
-        everything = frozenset(range(PARTITIONS))
+        everything = frozenset(range(self._partitions))
         deliver(Assigned(0, 1, everything, everything, Assignment(own=everything, members=("me",))))
 
     def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
@@ -287,7 +352,7 @@ class Group(Nothing):
         return dict.fromkeys(partitions, (0, 0))
 
     def identity(self, topic: str, deadline: float) -> TopicIdentity:
-        return TopicIdentity(f"id-{topic}", PARTITIONS)
+        return TopicIdentity(f"id-{topic}", self._partitions)
 
     def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
         return {}
@@ -314,9 +379,9 @@ class EmptyLog(Nothing):
 class ScriptedConnections(KafkaConnections):
     """The real ones, but for threads, group and the logs beside the source topic."""
 
-    def __init__(self, config: Any, fibers: Fibers) -> None:
+    def __init__(self, config: Any, fibers: Fibers, partitions: int) -> None:
         super().__init__(config)
-        self._fibers = fibers
+        self._fibers, self._partitions = fibers, partitions
         self._cluster = Cluster(ProducerSettings.of(config.bootstrap_servers, "client", {}), partial(float, 1.7e9))
 
     def worker(self, name: str) -> Any:
@@ -331,7 +396,7 @@ class ScriptedConnections(KafkaConnections):
         return poller
 
     def group(self, alive: Callable[[], bool]) -> Any:
-        group = Group()
+        group = Group(self._partitions)
         return group, group
 
     def tail(self) -> Any:

@@ -16,7 +16,7 @@ from streams.broker import diagnosis
 from streams.broker.guardian_handle import GRACE_SECONDS, GuardianHandle, held_lock
 from streams.broker.jars import JarSet, Progress, errors_named, kafka_jars, require_space, silent
 from streams.broker.probe import HOST, free_port, is_free, metadata
-from streams.broker.security import ADMIN, LISTENER, Security, Tls, write_privately
+from streams.broker.security import ADMIN, LISTENER, ListenerSecurity, Tls, write_privately
 from streams.broker.settings import ALONE, GuardedListener, Seat, server_settings
 from streams.broker.template import formatted
 from streams.errors import ConfigError, EmbeddedBrokerError
@@ -93,7 +93,7 @@ class KafkaBroker:
         self._durable = durable
         self._heap_mb = heap_mb
         self._properties = dict(properties or {})
-        self._security = Security.of(tls, sasl, acl, users)
+        self._security = ListenerSecurity.of(tls, sasl, acl, users)
         self._start_timeout = start_timeout
         self._progress = progress
         self._seat: Seat = ALONE

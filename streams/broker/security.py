@@ -60,7 +60,7 @@ class UnsecuredToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class ListenerSecurity:
     """The demands of the broker on its clients. ``passwords``: by user, always with ``admin``; ``repr`` shows none."""
 
     tls: Tls
@@ -69,7 +69,9 @@ class Security:
     passwords: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, tls: Tls, sasl: str | Sequence[str], acl: bool, users: Mapping[str, str] | Sequence[str]) -> Security:
+    def of(
+        cls, tls: Tls, sasl: str | Sequence[str], acl: bool, users: Mapping[str, str] | Sequence[str]
+    ) -> ListenerSecurity:
         """Check the arguments of ``KafkaBroker``. Raises ``ConfigError``."""
         mechanisms = tuple(name.upper() for name in ([sasl] if isinstance(sasl, str) else sasl) if name)
         for name in mechanisms:

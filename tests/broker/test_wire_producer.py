@@ -19,6 +19,7 @@ from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.connection import connect
 from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.wire.messages import ADD_OFFSETS, END, PRODUCE, code_of, partition_codes, refused
+from streams.kafka.wire.security import PLAINTEXT
 from streams.kafka.writing.slot import WireSlot
 from streams.model.group import GroupMetadata
 from streams.model.topics import TopicSpec
@@ -168,7 +169,7 @@ async def test_requests_that_come_late_or_twice_do_nothing(either: tuple[str, st
         if not slot._protocol.bumps_epoch:
             await slot.reopen([topic])
         await send(slot, topic, 20)
-        late = await connect(HOST, int(address.rpartition(":")[2]), "late", {})
+        late = await connect(HOST, int(address.rpartition(":")[2]), "late", PLAINTEXT)
         refusals = {}
         for key, version, parts in sent:
             frame = await late.call(key, version, parts)

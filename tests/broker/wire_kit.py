@@ -16,6 +16,7 @@ from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import connect
 from streams.kafka.wire.group_bytes import metadata_of_no_member
+from streams.kafka.wire.security import PLAINTEXT
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
@@ -107,11 +108,14 @@ async def set_transaction_version(address: str, level: int) -> None:
     )
     port, asked = int(address.rpartition(":")[2]), False
     while True:
-        connection = await connect(HOST, port, "client", {})  # the answer to each new one has the levels
+        connection = await connect(HOST, port, "client", PLAINTEXT)  # the answer to each new one has the levels
         if connection.features.get("transaction.version", 0) == level:
             return connection.close()
         if not asked:
-            answer = await connection.ask(request(feature_updates=[update], timeout_ms=20_000), 1)
+            asking = request(feature_updates=[update], timeout_ms=20_000)  # the toolkit itself never sends it
+            frame = await connection.call(asking.API_KEY, 1, [bytes(asking.encode(version=1))])
+            asking.with_header()
+            answer = asking.header.get_response_class().decode(frame, header=True)
             assert not answer.error_code, answer
             asked = True
         connection.close()

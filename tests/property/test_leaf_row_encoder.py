@@ -156,6 +156,20 @@ def test_a_buffer_is_no_usual_record(encoder: Any, buffer: Any) -> None:
         assert encoder.add_changes(rows(NOW), made, 0, NOW, 100_000) == 1
 
 
+@pytest.mark.parametrize("encoder", [row_encoder, PLAIN_ENCODER], ids=["compiled", "plain"])
+@pytest.mark.parametrize(
+    "partition, stamp", [(0, 0), (2, 5), (3, 0), (-2, 0), (True, 0), (0.0, 0), (0, -1), (0, 1 << 62)]
+)
+def test_the_first_record_of_a_partition_is_usual_if_it_can_be_sent(encoder: Any, partition: Any, stamp: int) -> None:
+    known = {"t": TopicRows(Placement("t", 3, 1_000))}
+    is_usual = (partition, stamp) in ((0, 0), (2, 5)) and type(partition) is int
+    sent = [Output("t", b"v", b"k", None, partition, stamp, 0, 0)]
+    assert encoder.add_outputs(known, encoded_headers, sent, 0, NOW, 900_000) == is_usual
+    slowly = Rows()
+    slowly.add(stamp or NOW, b"k", b"v", encoded_headers(None), 1_000)
+    assert [found.batches() for found in known["t"].rows.values() if found.count] == [slowly.batches()] * is_usual
+
+
 @pytest.mark.parametrize("headers", [bytearray(b"h"), None, "h"], ids=["array", "none", "text"])
 def test_parts_that_are_no_bytes_end_the_hot_path(headers: Any) -> None:
     """They are joined by a function of the builder's, which copies bytes only."""

@@ -137,4 +137,4 @@ def test_the_settings_of_transactions_show_no_secrets() -> None:
     login = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": "alice"}
     settings = ProducerSettings.of("b:1", "client", {**login, "sasl.password": "correct-horse"})
     assert "correct-horse" not in f"{settings!r} {settings} {[settings]}"
-    assert "sasl_plain_password" in repr(settings)
+    assert "PLAIN" in repr(settings)

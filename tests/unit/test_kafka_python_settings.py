@@ -1,13 +1,11 @@
-"""librdkafka's security settings, said to kafka-python: all of it or a refusal, and no secret in sight."""
+"""kafka-python's client: security, addresses and log lines, and no secret in sight."""
 
 from __future__ import annotations
 
 import logging
 import socket
-import ssl
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,87 +13,56 @@ import pytest
 from streams.errors import ConfigError
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient, _quiet_kafka_python
 from streams.kafka.wire.kafka_python_manager import with_last_words
-from streams.kafka.wire.kafka_python_settings import security_only, translate
+from streams.kafka.wire.kafka_python_settings import security_of
 
 SECRET = "planted-secret"
 
 
-def test_nothing_said_is_plaintext() -> None:
-    assert translate({}) == {"security_protocol": "PLAINTEXT"}
+@pytest.mark.parametrize(
+    ("settings", "theirs"),
+    [
+        ({}, {"security_protocol": "PLAINTEXT"}),
+        (
+            {
+                "security.protocol": "sasl_plaintext",
+                "sasl.mechanism": "plain",
+                "sasl.username": "u",
+                "sasl.password": "p",
+            },
+            {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "PLAIN",
+                "sasl_plain_username": "u",
+                "sasl_plain_password": "p",
+            },
+        ),
+        (
+            {"security.protocol": "sasl_plaintext", "sasl.kerberos.service.name": "broker"},
+            {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "GSSAPI",
+                "sasl_kerberos_service_name": "broker",
+            },
+        ),
+    ],
+    ids=["plaintext", "PLAIN", "GSSAPI"],
+)
+def test_security_for_kafka_python(settings: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert security_of(settings) == theirs
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "scram-sha-512"])
-@pytest.mark.parametrize("key", ["sasl.mechanism", "sasl.mechanisms"])
-def test_user_and_password(mechanism: str, key: str) -> None:
-    settings = {"security.protocol": "sasl_plaintext", key: mechanism, "sasl.username": "u", "sasl.password": SECRET}
-    assert translate(settings) == {
-        "security_protocol": "SASL_PLAINTEXT",
-        "sasl_mechanism": mechanism.upper(),
-        "sasl_plain_username": "u",
-        "sasl_plain_password": SECRET,
-    }
-
-
-def test_tls_checks_the_certificate_and_the_host_unless_told_otherwise() -> None:
-    context = translate({"security.protocol": "SSL"})["ssl_context"]
-    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
-    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-    context = translate({"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "none"})["ssl_context"]
-    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, False)
-    context = translate({"security.protocol": "ssl", "enable.ssl.certificate.verification": "false"})["ssl_context"]
-    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
-
-
-def test_a_token_comes_from_the_function() -> None:
-    settings: dict[str, Any] = {
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "OAUTHBEARER",
-        "oauth_cb": lambda config: (SECRET, 1e10, "me", {"k": "v"}),
-    }
-    provider = translate(settings)["sasl_oauth_token_provider"]
+def test_tls_and_tokens_for_kafka_python() -> None:
+    settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+    found = security_of({**settings, "oauth_cb": lambda _: (SECRET, 1e10, "me", {"k": "v"})})
+    provider = found["sasl_oauth_token_provider"]
     assert (provider.token(), provider.extensions()) == (SECRET, {"k": "v"})
     assert SECRET not in repr(provider)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"security.protocol": "tls"}, "security.protocol"),
-        ({"sasl.oauthbearer.client.secret": SECRET}, "sasl.oauthbearer.client.secret"),
-        ({"ssl.keystore.password": SECRET}, "ssl.keystore.password"),
-        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "MAGIC"}, "sasl.mechanism"),
-        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.password": SECRET}, "sasl.username"),
-        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "oauth_cb"),
-        ({"security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}, "ssl.ca.location"),
-        ({"security.protocol": "SSL", "ssl.ca.pem": SECRET}, "ssl.ca.pem"),
-        ({"security.protocol": "SSL", "ssl.crl.location": "/no/such/file"}, "ssl.crl.location"),
-        ({"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "dns"}, "identification"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named) as refused:
-        translate(settings)
-    assert SECRET not in str(refused.value)
-
-
-def test_a_broken_certificate_names_setting_and_file(tmp_path: Path) -> None:
-    broken = tmp_path / "cert.pem"
-    broken.write_text("nothing")
-    for name in ("ssl.ca.location", "ssl.certificate.location", "ssl.crl.location"):
-        with pytest.raises(ConfigError, match=r"cert\.pem") as refused:
-            translate({"security.protocol": "SSL", name: str(broken), "ssl.key.password": SECRET})
-        assert name in str(refused.value)
-        assert SECRET not in str(refused.value)
-
-
-def test_only_security_is_taken_from_a_whole_configuration() -> None:
-    settings = {"linger.ms": 1, "security.protocol": "ssl", "sasl.username": "u", "ssl.ca.location": "x", "acks": "all"}
-    assert security_only(settings).keys() == {"security.protocol", "sasl.username", "ssl.ca.location"}
+    assert (found["security_protocol"], found["ssl_context"].check_hostname) == ("SASL_SSL", True)
 
 
 def test_the_client_shows_no_secret() -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": SECRET}
-    client = KafkaPythonClient("127.0.0.1:1", "me", translate({"security.protocol": "sasl_plaintext", **who}))
+    client = KafkaPythonClient("127.0.0.1:1", "me", security_of({"security.protocol": "sasl_plaintext", **who}))
     assert SECRET not in repr(client)
     client.close(1.0)
 

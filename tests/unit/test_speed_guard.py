@@ -66,6 +66,13 @@ def test_what_became_cheaper_by_much_is_told_as_well() -> None:
     assert told.endswith("slice 10.0 -> 7.9")
 
 
+def test_a_task_more_per_transaction_is_told() -> None:
+    (told,) = too_much(
+        {"tasks": {"loop": 1.0}, "timers": {"loop": 3.0}}, {"tasks": {"loop": 0.0}, "timers": {"loop": 3.0}}
+    )
+    assert told.startswith("tasks made, per transaction: 0.0 -> 1.0")
+
+
 def test_each_file_with_a_stage_is_there() -> None:
     """A file that has moved would count for the stage of its caller, and the sum would not show it."""
     ours = [part for part in FILES if not part.startswith("/")]

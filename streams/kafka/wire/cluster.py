@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import KafkaError
 
 from streams.errors import TransactionFailed
-from streams.kafka.wire import kafka_python
+from streams.kafka.wire.codec import AnswerT, Request
+from streams.kafka.wire.codes import is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
 from streams.kafka.wire.placement import BATCH_HEAD, Placement
+from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
+from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
+from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 from streams.kafka.wire.settings import ProducerSettings
 
 GROUP: Final = 0
@@ -77,17 +81,16 @@ class Cluster:
 
     async def refresh(self, topics: Collection[str]) -> None:
         """Fetch the metadata of topics. Raises ``LostConnection``."""
-        request = kafka_python.MetadataRequest
         has_all = self.placements.keys() <= set(topics)
-        named = [request.MetadataRequestTopic(name=topic) for topic in topics]
-        answer = await self._ask(request(topics=named, allow_auto_topic_creation=False), _METADATA)
+        named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        answer = await self._ask(MetadataRequest(topics=named, allow_auto_topic_creation=False), _METADATA)
         # Before any of it is noted: with a gap the number of partitions is wrong, and keys would go to other ones.
         for topic in answer.topics:
             if {entry.partition_index for entry in topic.partitions} != {*range(len(topic.partitions))}:
                 raise LostConnection(f"the metadata of {topic.name} skip partitions, or name them twice", "_BAD_MSG")
         self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for topic in answer.topics:
-            self._note(topic.name, topic.error_code, topic.partitions)
+            self._note(topic.name or "", topic.error_code, topic.partitions)
         if has_all:
             self._refreshed_at = asyncio.get_running_loop().time()
 
@@ -117,13 +120,12 @@ class Cluster:
     async def batch_limit(self, topic: str) -> int:
         """Return the bytes of the largest batch that a topic takes (its ``max.message.bytes``); 0: not known, the
         principal may not read the settings of topics. Raises ``LostConnection``."""
-        request = kafka_python.DescribeConfigsRequest
-        resource = request.DescribeConfigsResource(
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=_TOPIC, resource_name=topic, configuration_keys=[_BATCH_LIMIT]
         )
-        answer = await self._ask(request(resources=[resource], include_synonyms=False), _DESCRIBE_CONFIGS)
+        answer = await self._ask(DescribeConfigsRequest(resources=[resource]), _DESCRIBE_CONFIGS)
         for result in answer.results:
-            for config in result.configs or ():
+            for config in result.configs:
                 if config.name == _BATCH_LIMIT:
                     return int(config.value or 0)
         return 0
@@ -142,18 +144,17 @@ class Cluster:
         Raises ``LostConnection``; its code is the broker's name of an error that waiting does not cure.
         """
         while True:
-            request = kafka_python.FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
+            request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
             answer = await self._ask(request, _FIND_COORDINATOR)
-            named = answer.coordinators if answer.API_VERSION >= _FIND_COORDINATOR else [answer]
-            if not named:
-                raise LostConnection(f"no coordinator for {key}: the answer names none", "_BAD_MSG")
-            found = named[0]
+            found = answer.coordinators[0] if answer.coordinators else answer  # before v4 it is the answer itself
             if not found.error_code:
+                if not found.host:
+                    raise LostConnection(f"no coordinator for {key}: the answer names none", "_BAD_MSG")
                 self._brokers[found.node_id] = (found.host, found.port)
-                return int(found.node_id)
-            error = kafka_python.errors.for_code(found.error_code)
-            if not error.retriable:
-                raise LostConnection(f"no coordinator for {key}: {error.message}", error.message)
+                return found.node_id
+            if not is_retriable(found.error_code):
+                name = name_of(found.error_code)
+                raise LostConnection(f"no coordinator for {key}: {name}", name)
             await asyncio.sleep(0.02)  # the call that this is a part of has a deadline
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class Cluster:
             task.cancel()
         self._drop()
 
-    async def _ask(self, request: Any, version: int) -> Any:
+    async def _ask(self, request: Request[AnswerT], version: int) -> AnswerT:
         async with self._asking:  # else two questions would each make a connection, and one be forgotten
             failures = []
             addresses = [*dict.fromkeys([*self._brokers.values(), *self._bootstrap])]
@@ -192,7 +193,12 @@ class Cluster:
     async def _connect(self, host: str, port: int) -> BrokerConnection:
         return await connect(host, port, self.settings.client_id, self.settings.security)
 
-    def _note(self, topic: str, code: int, partitions: Sequence[Any]) -> None:
+    def _note(
+        self,
+        topic: str,
+        code: int,
+        partitions: Sequence[MetadataResponse.MetadataResponseTopic.MetadataResponsePartition],
+    ) -> None:
         now = asyncio.get_running_loop().time()
         self._wanted.pop(topic, None)
         self.noted_at[topic] = now

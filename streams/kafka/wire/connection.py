@@ -14,12 +14,17 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import anyio.to_thread
 
-from streams.kafka.wire import kafka_python
+from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
+from streams.kafka.wire.sasl import Credentials, SaslFailure
+from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
+from streams.kafka.wire.schemas.sasl_authenticate import SaslAuthenticateRequest
+from streams.kafka.wire.schemas.sasl_handshake import SaslHandshakeRequest
+from streams.kafka.wire.security import Security
 
 CONNECT_SECONDS: Final = 10.0
 """Seconds for one connection, with TLS, versions and login."""
@@ -105,14 +110,14 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.writelines([struct.pack(">i", size), head, *parts])
         return future
 
-    async def ask(self, request: Any, most: int) -> Any:
-        """Send a request of kafka-python's classes in the highest version that both sides take, at most ``most``.
+    async def ask(self, request: Request[AnswerT], most: int) -> AnswerT:
+        """Send a request in the highest version that both sides take, at most ``most``.
 
         Returns the answer. Raises ``LostConnection``, also for an answer that cannot be decoded.
         """
         least, highest = self.versions.get(request.API_KEY, (0, -1))
-        version = min(most, highest)
-        if version < least:
+        version = min(most, highest, request.LAST_VERSION)
+        if version < max(least, request.FIRST_VERSION):
             raise self._failure(f"the broker does not take {type(request).__name__}", "UNSUPPORTED_VERSION")
         return await self._ask(request, version)
 
@@ -122,14 +127,12 @@ class BrokerConnection(asyncio.Protocol):
 
     async def introduce(self) -> None:
         """Learn which versions and features the broker has. Raises ``LostConnection``."""
-        request = kafka_python.ApiVersionsRequest(
-            client_software_name="kafka-event-source", client_software_version="1"
-        )
+        request = ApiVersionsRequest(client_software_name="kafka-event-source", client_software_version="1")
         answer = await self._ask(request, _API_VERSIONS)
         if answer.error_code:
             raise self._failure("the broker is too old: Kafka 3.0 or newer is needed", "UNSUPPORTED_VERSION")
         self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
-        self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features or ()}
+        self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features}
         for key, (name, least) in LEAST_VERSIONS.items():
             if self.versions.get(key, (0, -1))[1] < least:
                 raise self._failure(
@@ -137,35 +140,37 @@ class BrokerConnection(asyncio.Protocol):
                     "UNSUPPORTED_VERSION",
                 )
 
-    async def authenticate(self, host: str, security: Mapping[str, Any]) -> None:
-        """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused)."""
-        name = security["sasl_mechanism"]
-        answer = await self._ask(kafka_python.SaslHandshakeRequest(mechanism=name), 1)
-        if answer.error_code:
+    async def authenticate(self, host: str, credentials: Credentials) -> None:
+        """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused, or the
+        broker does not prove that it knows them)."""
+        name = credentials.mechanism
+        if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
-        mechanism = kafka_python.get_sasl_mechanism(name)(host=host, **security)
-        highest = self.versions[kafka_python.SaslAuthenticateRequest.API_KEY][1]
-        while not mechanism.is_done():
+        login = credentials.login_at(host)
+        highest = self.versions[SaslAuthenticateRequest.API_KEY][1]
+        try:
             # On a thread: a token is fetched by the application's function, and SCRAM hashes for milliseconds.
-            token = await anyio.to_thread.run_sync(mechanism.auth_bytes)
-            answer = await self._ask(kafka_python.SaslAuthenticateRequest(auth_bytes=token), min(highest, 2))
-            if answer.error_code:
-                break
-            await anyio.to_thread.run_sync(mechanism.receive, answer.auth_bytes)
-        if answer.error_code or not mechanism.is_authenticated():
-            raise self._failure("the broker refuses the credentials; check the sasl.* settings", "_AUTHENTICATION")
-        if answer.session_lifetime_ms:
+            message = await anyio.to_thread.run_sync(login.first)
+            while True:
+                answer = await self._ask(SaslAuthenticateRequest(auth_bytes=message), min(highest, 2))
+                if answer.error_code:
+                    raise SaslFailure("the broker refuses the credentials; check the sasl.* settings")
+                following = await anyio.to_thread.run_sync(login.next, answer.auth_bytes)
+                if following is None:
+                    break
+                message = following
+        except SaslFailure as failure:
+            raise self._failure(str(failure), "_AUTHENTICATION") from None
+        if answer.session_lifetime_ms > 0:
             self.expires_at = self._loop.time() + answer.session_lifetime_ms / 1000 * SESSION_SHARE
 
-    async def _ask(self, request: Any, version: int) -> Any:
-        body = bytes(request.encode(version=version))
-        request.with_header()
-        answer_class = request.header.get_response_class()
-        frame = await self.call(request.API_KEY, version, [body], flexible=request.flexible_version_q(version))
+    async def _ask(self, request: Request[AnswerT], version: int) -> AnswerT:
+        flexible = is_flexible(type(request), version)
+        frame = await self.call(request.API_KEY, version, [encode(request, version)], flexible=flexible)
         try:
-            return answer_class.decode(frame, header=True)
-        except Exception as error:
-            self._end(f"the answer to {type(request).__name__} cannot be decoded: {error!r}")
+            return decode_answer(request, version, frame)
+        except MalformedAnswer as error:
+            self._end(f"the answer to {api_name(request)} cannot be decoded: {error}")
             raise LostConnection(str(self.lost)) from error
 
     def _failure(self, reason: str, code: str = "_TRANSPORT") -> LostConnection:
@@ -182,10 +187,9 @@ class BrokerConnection(asyncio.Protocol):
                 future.set_exception(LostConnection(str(self.lost), self.lost.code))
 
 
-async def connect(host: str, port: int, client_id: str, security: Mapping[str, Any]) -> BrokerConnection:
-    """Connect to a broker, learn its versions, and authenticate. ``security``: kafka-python's settings (see
-    ``kafka_python_settings``). Raises ``LostConnection``, with the address."""
-    context, address = security.get("ssl_context"), f"{host}:{port}"
+async def connect(host: str, port: int, client_id: str, security: Security) -> BrokerConnection:
+    """Connect to a broker, learn its versions, and authenticate. Raises ``LostConnection``, with the address."""
+    context, address = security.tls, f"{host}:{port}"
     connection: BrokerConnection | None = None
     is_ready = False
     try:
@@ -198,20 +202,21 @@ async def connect(host: str, port: int, client_id: str, security: Mapping[str, A
                 server_hostname=host if context else None,
             )
             await connection.introduce()
-            if str(security.get("security_protocol", "")).startswith("SASL"):
-                await connection.authenticate(host, security)
+            if security.sasl is not None:
+                await connection.authenticate(host, security.sasl)
         is_ready = True
         return connection
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or error
         failure = LostConnection(f"{address}: TLS failed: {reason}", "_SSL")
+        failure.__cause__ = error  # a certificate that does not fit is no outage, unlike another kind of server
     except LostConnection as error:
         failure = error
     except TimeoutError:
         failure = LostConnection(f"{address}: no connection within {CONNECT_SECONDS:g} seconds")
     except OSError as error:
         failure = LostConnection(f"{address}: {error.strerror or error}")
-    except Exception as error:  # of a token function or a SASL mechanism; its text may hold a secret
+    except Exception as error:  # of a token function or of Kerberos; its text may hold a secret
         failure = LostConnection(f"{address}: authentication failed: {type(error).__name__}")
     finally:
         if connection is not None and not is_ready:

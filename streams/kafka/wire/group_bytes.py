@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 
 from streams.errors import ConfigError
-from streams.kafka.wire.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from streams.kafka.wire.codec import decode_versioned, encode_versioned
+from streams.kafka.wire.schemas.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.model.group import Assignment, Copies, MemberReport, Shelf
 
 _VERSION = 2
@@ -97,18 +98,16 @@ def parse_metadata(data: bytes) -> Metadata:
 
 def encode_report(topic: str, report: MemberReport) -> bytes:
     """Encode a JoinGroup subscription: the report as user data, the owned partitions in Kafka's own fields too."""
-    owned: list[Any] = []
+    owned = []
     if report.owned:
         owned = [ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=sorted(report.owned))]
     subscription = ConsumerProtocolSubscription(
-        version=_SUBSCRIPTION_VERSION,
         topics=[topic],
         user_data=bytes([_VERSION]) + msgspec.msgpack.encode(report),
         owned_partitions=owned,
         generation_id=report.generation,
     )
-    encoded: bytes = subscription.encode()
-    return encoded
+    return encode_versioned(subscription, _SUBSCRIPTION_VERSION)
 
 
 def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport, str | None]:
@@ -118,13 +117,10 @@ def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport
     # out of the plan, it would go on with partitions that others are given.
     foreign = MemberReport(instance=f"?{member_id}", leaving=True)
     try:
-        subscription = ConsumerProtocolSubscription.decode(data)
-        topics = list(subscription.topics)
+        subscription = decode_versioned(ConsumerProtocolSubscription, data, _SUBSCRIPTION_VERSION)
+        topics = subscription.topics
         owned = {
-            number
-            for entry in subscription.owned_partitions or ()
-            if entry.topic == topic
-            for number in entry.partitions
+            number for entry in subscription.owned_partitions if entry.topic == topic for number in entry.partitions
         }
         foreign = msgspec.structs.replace(foreign, owned=frozenset(owned), generation=subscription.generation_id)
     except Exception as error:  # a parser of foreign bytes: struct.error, UnicodeDecodeError, MemoryError, ...
@@ -188,12 +184,13 @@ def _is_name(value: str) -> bool:
 
 def encode_assignment(topic: str, assignment: Assignment) -> bytes:
     """Encode a SyncGroup assignment: ours as user data, the assigned partitions in Kafka's own fields too."""
-    encoded: bytes = ConsumerProtocolAssignment(
-        version=_SUBSCRIPTION_VERSION,
-        assigned_partitions=[(topic, sorted(assignment.own))] if assignment.own else [],
-        user_data=bytes([_VERSION]) + msgspec.msgpack.encode(assignment),
-    ).encode()
-    return encoded
+    own = []
+    if assignment.own:
+        own = [ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=sorted(assignment.own))]
+    message = ConsumerProtocolAssignment(
+        assigned_partitions=own, user_data=bytes([_VERSION]) + msgspec.msgpack.encode(assignment)
+    )
+    return encode_versioned(message, _SUBSCRIPTION_VERSION)
 
 
 def decode_assignment(data: bytes, partitions: int, member_id: str) -> Assignment:
@@ -203,7 +200,8 @@ def decode_assignment(data: bytes, partitions: int, member_id: str) -> Assignmen
     two roles, one handed over to ourselves.
     """
     try:
-        assignment = _assignment_decoder.decode(_body(ConsumerProtocolAssignment.decode(data).user_data))
+        message = decode_versioned(ConsumerProtocolAssignment, data, _SUBSCRIPTION_VERSION)
+        assignment = _assignment_decoder.decode(_body(message.user_data))
     except Exception as error:  # as above: foreign bytes
         raise ValueError(f"not an assignment: {error}") from error
     release, incoming = frozenset(assignment.release), frozenset(assignment.incoming)

@@ -31,7 +31,6 @@ with warnings.catch_warnings():
     NetworkSelector: Any = _from("net.selector", "NetworkSelector")
     WakeupNotifier: Any = _from("net.wakeup_notifier", "WakeupNotifier")
     AbstractTokenProvider: Any = _from("net.sasl.oauth", "AbstractTokenProvider")
-    get_sasl_mechanism: Any = _from("net.sasl", "get_sasl_mechanism")
 
     # Batches of records, as a test's broker reads them.
     MemoryRecords: Any = _from("record", "MemoryRecords")
@@ -60,6 +59,7 @@ with warnings.catch_warnings():
     FindCoordinatorResponse: Any = _from("protocol.metadata", "FindCoordinatorResponse")
     HeartbeatRequest: Any = _from("protocol.consumer", "HeartbeatRequest")
     InitProducerIdRequest: Any = _from("protocol.producer.transaction", "InitProducerIdRequest")
+    JoinGroupRequest: Any = _from("protocol.consumer", "JoinGroupRequest")
     LeaveGroupRequest: Any = _from("protocol.consumer", "LeaveGroupRequest")
     ListOffsetsRequest: Any = _from("protocol.consumer", "ListOffsetsRequest")
     ListTransactionsRequest: Any = _from("protocol.admin.transactions", "ListTransactionsRequest")
@@ -69,6 +69,7 @@ with warnings.catch_warnings():
     ProduceResponse: Any = _from("protocol.producer", "ProduceResponse")
     SaslAuthenticateRequest: Any = _from("protocol.sasl", "SaslAuthenticateRequest")
     SaslHandshakeRequest: Any = _from("protocol.sasl", "SaslHandshakeRequest")
+    SyncGroupRequest: Any = _from("protocol.consumer", "SyncGroupRequest")
     TxnOffsetCommitRequest: Any = _from("protocol.producer", "TxnOffsetCommitRequest")
     WriteTxnMarkersRequest: Any = _from("protocol.producer.transaction", "WriteTxnMarkersRequest")
     DeleteGroupsRequest: Any = _from("protocol.admin.groups", "DeleteGroupsRequest")

@@ -1,7 +1,7 @@
 """Encode the requests of a transaction and decode their answers. Pure: bytes in, values out.
 
-Four requests are made forevery transaction, so they are written by hand, in the versions below; everything else goes
-by the classes that kafka-python generates from Kafka's schemas. Fields and their order: Kafka's message definitions
+Four requests are made for every transaction, so they are written by hand, in the versions below; everything else goes
+by the classes of ``streams/kafka/wire/schemas``. Fields and their order: Kafka's message definitions
 (``clients/src/main/resources/common/message``); all versions here are flexible (lengths as unsigned varints, plus one).
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
+
+from streams.kafka.wire.codec import MalformedAnswer as MalformedAnswer
 
 PRODUCE: Final = 0
 ADD_PARTITIONS: Final = 24
@@ -25,6 +27,7 @@ LEAST_VERSIONS: Final[Mapping[int, tuple[str, int]]] = {
 }
 """The name, and the least version, of the requests that are encoded here: below it they have other fields."""
 _NO_TAGS: Final = b"\0"
+_BYTES: Final = [bytes((number,)) for number in range(128)]
 WirePartition = tuple[str, int]
 """Topic and partition."""
 
@@ -46,12 +49,12 @@ class PartitionError(NamedTuple):
     records: Sequence[tuple[int, str]]
 
 
-class MalformedAnswer(Exception):
-    """An answer that is not what its version promises."""
-
-
 def unsigned(number: int) -> bytes:
     """Encode an unsigned varint."""
+    if number < 128:
+        return _BYTES[number]
+    if number < 1 << 14:
+        return bytes((number & 127 | 128, number >> 7))
     encoded = bytearray()
     while number > 127:
         encoded.append((number & 127) | 128)
@@ -94,6 +97,14 @@ def refused(
     for _ in range(answer.array()):
         topic = answer.text()
         for _ in range(answer.array()):
+            # As a whole where nothing failed: of live traffic a request has as many partitions as records.
+            written = answer.take_done(_WRITTEN, _WRITTEN_ENDS)
+            if written is not None:
+                partition, base = written[0], written[2]
+                left.discard((topic, partition))
+                if bases is not None:
+                    bases[topic, partition] = base
+                continue
             partition, code = answer.take(_PARTITION)
             (base,) = answer.take(_INT64)
             answer.skip(16)  # append time, start of the log
@@ -132,6 +143,10 @@ def partition_codes(frame: bytes, asked: Iterable[WirePartition]) -> dict[WirePa
     for _ in range(answer.array()):
         topic = answer.text()
         for _ in range(answer.array()):
+            noted = answer.take_done(_NOTED, _NOTED_ENDS)
+            if noted is not None:
+                left.discard((topic, noted[0]))
+                continue
             partition, code = answer.take(_PARTITION)
             answer.tags()
             left.discard((topic, partition))
@@ -207,6 +222,12 @@ def _who(who: Identity) -> bytes:
 
 
 _PARTITION: Final = struct.Struct(">ih")
+# Partition and code; of Produce also base offset, append time, start of the log, records at fault, message; tags.
+_NOTED: Final = struct.Struct(">ihB")
+_NOTED_ENDS: Final = (b"\0",)
+_WRITTEN: Final = struct.Struct(">ihqqqBBB")
+_WRITTEN_ENDS: Final = (b"\1\0\0", b"\1\1\0")  # no record, and no message, or an empty one
+_NO_CODE: Final = b"\0\0"
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 _INT16: Final = struct.Struct(">h")
@@ -227,12 +248,25 @@ class Fields:
         self._at += shape.size
         return values
 
+    def take_done(self, shape: struct.Struct, ends: tuple[bytes, ...]) -> tuple[int, ...] | None:
+        """Take a partition's values, which begin with its number and a code, if the code is 0 and they end so."""
+        at, end = self._at, self._at + shape.size
+        frame = self._frame
+        if end <= len(frame) and frame.startswith(_NO_CODE, at + 4) and frame.endswith(ends, at, end):
+            self._at = end
+            return shape.unpack_from(frame, at)
+        return None
+
     def skip(self, size: int) -> None:
         self._at += size
         if self._at > len(self._frame):
             raise MalformedAnswer("the answer ends too early")
 
     def unsigned(self) -> int:
+        at, frame = self._at, self._frame
+        if at < len(frame) and (byte := frame[at]) < 128:  # almost all
+            self._at = at + 1
+            return byte
         number = shift = 0
         while True:
             if self._at >= len(self._frame) or shift > 28:  # a length has 32 bits, so five bytes

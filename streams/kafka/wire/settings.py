@@ -6,11 +6,11 @@ A setting that only librdkafka's producer has is refused by name, never dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from streams.errors import ConfigError
-from streams.kafka.wire import kafka_python_settings
 from streams.kafka.wire.compression import Compression, compression_of
+from streams.kafka.wire.security import Security
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.settings.sources import checked_addresses
 
@@ -32,17 +32,13 @@ OF_LIBRDKAFKA_S_PRODUCER: Final = {
 
 
 class ProducerSettings(NamedTuple):
-    """Settings that the slots of one event source share. ``security``: kafka-python's (``kafka_python_settings``)."""
+    """Settings that the slots of one event source share."""
 
     bootstrap_servers: str
     client_id: str
-    security: Mapping[str, Any]
+    security: Security
     message_limit: int
     compression: Compression | None
-
-    def __repr__(self) -> str:
-        """Show the names only of the settings for security."""
-        return f"ProducerSettings({self.bootstrap_servers!r}, {self.client_id!r}, security={sorted(self.security)})"
 
     @classmethod
     def of(cls, bootstrap_servers: str, client_id: str, client_settings: Mapping[str, object]) -> ProducerSettings:
@@ -54,7 +50,7 @@ class ProducerSettings(NamedTuple):
         return cls(
             bootstrap_servers,
             client_id,
-            kafka_python_settings.security_of(client_settings),
+            Security.of(client_settings),
             int(str(client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT))),
             compression_of(client_settings),
         )

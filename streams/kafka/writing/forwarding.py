@@ -21,12 +21,14 @@ from confluent_kafka import KafkaError, KafkaException
 from streams.errors import TransactionFailed
 from streams.kafka import permissions
 from streams.kafka.permissions import Right, denied
-from streams.kafka.wire import answers, kafka_python, kafka_python_settings, messages
+from streams.kafka.wire import answers, messages
 from streams.kafka.wire.answers import Meaning
 from streams.kafka.wire.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.messages import Identity, MalformedAnswer, WirePartition
 from streams.kafka.wire.protocol import V1, Pauses, TransactionProtocol, protocol_of
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.wire.security import Security
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.made_batch import MadeBatch
 from streams.records import DEFAULT_MESSAGE_LIMIT
@@ -42,8 +44,7 @@ T = TypeVar("T")
 
 def settings_of(kafka: Mapping[str, str], client_id: str) -> ProducerSettings:
     """Read what a forwarder needs of librdkafka's settings: servers and security. Raises ``ConfigError``."""
-    security = kafka_python_settings.security_of(kafka)
-    return ProducerSettings(kafka["bootstrap.servers"], client_id, security, DEFAULT_MESSAGE_LIMIT, None)
+    return ProducerSettings(kafka["bootstrap.servers"], client_id, Security.of(kafka), DEFAULT_MESSAGE_LIMIT, None)
 
 
 class _Part(NamedTuple):
@@ -113,7 +114,7 @@ class BatchForwarder:
 
     async def _initialize(self) -> None:
         transactional_id = self._who.transactional_id
-        request = kafka_python.InitProducerIdRequest(
+        request = InitProducerIdRequest(
             transactional_id=transactional_id,
             transaction_timeout_ms=int(self._seconds * 1000),
             producer_id=-1,

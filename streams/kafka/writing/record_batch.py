@@ -33,7 +33,7 @@ MOST_HEADERS: Final = 1_000
 """Lists of headers whose encoding one transaction remembers; then it begins anew."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Part:
     """One batch on its way. ``sequence``: that of its first record. ``first``: the index of that record among those
     that the transaction sends to the partition."""
@@ -95,8 +95,10 @@ class EncodedRecords:
         """Encode the changelog records of a partition's changes, as ``add`` does outputs."""
         position, known = start, self._topic(topic)
         while known is not None and position < len(changes):
-            rows = known.rows.get(partition)
-            if rows is not None and self._is_usual:
+            if self._is_usual and 0 <= partition < known.placement.count:
+                rows = known.rows.get(partition)
+                if rows is None:
+                    rows = known.rows[partition] = Rows()
                 position = row_encoder.add_changes(rows, changes, position, now_ms, known.placement.limit)
             if position < len(changes):
                 if not self._add_any(changelog_record(topic, partition, changes[position]), now_ms):

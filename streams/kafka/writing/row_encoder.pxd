@@ -11,6 +11,7 @@
     size=Py_ssize_t,
     room=Py_ssize_t,
     most=Py_ssize_t,
+    partitions=Py_ssize_t,
     encoded=bytes,
     head=bytes,
     record=bytes,

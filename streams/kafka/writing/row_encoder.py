@@ -1,7 +1,8 @@
 """The hot path of encoding: records that are like most, one ``join`` over a tuple each, with varints from a table.
 
-Both functions end in front of the first record that is unusual: a topic, partition or batch that is new, no key or no
-value, 8 KiB or more, a part of a wrong type, no room in the batch. ``record_batch`` does that one, and calls again.
+Both functions end in front of the first record that is unusual: a topic that is new, no key or no value, 8 KiB or more,
+a part of a wrong type, no room in the batch. ``record_batch`` does that one, and calls again. The first record of a
+partition is usual: of live traffic it is every second one.
 
 This module is a leaf (``sak/leaves.py``): functions over fields and lists, without classes and coroutines.
 """
@@ -17,6 +18,10 @@ from streams.sak import leaves
 
 CLASSES: Final = (Change, Output, Rows, TopicRows)
 """Whose fields are read by their places in memory when this is compiled."""
+FIRST: Final = b"\0\0"
+"""Begins the first record of a batch: no attributes, no time after its own."""
+LATEST_MS: Final = (1 << 62) - 1
+"""The latest time that a record may have."""
 
 
 def add_outputs(
@@ -36,7 +41,7 @@ def add_outputs(
     places: dict[Any, int] = {}
     place: Callable[[Any], int] = places.__getitem__
     by_partition: dict[int, Rows] = {}
-    room = most = 0
+    room = most = partitions = 0
     position = start
     try:
         for position in range(start, len(outputs)):
@@ -46,6 +51,7 @@ def add_outputs(
                 topic: TopicRows = topics[output.topic]
                 placement = topic.placement
                 places, place, by_partition, room = topic.places, placement.place, topic.rows, placement.limit - LENGTHS
+                partitions = placement.count
             if output.headers is not headers:
                 headers = output.headers
                 encoded = encoded_headers(output.headers)
@@ -59,11 +65,20 @@ def add_outputs(
                 partition = places.get(key)
                 if partition is None:
                     partition = place(key)
-            rows: Rows = by_partition[partition]
+            found = by_partition.get(partition)
+            if found is None:
+                if type(partition) is not int or not 0 <= partition < partitions:
+                    break
+                found = by_partition[partition] = Rows()  # without a record it is no batch
+            rows: Rows = found
             row_list = rows.rows  # first of its fields: see sak/compiling.py
             count = rows.count
             stamp = output.timestamp_ms or now_ms
-            if stamp is rows.stamp:  # the time of the call is one object; another one of equal value costs a head
+            if not count:  # time and position count from this record
+                if type(stamp) is not int or not 0 <= stamp <= LATEST_MS:
+                    break
+                head = FIRST
+            elif stamp is rows.stamp:  # the time of the call is one object; another one of equal value costs a head
                 head = rows.head
             else:
                 delta = stamp - rows.first_ms
@@ -74,11 +89,13 @@ def add_outputs(
             size = len(record)
             length = small[size]
             size += len(length)
-            if not count or size > most or rows.size + size > room:
+            if size > most or rows.size + size > room:
                 break
             if stamp is not rows.stamp:
                 rows.stamp, rows.head = stamp, head
-                if stamp > rows.last_ms:
+                if not count:
+                    rows.first_ms = rows.last_ms = stamp
+                elif stamp > rows.last_ms:
                     rows.last_ms = stamp
             row_list.append(length)
             row_list.append(record)
@@ -93,12 +110,13 @@ def add_outputs(
 
 def add_changes(rows: Rows, changes: Sequence[Change], start: int, now_ms: int, limit: int) -> int:
     """Encode the changelog records of a partition's changes; return the position of the first that is unusual."""
-    delta = now_ms - rows.first_ms
-    if not rows.count or not 0 <= delta < len(SMALL):
-        return start
-    small, join, row_list = SMALL, b"".join, rows.rows
-    head = b"\0" + small[delta]
+    row_list = rows.rows  # first of its fields
     count, size = rows.count, rows.size
+    delta = now_ms - rows.first_ms if count else 0
+    if not 0 <= delta < len(SMALL):
+        return start
+    small, join = SMALL, b"".join
+    head = b"\0" + small[delta]
     room = limit - LENGTHS
     position = start
     try:
@@ -122,6 +140,8 @@ def add_changes(rows: Rows, changes: Sequence[Change], start: int, now_ms: int, 
     except (LookupError, TypeError):
         pass  # as above
     if position > start:
+        if not rows.count:
+            rows.first_ms = now_ms
         rows.count, rows.size = count, size
         if now_ms > rows.last_ms:
             rows.last_ms = now_ms

@@ -18,8 +18,7 @@ _HEAD: Final = struct.Struct(">qiibI")  # base offset, length, leader epoch, for
 _TAIL: Final = struct.Struct(">hiqqqhii")
 
 
-def varint(number: int) -> bytes:
-    """Encode a signed number as records have them: zigzag, seven bits a byte."""
+def _varint(number: int) -> bytes:
     number = number << 1 if number >= 0 else (-number << 1) - 1
     encoded = bytearray()
     while number > 127:
@@ -29,9 +28,14 @@ def varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-SMALL: Final = [varint(number) for number in range(8192)]
+SMALL: Final = [_varint(number) for number in range(8192)]
 """Varints by number: lengths, positions and times of almost all records."""
-NULL: Final = varint(-1)
+NULL: Final = _varint(-1)
+
+
+def varint(number: int) -> bytes:
+    """Encode a signed number as records have them: zigzag, seven bits a byte."""
+    return SMALL[number] if 0 <= number < len(SMALL) else _varint(number)
 
 
 def row(delta_ms: int, count: int, key: bytes | None, value: bytes | None, headers: bytes) -> bytes:
@@ -97,7 +101,7 @@ class Rows:
 
     def batches(self) -> list[Batch]:
         """Return all batches, in order."""
-        return [*self.full, *self._batch()]
+        return [*self.full, *self._batch()] if self.full else self._batch()
 
     def _batch(self) -> list[Batch]:
         return [Batch(self.rows, self.count, self.size, self.first_ms, self.last_ms)] if self.count else []

@@ -20,12 +20,13 @@ from streams.errors import RecordsRefused, TransactionFailed
 from streams.kafka import permissions
 from streams.kafka.permissions import Right
 from streams.kafka.translate import BLOCKED, NO_SUCH_TOPIC
-from streams.kafka.wire import answers, kafka_python, messages
+from streams.kafka.wire import answers, messages
 from streams.kafka.wire.answers import Meaning
 from streams.kafka.wire.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
 from streams.kafka.wire.messages import Identity, MalformedAnswer
 from streams.kafka.wire.protocol import V1, Markers, Pauses, TransactionProtocol, protocol_of
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.last_transaction import LastTransaction, by_topic, until_led
 from streams.kafka.writing.offsets import Offsets
@@ -135,7 +136,7 @@ class WireSlot:
         self._connections.close()
 
     async def _initialize(self) -> None:
-        request = kafka_python.InitProducerIdRequest(
+        request = InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._transaction_ms,
             producer_id=-1,

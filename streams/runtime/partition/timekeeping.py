@@ -126,6 +126,8 @@ class Timekeeper:
     def settle(self, *, is_end: bool = False) -> float | None:
         """Measure what is new, and log it, at most once a minute for each structure, or all that is left. Returns in
         how many seconds there is more to be logged; ``None``: nothing is left."""
+        if not self._new and not self._unlogged:
+            return None
         for (kind, store, part), items in self._new.items():
             self._host.measure(OutOfTime(self._partition.partition, kind, store, part, items))
         self._new.clear()

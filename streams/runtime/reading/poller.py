@@ -76,7 +76,12 @@ class Poller(ReadingThread):
         with self._lock:
             self._outstanding -= records
             self._outstanding_bytes -= size
-            if self._outstanding < self._room and self._outstanding_bytes < self._room_bytes:
+            # Looked at first: to set it wakes nobody, but takes two locks, for each slice of a handful of records.
+            if (
+                not self._has_room.is_set()
+                and self._outstanding < self._room
+                and self._outstanding_bytes < self._room_bytes
+            ):
                 self._has_room.set()
 
     def ends(self) -> Future[Mapping[int, int]]:

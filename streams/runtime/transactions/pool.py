@@ -296,10 +296,8 @@ class TransactionPool:
         """Encode the rest, and send all records and the offsets."""
         records, topic = self._encoded_of(txn), self._config.changelog
         await records.complete(txn.outputs)
-        for partition, changes, own in self._changelog_of(txn):
+        for partition, changes in self._changelog_of(txn):
             await records.add_changes(topic, partition, changes)
-            for output in own:
-                await records.add(output)
         if txn.state is TransactionState.DROPPED:  # its awaited condition was true already: not cancelled in time
             raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
         await self._slot_of[txn.serial].flush(records, self._offsets_of(txn), partial(self._fence, txn))
@@ -316,18 +314,18 @@ class TransactionPool:
                 positions[partition] = offset
         return found
 
-    def _changelog_of(self, txn: Transaction) -> list[tuple[int, list[Change], list[Output]]]:
-        """Return the changes of each partition, and the toolkit's own records behind them."""
-        topic, generation = self._config.changelog, self.group_metadata().generation
+    def _changelog_of(self, txn: Transaction) -> list[tuple[int, list[Change]]]:
+        """Return the changes of each partition, with the toolkit's own records behind them."""
+        generation = self.group_metadata().generation
         found = []
         for partition, cut in txn.cuts.items():
             fields = self._further_fields(partition, cut.offset)
             record = OffsetRecord(offsets_of(cut.offset)[0], self._writer, txn.serial, generation, *fields)
             cut.record = msgspec.json.encode(record)
-            own = [Output(topic, cut.record, OFFSET_KEY, None, partition, 0, partition, -1)]
+            changes = [*cut.changes.values(), Change(OFFSET_KEY, cut.record)]
             if cut.release is not None:  # the last record here: its reader starts with all that is before it
-                own.append(Output(topic, cut.release, RELEASE_KEY, None, partition, 0, partition, -1))
-            found.append((partition, list(cut.changes.values()), own))
+                changes.append(Change(RELEASE_KEY, cut.release))
+            found.append((partition, changes))
         return found
 
     def _fence(self, txn: Transaction) -> GroupMetadata:

@@ -33,11 +33,14 @@ POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
     "send": (*_MOVED, Strike.ABORTABLE, Strike.NOT_YET, Strike.FORGOTTEN),
     "commit": (*_MOVED, Strike.ABORTABLE),
     "abort": _MOVED,
+    "member": (*_MOVED, Strike.NOT_YET, Strike.FORGOTTEN),
+    "leader": (*_MOVED, Strike.NOT_YET),
     "ask": _LOST,
     "tail": (Strike.REQUEST_LOST,),
 }
 """Faults of one request, by its kind. ``flush``: what brings records to their leaders; ``send``: offsets to the group's
-coordinator; ``ask``: everything that changes nothing."""
+coordinator; ``member``: to the coordinator of a group, ``leader``: about partitions; ``ask``: everything else that
+changes nothing."""
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from streams.runtime.changelog import RELEASE_KEY
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.process import Process
 from streams.testing.simulation.virtual_time import ORDERED, elapse
-from streams.testing.simulation.wire_broker import FIRST_PORT, POINTS, Request, WireBroker
+from streams.testing.simulation.wire_broker import FIRST_PORT, Answer, WireBroker
+from streams.testing.simulation.wire_requests import POINTS, Request
 
 WIRE_POINTS: Final = tuple(f"{name}.{when}" for name in POINTS for when in ("before", "after"))
 """Points of a process around each request: before it is written, and when the broker has done it."""
@@ -53,6 +54,8 @@ class SimTransport(asyncio.Transport):
         self._loop, self._faults = network.process.loop, network.process.faults
         self._arrives = self._returns = 0.0
         self._departing: deque[tuple[Request, Strike | None]] = deque()
+        self._behind: deque[tuple[Request, Strike | None]] = deque()
+        self._is_waiting = False  # at the node, for an answer that comes later; what arrives is behind it
         self.is_closed = self.is_cut = self.is_stuck = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -104,25 +107,44 @@ class SimTransport(asyncio.Transport):
 
     def _arrive(self, request: Request, strike: Strike | None) -> None:
         process = self._process
+        if self._is_waiting:
+            self._behind.append((request, strike))
+            return
         if self.is_cut or self.is_stuck or (self.is_closed and process.rng.random() < 0.5):
             return
         if strike in (Strike.HANGS, Strike.REQUEST_LOST) or self._loop.time() < process.broker.down_until:
             self._fail(silent=strike is Strike.HANGS)
             return
         answer = self._done(request, strike)
+        if isinstance(answer, bytes):
+            self._send_back(answer, strike)
+        else:
+            self._is_waiting = True
+            answer.add_done_callback(lambda done: self._came_late(done.result(), request, strike))
+
+    def _came_late(self, answer: bytes, request: Request, strike: Strike | None) -> None:
+        if not self._process.dead:
+            self._process.passes(f"{request.point}.after")
+        self._is_waiting = False
+        self._send_back(answer, strike)
+        while self._behind and not self._is_waiting:
+            self._arrive(*self._behind.popleft())
+
+    def _send_back(self, answer: bytes, strike: Strike | None) -> None:
+        process = self._process
         if strike is Strike.REPLY_LOST:
             self._fail(silent=process.rng.random() < 0.5)
             return
         self._returns = max(self._returns + ORDERED, self._loop.time() + self._faults.one_way())
         self._loop.call_at(self._returns, self._reply, answer, strike is Strike.CUT)
 
-    def _done(self, request: Request, strike: Strike | None) -> bytes:
+    def _done(self, request: Request, strike: Strike | None) -> Answer:
         try:
             answer = self._network.wire.answer(self._node, self._network.host, request, strike)
         except Exception as error:  # in a callback, where nothing else would see it
             self._loop.give_up(f"the simulated broker is wrong: {error!r}")
             raise
-        if not self._process.dead:
+        if isinstance(answer, bytes) and not self._process.dead:
             self._process.passes(f"{request.point}.after")
         return answer
 

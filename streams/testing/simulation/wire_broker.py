@@ -6,15 +6,19 @@ sequences, partitions that are enlisted by the client or (transactions v2) by th
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import uuid
 import zlib
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streams.kafka.wire import kafka_python
 from streams.testing.simulation.broker import TOPIC_LIMIT, Broker, LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
+from streams.testing.simulation.wire_requests import FURTHER, REQUESTS, Request, name_of
 
 FIRST_PORT: Final = 9000
 EPOCHS: Final = 40
@@ -22,7 +26,8 @@ EPOCHS: Final = 40
 _BATCHES_KNOWN: Final = 5  # of a producer in a partition, by the broker, to know what it has already
 _V2: Final = 5  # the version of EndTxn and TxnOffsetCommit from which on transactions are v2
 _PRODUCE_V2: Final = 12
-_MOST: Final = {"Metadata": 12, "InitProducerId": 5}
+_COORDINATORS: Final = 4  # the version of FindCoordinator from which on it takes several keys
+_MOST: Final = {"Metadata": 12, "InitProducerId": 5, "OffsetCommit": 9, "OffsetFetch": 9}  # later: topics by their ids
 _CODES: Final = {
     "_FENCED": 90,
     "INVALID_TXN_STATE": 48,
@@ -36,81 +41,13 @@ _STRUCK: Final = {
     Strike.NOT_YET: 14,
 }
 _AT_A_LEADER: Final = {Strike.ABORTABLE: 120, Strike.MOVED: 6, Strike.NOT_YET: 19}
-_CONCURRENT, _NOT_LEADER, _NOT_COORDINATOR, _FENCED_AT_A_LEADER = 51, 6, 16, 47
+_CONCURRENT, _NOT_LEADER, _NOT_COORDINATOR, _FENCED_AT_A_LEADER, _UNKNOWN_TOPIC = 51, 6, 16, 47, 3
 _OUT_OF_ORDER, _DUPLICATE, _NOT_ENLISTED, _TOO_LARGE = 45, 46, 48, 10
 _REFUSED: Final = {32: "Timestamp is out of range", 87: "the record is not valid"}  # by their codes
-_REQUESTS: Final[list[Any]] = [
-    kafka_python.ApiVersionsRequest,
-    kafka_python.DescribeConfigsRequest,
-    kafka_python.FindCoordinatorRequest,
-    kafka_python.MetadataRequest,
-    kafka_python.AddOffsetsToTxnRequest,
-    kafka_python.AddPartitionsToTxnRequest,
-    kafka_python.EndTxnRequest,
-    kafka_python.InitProducerIdRequest,
-    kafka_python.ProduceRequest,
-    kafka_python.TxnOffsetCommitRequest,
-]
-_BY_KEY: Final = {request.API_KEY: request for request in _REQUESTS}
-
-
-def _name(request: Any) -> str:
-    return str(request.__name__).removesuffix("Request").removesuffix("ToTxn")
-
-
-_OF_A_TRANSACTION: Final = {"InitProducerId": "init", "Produce": "flush", "TxnOffsetCommit": "send_offsets"}
-POINTS: Final = (
-    *("init", "flush", "send_offsets", "commit", "abort"),
-    *("ApiVersions", "FindCoordinator", "Metadata", "AddOffsets", "AddPartitions"),
-)
-"""Names of requests as points of a process; rare ones are left out."""
-
-
-class Request:
-    """A request as it came. ``kind``: of its faults (``faults.POSSIBLE``). ``point``: its name as a point."""
-
-    def __init__(self, frame: bytes) -> None:
-        self.version = int.from_bytes(frame[2:4], "big")
-        request = _BY_KEY[int.from_bytes(frame[:2], "big")]
-        self.name = _name(request)
-        self.body: Any = request.decode(frame, version=self.version, header=True)
-        prefix = "v3_and_below_" if self.name == "AddPartitions" else ""
-        self.transactional_id = str(getattr(self.body, f"{prefix}transactional_id", ""))
-        self.producer = (
-            getattr(self.body, f"{prefix}producer_id", -1),
-            getattr(self.body, f"{prefix}producer_epoch", -1),
-        )
-
-    @property
-    def kind(self) -> str:
-        if self.name == "EndTxn":
-            return "commit" if self.body.committed else "abort"
-        return _KINDS.get(self.name, "ask")
-
-    @property
-    def point(self) -> str:
-        return self.kind if self.name == "EndTxn" else _OF_A_TRANSACTION.get(self.name, self.name)
-
-    def encoded(self, **fields: Any) -> bytes:
-        """Encode an answer to it."""
-        answer = self.answer_class(version=self.version, **fields)
-        answer.API_VERSION = self.version
-        answer.with_header(correlation_id=self.body.header.correlation_id)
-        return bytes(answer.encode(header=True, framed=True))
-
-    @property
-    def answer_class(self) -> Any:
-        """The class of answers to it."""
-        return self.body.header.get_response_class()
-
-
-_KINDS: Final = {
-    "InitProducerId": "init",
-    "AddPartitions": "flush",
-    "AddOffsets": "flush",
-    "Produce": "flush",
-    "TxnOffsetCommit": "send",
-}
+Answer = bytes | asyncio.Future[bytes]
+"""An answer, or one that comes later: until then the connection that asks gets no other one."""
+Serves = Callable[[int, Request, Strike | None], Answer]
+"""Answers one kind of request at a node."""
 
 
 @dataclass
@@ -134,13 +71,49 @@ class WireBroker:
         self._seen: dict[tuple[str, str, int], _Seen] = {}
         self._base = -1  # the offset of the batch that is being answered
         self.hosts = itertools.count(1)
+        self.on_move: Callable[[str], None] = lambda name: None
+        """Called with a group or a transactional id whose coordinator has become another node."""
+        self._served: dict[str, Serves] = {}
+
+    def serve(self, answers: Mapping[str, Serves]) -> None:
+        """Have further requests answered, by their names; without it the broker has none of them."""
+        self._served.update(answers)
 
     def node_of(self, *what: object) -> int:
         """Return the node that leads a partition (topic and number), or coordinates a group or an id (its name)."""
         return (zlib.crc32(repr(what).encode()) + self._moves[what]) % self.nodes
 
-    def answer(self, node: int, host: str, request: Request, strike: Strike | None) -> bytes:
+    def move(self, name: str) -> None:
+        """Have another node coordinate a group or a transactional id."""
+        self._moves[(name,)] += 1
+        self.on_move(name)
+
+    def not_here(self, name: str, node: int, strike: Strike | None) -> int:
+        """Return the code of a node that does not coordinate this name, or that is struck now; 0: it does."""
+        if self.node_of(name) != node:
+            return _NOT_COORDINATOR
+        if strike not in _STRUCK:
+            return 0
+        if strike is Strike.MOVED:
+            self.move(name)
+        return _STRUCK[strike]
+
+    def not_led(self, topic: str, partition: int, node: int, strike: Strike | None) -> int:
+        """Return the code of a node that does not lead this partition, or that is struck now; 0: it does."""
+        if self.broker.unusable(topic) is not None or partition >= self.broker.identity(topic).partitions:
+            return _UNKNOWN_TOPIC
+        if self.node_of(topic, partition) != node:
+            return _NOT_LEADER
+        if strike not in _AT_A_LEADER:
+            return 0
+        if strike is Strike.MOVED:
+            self._moves[topic, partition] += 1
+        return _AT_A_LEADER[strike]
+
+    def answer(self, node: int, host: str, request: Request, strike: Strike | None) -> Answer:
         """Do what a request asks for, at one node, and answer. ``host``: the name that its sender has for all nodes."""
+        if request.name in self._served:
+            return self._served[request.name](node, request, strike)
         match request.name:
             case "ApiVersions":
                 return self._versions(request)
@@ -155,10 +128,10 @@ class WireBroker:
         code, result = self._coordinated(request, node, strike)
         match request.name:
             case "InitProducerId":
-                producer_id, epoch = self._on_the_wire(request.transactional_id, result)
+                producer_id, epoch = self.on_the_wire(request.transactional_id, result)
                 return request.encoded(error_code=code, producer_id=producer_id, producer_epoch=epoch)
             case "EndTxn" if request.version >= _V2:
-                producer_id, epoch = self._on_the_wire(request.transactional_id, result)
+                producer_id, epoch = self.on_the_wire(request.transactional_id, result)
                 return request.encoded(error_code=code, producer_id=producer_id, producer_epoch=epoch)
             case "AddPartitions":
                 of = request.answer_class.AddPartitionsToTxnTopicResult
@@ -198,8 +171,8 @@ class WireBroker:
     def _versions(self, request: Request) -> bytes:
         of = request.answer_class
         keys = [
-            of.ApiVersion(api_key=kind.API_KEY, min_version=0, max_version=_MOST.get(_name(kind), 99))
-            for kind in _REQUESTS
+            of.ApiVersion(api_key=kind.API_KEY, min_version=0, max_version=_MOST.get(name_of(kind), 99))
+            for kind in REQUESTS + [kind for kind in FURTHER if name_of(kind) in self._served]
         ]
         feature = of.FinalizedFeatureKey(
             name="transaction.version", max_version_level=self._transaction_version, min_version_level=0
@@ -210,15 +183,15 @@ class WireBroker:
         answer = request.answer_class
         of = answer.MetadataResponseTopic
         topics = []
-        for topic in request.body.topics:
-            if (code := self.broker.unusable(topic.name)) is not None:
-                topics.append(of(name=topic.name, error_code=code, partitions=[]))
+        for name in self._topics_of(request.body.topics):
+            if (code := self.broker.unusable(name)) is not None:
+                topics.append(of(name=name, error_code=code, partitions=[]))
                 continue
-            count = self.broker.identity(topic.name).partitions
+            count = self.broker.identity(name).partitions
             partitions = [
                 of.MetadataResponsePartition(
                     partition_index=number,
-                    leader_id=self.node_of(topic.name, number),
+                    leader_id=self.node_of(name, number),
                     leader_epoch=0,
                     replica_nodes=[],
                     isr_nodes=[],
@@ -226,16 +199,29 @@ class WireBroker:
                 )
                 for number in range(count)
             ]
-            topics.append(of(name=topic.name, error_code=0, partitions=partitions))
+            topics.append(of(name=name, topic_id=self.topic_id(name), error_code=0, partitions=partitions))
         brokers = [
             answer.MetadataResponseBroker(node_id=node, host=host, port=FIRST_PORT + node) for node in range(self.nodes)
         ]
         return request.encoded(brokers=brokers, cluster_id="simulated", controller_id=0, topics=topics)
 
+    def topic_id(self, topic: str) -> uuid.UUID:
+        """Return a topic's id: another one when it is created again."""
+        return uuid.uuid5(uuid.NAMESPACE_URL, self.broker.identity(topic).topic_id)
+
+    def _topics_of(self, topics: list[Any] | None) -> list[str]:
+        """Return the names of the topics of a metadata request; ``None``: all that there are."""
+        if topics is None:
+            return sorted({*self.broker.topics, *(topic for topic, _ in self.broker.logs)})
+        return [topic.name for topic in topics]
+
     def _coordinator(self, request: Request, host: str) -> bytes:
-        (key,) = request.body.coordinator_keys
+        by_list = request.version >= _COORDINATORS
+        (key,) = request.body.coordinator_keys if by_list else [request.body.key]
         node = self.node_of(key)
         found = {"node_id": node, "host": host, "port": FIRST_PORT + node, "error_code": 0, "error_message": ""}
+        if not by_list:
+            return request.encoded(**found)
         return request.encoded(coordinators=[request.answer_class.Coordinator(key=key, **found)])
 
     def _configs(self, request: Request) -> bytes:
@@ -348,12 +334,8 @@ class WireBroker:
         """Do a request to a coordinator. Returns the code, and the epoch that it gives out, else 0."""
         body = request.body
         coordinates = body.group_id if request.name == "TxnOffsetCommit" else request.transactional_id
-        if self.node_of(coordinates) != node:
-            return _NOT_COORDINATOR, 0
-        if strike in _STRUCK:
-            if strike is Strike.MOVED:
-                self._moves[(coordinates,)] += 1
-            return _STRUCK[strike], 0
+        if code := self.not_here(coordinates, node, strike):
+            return code, 0
         try:
             result = self._done(request)
         except Refuses as refuses:
@@ -386,7 +368,16 @@ class WireBroker:
                 return broker.end_epoch(name, epoch, body.committed)
         return 0 if broker.end(name, epoch, body.committed) else None
 
-    def _on_the_wire(self, name: str, epoch: int) -> tuple[int, int]:
+    def producers(self, topic: str, partition: int) -> list[tuple[str, int, int, int]]:
+        """Return the producers that the leader of a partition knows: transactional id, producer id and epoch of its
+        last batch there, and the last sequence."""
+        return [
+            (name, *self.on_the_wire(name, seen.epoch), seen.batches[-1][1])
+            for (name, in_topic, number), seen in self._seen.items()
+            if (in_topic, number) == (topic, partition)
+        ]
+
+    def on_the_wire(self, name: str, epoch: int) -> tuple[int, int]:
         """Translate an epoch, which has no limit, to a producer id and an epoch of its own."""
         number = self._producer_ids.setdefault(name, len(self._producer_ids) + 1)
         return (number << 32) + epoch // EPOCHS, epoch % EPOCHS
