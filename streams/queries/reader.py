@@ -7,6 +7,7 @@ import heapq
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
 import aiohttp
@@ -25,6 +26,7 @@ from streams.errors import (
 from streams.model.answers import Answer
 from streams.protocols import Codec
 from streams.queries.finding import MemberFinder
+from streams.queries.hedging import hedged
 from streams.queries.routing import Server, is_likely
 from streams.queries.tickets import (
     SEAL_HEADER,
@@ -56,8 +58,6 @@ from streams.stores.table import Table
 K = TypeVar("K")
 V = TypeVar("V")
 
-HEDGE_SECONDS: Final = 0.25
-"""After so long without an answer a member with a copy gets the question as well, where it may answer."""
 _REQUEST_SECONDS: Final = 6.0
 _ANSWER_SECONDS: Final = 0.5
 """Of the time of a request, what is left to the member to say that it cannot answer."""
@@ -336,39 +336,19 @@ class StateReader(Generic[K, V]):
     async def _hedged(
         self, servers: list[Server], question: Question, deadline: float
     ) -> _Answered | StreamsError | None:
-        """Ask one member after the other, the next one also when the ones before are silent: the first answer counts,
-        and an error of a copy only where there is none."""
-        reason: StreamsError | None = None
-        failed: StreamsError | None = None
-        waiting, asking = servers[::-1], dict[asyncio.Task[_Answered | StreamsError | None], Server]()
-        try:
-            while waiting or asking:
-                if waiting:
-                    server = waiting.pop()
-                    asking[asyncio.create_task(self._put_until(server, question, deadline))] = server
-                patience = HEDGE_SECONDS if waiting else None  # each has its own deadline
-                done, _ = await asyncio.wait(asking, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    server = asking.pop(task)
-                    try:
-                        answered = task.result()
-                    except StreamsError as error:
-                        if question.partition in server.owned:
-                            raise
-                        failed = failed or error
-                        continue
-                    if isinstance(answered, tuple):
-                        return answered
-                    reason = answered or reason
-                for server in () if done else asking.values():
-                    self._finder.note_silence(server)
-            if failed is not None:
-                raise failed
-            return reason
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+        """Ask the owner, and members with a copy as well while it is silent. Returns as ``_in_turn``."""
+
+        async def look() -> list[Server]:
+            left = deadline - time.monotonic()
+            try:
+                await self._finder.refresh(left)
+                found = await self._finder.candidates(question.partition, left, copies=True, silent_last=True)
+            except BrokerUnavailable:  # the members may answer all the same
+                return []
+            return [each for each in found if is_likely(each, question.partition)]
+
+        put = partial(self._put_until, question=question, deadline=deadline)
+        return await hedged(question.partition, servers, put, look, self._finder.note_silence)
 
     async def _put_until(self, server: Server, question: Question, deadline: float) -> _Answered | StreamsError | None:
         """Put the question to one member, again while it is busy. Returns its answer, or the reason why there is none;

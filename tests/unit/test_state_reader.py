@@ -20,7 +20,7 @@ from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE
 from tests.unit.web_kit import source_of
 
-from streams.queries import reader as reader_module  # isort: skip
+from streams.queries import hedging, reader as reader_module  # isort: skip
 from streams.runtime.queries.questions import Question, Reply  # isort: skip
 from streams.queries.reader import StateReader  # isort: skip
 from streams.queries.routing import Server  # isort: skip
@@ -83,10 +83,20 @@ async def test_a_copy_answers_while_the_owner_is_frozen(tmp_path: Path) -> None:
         assert (await reader.get("ann", max_staleness=2.0, timeout_seconds=PATIENCE)).served_by == "w-0"
 
 
+async def test_a_copy_that_is_younger_than_the_description_answers_too(tmp_path: Path) -> None:
+    """The group is read once more while the owner is silent, and not first when its time is over."""
+    views = [(OWNER, OTHER), (OWNER, OTHER, COPY)]
+    async with members(tmp_path) as reader:
+        reader._finder._read_group = lambda seconds: views.pop(0)  # type: ignore[method-assign]
+        reader.tells = {"w-0": None, "w-1": EVERYWHERE}
+        answer = await reader.get("ann", max_staleness=2.0, timeout_seconds=5.0)
+        assert (answer.served_by, reader.asked) == ("w-1", ["w-0", "w-1"])
+
+
 async def test_the_first_answer_counts_and_an_owner_that_refuses_costs_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "HEDGE_SECONDS", 3600.0)
+    monkeypatch.setattr(hedging, "HEDGE_SECONDS", 3600.0)
     async with members(tmp_path) as reader:
         reader.tells = {"w-1": EVERYWHERE}
         assert (await reader.get("ann", max_staleness=2.0, timeout_seconds=PATIENCE)).served_by == "w-1"
@@ -97,7 +107,7 @@ async def test_the_first_answer_counts_and_an_owner_that_refuses_costs_no_wait(
 async def test_an_error_of_a_copy_hides_no_answer_of_the_owner(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "HEDGE_SECONDS", 0.01)
+    monkeypatch.setattr(hedging, "HEDGE_SECONDS", 0.01)
     async with members(tmp_path) as reader:
         failed = asyncio.Event()
 
@@ -171,7 +181,7 @@ async def test_an_answer_is_as_of_what_was_promised(tmp_path: Path) -> None:
         reader.tells = {"w-0": None, "w-1": EVERYWHERE}
         called = time.time()
         answer = await reader.get("ann", max_staleness=1.5, timeout_seconds=PATIENCE)
-        assert called + reader_module.HEDGE_SECONDS - 0.05 <= answer.as_of + 1.5 <= time.time()
+        assert called + hedging.HEDGE_SECONDS - 0.05 <= answer.as_of + 1.5 <= time.time()
 
 
 async def test_a_look_that_had_less_time_is_made_again(tmp_path: Path) -> None:
