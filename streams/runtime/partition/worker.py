@@ -285,8 +285,7 @@ class PartitionWorker(Partition):
             await self._one(records[position], failure)
             return position + 1
         if self.inputs is None:
-            if position < len(records) or self.inbox:  # else it waits for records next, and others run meanwhile
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
         else:  # runs of one input, in front of the next of another one, are short
             await self._breathe(position - start)
         return position
