@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 Writer = Callable[[bytearray, object], None]
-Reader = Callable[["_Bytes"], object]
+Reader = Callable[["WireBytes"], object]
 NEWEST: Final = 32767
 """The last version of a field that is still in use."""
 _API_VERSIONS: Final = 18
@@ -85,21 +85,21 @@ def encode(message: Message, version: int) -> bytes:
 def decode(kind: type[MessageT], data: bytes, version: int, at: int = 0) -> MessageT:
     """Decode the body of a message that begins at ``at``. Bytes behind it are left alone; fields that the version does
     not have keep their default; unknown tagged fields are skipped. Raises ``MalformedAnswer``."""
-    return cast(MessageT, _reader(kind, version, is_flexible(kind, version))(_Bytes(data, at)))
+    return cast(MessageT, _reader(kind, version, is_flexible(kind, version))(WireBytes(data, at)))
 
 
 def decode_answer(request: Request[AnswerT], version: int, frame: bytes) -> AnswerT:
     """Decode the answer to a request from its frame: the correlation id, which is not looked at, and the body. Raises
     ``MalformedAnswer``."""
     answer = cast("type[AnswerT]", request.ANSWER)
-    source = _Bytes(frame, 0)
+    source = WireBytes(frame, 0)
     source.skip(4)
     if request.API_KEY == _API_VERSIONS:
         # It must be readable before the versions are known (KIP-511): the head has no tagged fields, and a broker that
         # refuses the version of the request answers in version 0.
         version = 0 if frame[4:6] != b"\0\0" else version
     elif is_flexible(type(request), version):
-        source.skip_tags()
+        source.tags()
     return decode(answer, frame, version, source.at)
 
 
@@ -111,18 +111,18 @@ def encode_versioned(message: Message, version: int) -> bytes:
 def decode_versioned(kind: type[MessageT], data: bytes, newest: int) -> MessageT:
     """Decode a message of the consumer protocol, which begins with its version. Bytes of a version above ``newest``
     are read as of that one: newer versions only add fields at the end. Raises ``MalformedAnswer``."""
-    (version,) = _Bytes(data, 0).take(_INT16)
+    (version,) = WireBytes(data, 0).take(_INT16)
     if version < 0:
         raise MalformedAnswer(f"{kind.__name__} of version {version}")
     return decode(kind, data, min(version, newest), 2)
 
 
-class _Bytes:
+class WireBytes:
     """Bytes that are read from front to back. Raises ``MalformedAnswer`` where they end too early."""
 
     __slots__ = ("at", "data", "end")
 
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: bytes, at: int = 0) -> None:
         self.data, self.at, self.end = data, at, len(data)
 
     def take(self, shape: struct.Struct) -> tuple[int, ...]:
@@ -141,6 +141,10 @@ class _Bytes:
         return self.data[start : self.at]
 
     def unsigned(self) -> int:
+        at = self.at
+        if at < self.end and (byte := self.data[at]) < 128:  # almost all
+            self.at = at + 1
+            return byte
         number = shift = 0
         while shift <= 28:  # 32 bits are five bytes of seven
             if self.at >= self.end:
@@ -153,7 +157,7 @@ class _Bytes:
             shift += 7
         raise MalformedAnswer(f"a length at {self.at} of {self.end} is none")
 
-    def skip_tags(self) -> None:
+    def tags(self) -> None:
         for _ in range(self.unsigned()):  # each takes two bytes at least, so this ends soon
             self.unsigned()
             self.skip(self.unsigned())
@@ -318,7 +322,7 @@ def _reader(kind: type[Message], version: int, flexible: bool) -> Reader:
     plan = [(field.name, _field_reader(kind, field, version, flexible)) for field in plain]
     tags = {field.tag: (field.name, _field_reader(kind, field, version, flexible)) for field in tagged}
 
-    def read(source: _Bytes) -> object:
+    def read(source: WireBytes) -> object:
         values = {name: read_field(source) for name, read_field in plan}
         if flexible:
             _take_tags(source, tags, values)
@@ -327,7 +331,7 @@ def _reader(kind: type[Message], version: int, flexible: bool) -> Reader:
     return read
 
 
-def _take_tags(source: _Bytes, tags: dict[int, tuple[str, Reader]], values: dict[str, object]) -> None:
+def _take_tags(source: WireBytes, tags: dict[int, tuple[str, Reader]], values: dict[str, object]) -> None:
     for _ in range(source.unsigned()):
         tag, size = source.unsigned(), source.unsigned()
         start = source.at
@@ -335,7 +339,7 @@ def _take_tags(source: _Bytes, tags: dict[int, tuple[str, Reader]], values: dict
         if tag in tags:
             name, read = tags[tag]
             # Within its own bytes: a length in it must not reach into what follows.
-            inner = _Bytes(source.data[start : start + size], 0)
+            inner = WireBytes(source.data[start : start + size], 0)
             values[name] = read(inner)
             if inner.at != size:
                 raise MalformedAnswer(f"the tagged field {name} has {size} bytes, and uses {inner.at}")
@@ -370,7 +374,7 @@ def _value_reader(kind: type[Message], name: str, version: int, flexible: bool, 
 def _text_reader(flexible: bool, is_nullable: bool) -> Reader:
     take_size = _size_reader(_INT16, flexible, is_nullable)
 
-    def read(source: _Bytes) -> object:
+    def read(source: WireBytes) -> object:
         size = take_size(source)
         if size is None:
             return None
@@ -385,7 +389,7 @@ def _text_reader(flexible: bool, is_nullable: bool) -> Reader:
 def _bytes_reader(flexible: bool, is_nullable: bool) -> Reader:
     take_size = _size_reader(_INT32, flexible, is_nullable)
 
-    def read(source: _Bytes) -> object:
+    def read(source: WireBytes) -> object:
         size = take_size(source)
         return None if size is None else source.cut(size)
 
@@ -395,7 +399,7 @@ def _bytes_reader(flexible: bool, is_nullable: bool) -> Reader:
 def _array_reader(read_item: Reader, flexible: bool, is_nullable: bool) -> Reader:
     take_size = _size_reader(_INT32, flexible, is_nullable)
 
-    def read(source: _Bytes) -> object:
+    def read(source: WireBytes) -> object:
         size = take_size(source)
         if size is None:
             return None
@@ -407,8 +411,8 @@ def _array_reader(read_item: Reader, flexible: bool, is_nullable: bool) -> Reade
     return read
 
 
-def _size_reader(shape: struct.Struct, flexible: bool, is_nullable: bool) -> Callable[[_Bytes], int | None]:
-    def read(source: _Bytes) -> int | None:
+def _size_reader(shape: struct.Struct, flexible: bool, is_nullable: bool) -> Callable[[WireBytes], int | None]:
+    def read(source: WireBytes) -> int | None:
         size = source.unsigned() - 1 if flexible else source.take(shape)[0]
         if size >= 0:
             return size

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from streams.kafka.wire.codec import MalformedAnswer as MalformedAnswer
+from streams.kafka.wire.codec import WireBytes
 
 PRODUCE: Final = 0
 ADD_PARTITIONS: Final = 24
@@ -234,67 +235,30 @@ _INT16: Final = struct.Struct(">h")
 _ENDED: Final = struct.Struct(">hqh")
 
 
-class Fields:
-    """Bytes in Kafka's flexible encoding, read field by field. ``MalformedAnswer``: they end too early."""
+class Fields(WireBytes):
+    """Bytes in Kafka's flexible encoding, read field by field."""
 
-    def __init__(self, frame: bytes, at: int = 0) -> None:
-        self._frame, self._at = frame, at
-
-    def take(self, shape: struct.Struct) -> tuple[int, ...]:
-        try:
-            values = shape.unpack_from(self._frame, self._at)
-        except struct.error as error:
-            raise MalformedAnswer("the answer ends too early") from error
-        self._at += shape.size
-        return values
+    __slots__ = ()
 
     def take_done(self, shape: struct.Struct, ends: tuple[bytes, ...]) -> tuple[int, ...] | None:
         """Take a partition's values, which begin with its number and a code, if the code is 0 and they end so."""
-        at, end = self._at, self._at + shape.size
-        frame = self._frame
-        if end <= len(frame) and frame.startswith(_NO_CODE, at + 4) and frame.endswith(ends, at, end):
-            self._at = end
-            return shape.unpack_from(frame, at)
+        at, end, data = self.at, self.at + shape.size, self.data
+        if end <= self.end and data.startswith(_NO_CODE, at + 4) and data.endswith(ends, at, end):
+            self.at = end
+            return shape.unpack_from(data, at)
         return None
-
-    def skip(self, size: int) -> None:
-        self._at += size
-        if self._at > len(self._frame):
-            raise MalformedAnswer("the answer ends too early")
-
-    def unsigned(self) -> int:
-        at, frame = self._at, self._frame
-        if at < len(frame) and (byte := frame[at]) < 128:  # almost all
-            self._at = at + 1
-            return byte
-        number = shift = 0
-        while True:
-            if self._at >= len(self._frame) or shift > 28:  # a length has 32 bits, so five bytes
-                raise MalformedAnswer("a length of the answer is none")
-            byte = self._frame[self._at]
-            self._at += 1
-            number |= (byte & 127) << shift
-            if byte < 128:
-                return number
-            shift += 7
 
     def array(self) -> int:
         return max(0, self.unsigned() - 1)
 
     def text(self) -> str:
-        size = self.array()
-        start = self._at
-        self.skip(size)
-        return self._frame[start : self._at].decode(errors="replace")  # a broker's words, for people
-
-    def tags(self) -> None:
-        for _ in range(self.unsigned()):
-            self.unsigned()
-            self.skip(self.unsigned())
+        return self.cut(self.array()).decode(errors="replace")  # a broker's words, for people
 
 
 class _Answer(Fields):
     """A frame, read from its head on: correlation id and tags were checked by the connection."""
+
+    __slots__ = ()
 
     def __init__(self, frame: bytes) -> None:
         super().__init__(frame, 4)
