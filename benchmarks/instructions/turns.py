@@ -1,4 +1,4 @@
-"""What a paced source makes its loop do: tasks, timers, callbacks, wake-ups from other threads, requests and writes.
+"""Counts of the work of the event loop under a paced load: tasks, timers, callbacks, wake-ups, requests and writes.
 
 A drain has hundreds of events in a transaction, and these cost it nothing. Live traffic has twenty, and pays most for
 them. They are counted where asyncio is called, so the numbers are the same in every run.

@@ -67,7 +67,7 @@ def test_a_refused_token_is_acknowledged() -> None:
 
 
 class ScramBroker:
-    """What a broker knows of a user, and answers. A test replaces a part of an answer."""
+    """The broker's side of SCRAM for one user. A test replaces a part of an answer."""
 
     def __init__(self, mechanism: str, password: str, iterations: int = 4096) -> None:
         self.digest = mechanism.removeprefix("SCRAM-").replace("-", "").lower()

@@ -168,7 +168,7 @@ class ClassicGroup:
         if self.state is State.STABLE:
             return self._now(Synced(NONE, known.assignment, self.protocol))
         if known.sync is not None:
-            settle(known.sync, Synced(REBALANCE))  # its client asks anew
+            settle(known.sync, Synced(REBALANCE))  # the client repeats SyncGroup: only its newest request gets the plan
         answer = known.sync = self.loop.create_future()
         if member == self.leader:
             self._share_out(assignments)
