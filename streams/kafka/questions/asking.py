@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.permissions import Right
 from streams.kafka.questions.requests import check_complete, metadata, only
-from streams.kafka.wire.client import WireClient
-from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
+from streams.kafka.wire.client import WireClient, entries_of
+from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
 from streams.kafka.wire.schemas.metadata import MetadataResponse
 
@@ -127,9 +127,7 @@ class Questions:
         """Read uncommitted, so the high watermark, unless it is to be ``stable``."""
         topic_of = ListOffsetsRequest.ListOffsetsTopic
         # Without a leader epoch: an old one would be refused (FENCED_LEADER_EPOCH) after a broker's restart.
-        queries = [
-            topic_of.ListOffsetsPartition(partition_index=number, timestamp=timestamp) for number in partitions
-        ]
+        queries = [topic_of.ListOffsetsPartition(partition_index=number, timestamp=timestamp) for number in partitions]
         request = ListOffsetsRequest(isolation_level=int(stable), topics=[topic_of(name=topic, partitions=queries)])
         answer = await self._client.send(request, leader, deadline, most=_LIST_OFFSETS)
         found = {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}

@@ -53,6 +53,8 @@ class ClockView(NamedTuple):
 
 
 _QUORUM: Final = "__cluster_metadata"
+_WITH_RIGHTS: Final = 3
+"""The first version of DescribeGroups that tells rights."""
 _WITH_TIMES: Final = 1
 """The first version of DescribeQuorum that tells when a voter was caught up."""
 _BEGAN_WITH: Final = {
@@ -73,6 +75,7 @@ _BEGAN_WITH: Final = {
 }
 """The first Kafka that had a version of a request, by the request's key. (3.4 had none of its own that it tells.)"""
 _OLDEST: Final = "2.7"
+_WHO_ASKS: Final = ApiVersionsRequest(client_software_name="kafka-event-source", client_software_version="1")
 _OPERATIONS: Final = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
 """Numbers of the operations in the protocol."""
 
@@ -177,7 +180,7 @@ class ClusterQuestions(Questions):
         if right.kind == permissions.GROUP:
             node = await self._client.coordinator(GROUP, right.name, deadline)
             request = DescribeGroupsRequest(groups=[right.name], include_authorized_operations=True)
-            answer = await self._client.send(request, node, deadline, most=DESCRIBE_GROUPS)
+            answer = await self._client.send(request, node, deadline, least=_WITH_RIGHTS, most=DESCRIBE_GROUPS)
             group = only(answer.groups, f"group {right.name}")
             raise_for(group.error_code)
             return group.authorized_operations
@@ -185,7 +188,7 @@ class ClusterQuestions(Questions):
         return None
 
     async def _version_of(self, number: int, deadline: float) -> str:
-        answer = await self._client.send(ApiVersionsRequest(), number, deadline)
+        answer = await self._client.send(_WHO_ASKS, number, deadline)
         raise_for(answer.error_code)
         return kafka_version({entry.api_key: entry.max_version for entry in answer.api_keys})
 

@@ -44,9 +44,7 @@ class GroupChecks:
         self._client = WireClient(config.bootstrap_servers, "kes-checks", security)
         self._client.start()
         self._questions = GroupQuestions(config.bootstrap_servers, security)
-        self._group_log = WireTakeOver(
-            self._client, config.group_id, config.offsets_topic, changelog=config.changelog
-        )
+        self._group_log = WireTakeOver(self._client, config.group_id, config.offsets_topic, changelog=config.changelog)
         self._elsewhere = _elsewhere(config)
 
     def _deadline(self) -> float:

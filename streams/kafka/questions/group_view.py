@@ -15,7 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from streams.kafka import permissions
-from streams.kafka.questions.groups import BrokerSideGroup, BrokerSideMember, ClassicGroup, ClassicMember, describe_group
+from streams.kafka.questions.groups import (
+    BrokerSideGroup,
+    BrokerSideMember,
+    ClassicGroup,
+    ClassicMember,
+    describe_group,
+)
 from streams.kafka.questions.requests import committed
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import WireClient

@@ -23,8 +23,11 @@ ClassicMember = ClassicGroup.DescribedGroupMember
 BrokerSideGroup = ConsumerGroupDescribeResponse.DescribedGroup
 BrokerSideMember = BrokerSideGroup.Member
 
+_WITH_INSTANCES: Final = 4
 DESCRIBE_GROUPS: Final = 5
 """The newest version that describes a group that there is not as ``Dead``."""
+_WITH_MEMBERS: Final = 3
+"""The first version of LeaveGroup that names members."""
 
 
 async def describe_group(
@@ -33,7 +36,8 @@ async def describe_group(
     """Return the group as a classic one, and as one of the broker's protocol (KIP-848). It is of one kind, and ``None``
     as the other; both are ``None`` if there is no such group."""
     node = await client.coordinator(GROUP, group_id, deadline)
-    answer = await client.send(DescribeGroupsRequest(groups=[group_id]), node, deadline, most=DESCRIBE_GROUPS)
+    request = DescribeGroupsRequest(groups=[group_id])
+    answer = await client.send(request, node, deadline, least=_WITH_INSTANCES, most=DESCRIBE_GROUPS)
     classic = only(answer.groups, f"group {group_id}")
     raise_for(classic.error_code)
     if classic.group_state != "Dead":
@@ -49,14 +53,12 @@ async def describe_group(
     return None, described
 
 
-async def leave_group(
-    client: WireClient, group_id: str, member_id: str, instance: str | None, deadline: float
-) -> bool:
+async def leave_group(client: WireClient, group_id: str, member_id: str, instance: str | None, deadline: float) -> bool:
     """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it."""
     node = await client.coordinator(GROUP, group_id, deadline)
     leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
     request = LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver])
-    answer = await client.send(request, node, deadline)
+    answer = await client.send(request, node, deadline, least=_WITH_MEMBERS)
     raise_for(answer.error_code)
     code = answer.members[0].error_code if answer.members else 0
     if code == Code.UNKNOWN_MEMBER_ID:

@@ -25,8 +25,7 @@ _MARKER_TYPE: Final = _HEADER.size + 7
 offset, length of the key), and the version of the key (two bytes)."""
 _FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch, at most."""
-_FETCH: Final = 11
-"""The newest version of Fetch that names topics by their names, and takes no fetched epoch."""
+_FIRST_FETCH, _FETCH = 4, 11  # versions that return batches as they are, and name topics by their names
 
 
 class LogBatch(NamedTuple):
@@ -122,15 +121,13 @@ class RawLogs(Questions):
         async def attempt(limit: float) -> list[LogBatch]:
             [leader] = await self._by_leader(topic, [partition], limit)
             topic_of = FetchRequest.FetchTopic
-            wanted = topic_of.FetchPartition(
-                partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
-            )
+            wanted = topic_of.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES)
             request = FetchRequest(
                 max_bytes=_FETCH_BYTES,
                 isolation_level=0,  # what hangs lies above the last stable offset, where committed reads end
                 topics=[topic_of(topic=topic, partitions=[wanted])],
             )
-            answer = await self._client.send(request, leader, limit, most=_FETCH)
+            answer = await self._client.send(request, leader, limit, least=_FIRST_FETCH, most=_FETCH)
             raise_for(answer.error_code)
             found = only([entry for each in answer.responses for entry in each.partitions], f"{topic}[{partition}]")
             raise_for(found.error_code)

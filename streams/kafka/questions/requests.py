@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
-from streams.kafka.wire.codes import Code, entries_of, raise_for
+from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient, entries_of
+from streams.kafka.wire.codes import Code, raise_for
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
@@ -17,12 +17,10 @@ from streams.kafka.wire.schemas.offset_commit import OffsetCommitRequest
 from streams.kafka.wire.schemas.offset_delete import OffsetDeleteRequest
 from streams.kafka.wire.schemas.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
-OFFSETS_AT_LEAST: Final = 8
-"""The least version of OffsetFetch that is asked for: the first that names groups in a list."""
-_COMMIT: Final = 8
+_WITH_GROUPS: Final = 8  # of OffsetFetch: the first version that names groups in a list
+_WITH_EPOCHS, _COMMIT = 6, 8
 _COMMIT_OF_MEMBER: Final = 9  # members by the broker's protocol (KIP-848) are refused below it
-_METADATA: Final = 12
-"""The newest versions that name topics by their names only."""
+_WITH_IDS, _METADATA = 10, 12  # versions that name topics by their names, and tell their ids
 
 EntryT = TypeVar("EntryT")
 WirePartition = tuple[str, int]
@@ -54,7 +52,7 @@ async def metadata(
     request = MetadataRequest(
         topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=with_rights
     )
-    return await client.send(request, None, deadline, most=_METADATA)
+    return await client.send(request, None, deadline, least=_WITH_IDS, most=_METADATA)
 
 
 async def commit(
@@ -82,7 +80,9 @@ async def commit(
         topics=[*topics.values()],
     )
     node = await client.coordinator(GROUP, group_id, deadline)
-    answer = await client.send(request, node, deadline, most=_COMMIT_OF_MEMBER if member_id else _COMMIT)
+    answer = await client.send(
+        request, node, deadline, least=_WITH_EPOCHS, most=_COMMIT_OF_MEMBER if member_id else _COMMIT
+    )
     for _ in entries_of(answer.topics):  # raises for one that was refused
         pass
 
@@ -104,7 +104,7 @@ async def committed(
         topics = [topic_of(name=topic, partition_indexes=numbers) for topic, numbers in wanted.items()]
     request = OffsetFetchRequest(groups=[group_of(group_id=group_id, topics=topics)], require_stable=stable)
     node = await client.coordinator(GROUP, group_id, deadline)
-    answer = await client.send(request, node, deadline, most=OFFSETS_AT_LEAST)
+    answer = await client.send(request, node, deadline, least=_WITH_GROUPS, most=_WITH_GROUPS)
     found = only(answer.groups, f"group {group_id}")
     raise_for(found.error_code)
     return found

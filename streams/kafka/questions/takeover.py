@@ -22,8 +22,8 @@ from streams.kafka.questions.groups import leave_group
 from streams.kafka.questions.hanging_transactions import HangingTransactions
 from streams.kafka.questions.open_transactions import OPEN_STATES, OpenTransactions, list_transactions
 from streams.kafka.questions.requests import OffsetEntry, check_complete, commit, committed
-from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
-from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
+from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient, entries_of
+from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
 from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
@@ -302,9 +302,7 @@ class WireTakeOver(Questions):
         by_leader = await self._by_leader(topic, partitions, deadline)
 
         async def offsets(timestamp: int) -> dict[int, int]:
-            asking = [
-                self._list_offsets(topic, led, leader, timestamp, deadline) for leader, led in by_leader.items()
-            ]
+            asking = [self._list_offsets(topic, led, leader, timestamp, deadline) for leader, led in by_leader.items()]
             return {number: at for found in await asyncio.gather(*asking) for number, at in found.items()}
 
         # All of them at once: a take-over waits for the slowest leader, not for their sum.
@@ -318,9 +316,7 @@ class WireTakeOver(Questions):
                 topic_of.DeleteRecordsPartition(partition_index=number, offset=before[number]) for number in numbers
             ]
             timeout_ms = int(1000 * max(deadline - asyncio.get_running_loop().time(), 0.1))
-            request = DeleteRecordsRequest(
-                topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=timeout_ms
-            )
+            request = DeleteRecordsRequest(topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=timeout_ms)
             for _ in entries_of((await self._client.send(request, leader, deadline)).topics):
                 pass  # raises for one that was refused
 

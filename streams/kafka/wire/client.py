@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 from streams.kafka.permissions import Right, denied, is_denial
@@ -417,7 +417,20 @@ _HOPELESS: Final = "_AUTHENTICATION", Code.UNSUPPORTED_VERSION.name
 """Codes of lost connections that trying again does not cure."""
 
 
-def entries_of(topics: Iterable[Any]) -> Iterator[Any]:
+class _Entry(Protocol):
+    @property
+    def error_code(self) -> int: ...
+
+
+EntryT_co = TypeVar("EntryT_co", bound=_Entry, covariant=True)
+
+
+class _Topic(Protocol[EntryT_co]):
+    @property
+    def partitions(self) -> Sequence[EntryT_co]: ...
+
+
+def entries_of(topics: Iterable[_Topic[EntryT_co]]) -> Iterator[EntryT_co]:
     """The partitions of an answer that lists them by topic. Raises ``BrokerRefusal`` for one that was refused."""
     for topic in topics:
         for entry in topic.partitions:
