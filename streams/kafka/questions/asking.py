@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.permissions import Right
 from streams.kafka.questions.requests import check_complete, metadata, only
-from streams.kafka.wire.client import WireClient, entries_of
-from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
 from streams.kafka.wire.schemas.metadata import MetadataResponse
 

@@ -20,8 +20,8 @@ from streams.errors import ConfigError, OffsetError
 from streams.kafka import permissions
 from streams.kafka.questions.open_transactions import STATE_LOG, OpenTransactions
 from streams.kafka.questions.raw_log import LogBatch, RawLogs, Stretch, values
-from streams.kafka.wire.client import entries_of
 from streams.kafka.wire.codec import MalformedAnswer
+from streams.kafka.wire.codes import entries_of
 from streams.kafka.wire.messages import Fields
 from streams.kafka.wire.schemas.write_txn_markers import WriteTxnMarkersRequest
 from streams.model.group import HANGING_SECONDS, HangingEnd, OpenTransaction

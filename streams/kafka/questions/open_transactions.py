@@ -17,8 +17,8 @@ from streams.errors import BrokerUnavailable
 from streams.kafka import permissions
 from streams.kafka.questions.asking import Questions
 from streams.kafka.questions.requests import TransactionState, describe_transaction, metadata
-from streams.kafka.wire.client import WireClient, entries_of
-from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.schemas.describe_producers import DescribeProducersRequest
 from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
 from streams.model.group import ListedTransaction, OpenTransaction

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient, entries_of
-from streams.kafka.wire.codes import Code, raise_for
+from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
+from streams.kafka.wire.codes import Code, entries_of, raise_for
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse

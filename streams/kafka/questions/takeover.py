@@ -22,8 +22,8 @@ from streams.kafka.questions.groups import leave_group
 from streams.kafka.questions.hanging_transactions import HangingTransactions
 from streams.kafka.questions.open_transactions import OPEN_STATES, OpenTransactions, list_transactions
 from streams.kafka.questions.requests import OffsetEntry, check_complete, commit, committed
-from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient, entries_of
-from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
+from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
 from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest

@@ -10,21 +10,23 @@ import asyncio
 import contextlib
 import logging
 import math
-import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
-from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
-from streams.kafka.permissions import Right, denied, is_denial
+from streams.errors import BrokerUnavailable, StreamsError
+from streams.kafka.permissions import Right
 from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
+from streams.kafka.wire.codes import entries_of as entries_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
+from streams.kafka.wire.explaining import explained
 from streams.kafka.wire.io_thread import IoThread
-from streams.kafka.wire.lines import Address, Lines
+from streams.kafka.wire.lines import CLOSED, HOPELESS, Address, Connect, Lines, is_hopeless, until_deadline
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 from streams.kafka.wire.security import PLAINTEXT, Security
@@ -51,8 +53,6 @@ _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 1.0, 10.0
 """Seconds for one look for a broker: the first, and the longest, each longer by a half; it may only be slow."""
 _METADATA = 4  # the least version that makes no topic
 _UNKNOWN_BROKER = "_UNKNOWN_BROKER"
-_REFUSED_LOGINS = "_AUTHENTICATION", Code.SASL_AUTHENTICATION_FAILED.name, Code.UNSUPPORTED_SASL_MECHANISM.name
-_NO_TOPIC = Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION
 _PATIENT = Code.UNSTABLE_OFFSET_COMMIT, Code.CONCURRENT_TRANSACTIONS
 
 
@@ -71,7 +71,7 @@ class WireClient:
         security: Security = PLAINTEXT,
         *,
         loop: asyncio.AbstractEventLoop | None = None,
-        connecting: Callable[[str, int], Awaitable[BrokerConnection]] | None = None,
+        connecting: Connect | None = None,
     ) -> None:
         checked_addresses(bootstrap_servers)
         self.addresses = bootstrap_servers
@@ -83,7 +83,8 @@ class WireClient:
         )
         self._loop = loop
         self._thread: IoThread | None = None
-        self._made_lines: Lines | None = None
+        self._lines = Lines(self._connect)
+        self._own: WeakSet[BrokerConnection] = WeakSet()  # of callers
         self._brokers: dict[int, Address] = {}
         self._any: Address | None = None  # the broker that has questions for any of them
         self._turn = -1
@@ -136,7 +137,7 @@ class WireClient:
         try:
             # Noted before it is posted: ``close`` fails all that are noted, and a call behind it is refused here.
             if self._asking is None or not self.post(run):
-                raise BrokerUnavailable(f"the client of {self.addresses} is closed")
+                raise BrokerUnavailable(f"the client of {self.addresses} is closed, or was never started")
             # A second more than the work has: its own error comes first, and says what it waited for.
             return answer.result(max(0.0, deadline - time.monotonic()) + 1.0)
         except TimeoutError:
@@ -265,7 +266,7 @@ class WireClient:
 
     def _raise_hopeless(self, failure: LostConnection) -> None:
         """Raise for wrong credentials and certificates that do not fit: trying again does not cure them."""
-        if failure.code in _HOPELESS or isinstance(failure.__cause__, ssl.SSLCertVerificationError):
+        if is_hopeless(failure):
             raise self.translated(failure, "connecting") from failure
 
     async def send(
@@ -293,6 +294,20 @@ class WireClient:
             self._note(answer)
         return answer
 
+    async def connect(self, node: int, deadline: float) -> BrokerConnection:
+        """Make a connection to a broker for the caller alone, who closes it; ``close`` closes what is left.
+
+        Raises ``LostConnection``, also for a broker that is not known.
+        """
+        address = await self._address_of(node, deadline)
+        try:
+            async with until_deadline(deadline):
+                connection = await self._connect(*address)
+        except TimeoutError:
+            raise LostConnection(f"{address[0]}:{address[1]}: no connection in time", "_TIMED_OUT") from None
+        self._own.add(connection)
+        return connection
+
     async def coordinator(self, kind: int, key: str, deadline: float) -> int:
         """Find the broker that coordinates a group or a transactional id."""
         # Requested each time: it moves with the leader of its log, and no take-over is to wait for one that is gone.
@@ -319,7 +334,8 @@ class WireClient:
                 return await attempt()
             except (BrokerRefusal, LostConnection) as error:
                 refusal = error if isinstance(error, BrokerRefusal) else None
-                if error.code in _HOPELESS if refusal is None else not refusal.retriable:
+                # A certificate is not hopeless here: it may just be renewed, on one broker after the other.
+                if error.code in HOPELESS if refusal is None else not refusal.retriable:
                     raise self.translated(error, step, needed) from error
                 if clock() + pause >= deadline:
                     raise self.translated(error, step) from error
@@ -332,34 +348,7 @@ class WireClient:
 
     def translated(self, error: BaseException, step: str, needed: Sequence[Right] = ()) -> StreamsError:
         """Translate an error below the face into ours. Messages name the step and the addresses, never credentials."""
-        where = f"{step} at {self.addresses}"
-        name = error.name if isinstance(error, BrokerRefusal) else getattr(error, "code", "")
-        if name in _REFUSED_LOGINS:
-            return ConfigError(
-                f"{where}: the broker refuses the credentials; check sasl.mechanism, sasl.username, sasl.password "
-                f"({error})"
-            )
-        if isinstance(error.__cause__, ssl.SSLCertVerificationError):
-            return ConfigError(
-                f"{where}: the broker's certificate is refused: {error.__cause__.verify_message}; "
-                "check ssl.ca.location and the host name in bootstrap.servers"
-            )
-        if is_denial(name):
-            return ConfigError(f"{where}: {denied(name, needed)}")
-        if name == Code.UNSUPPORTED_VERSION.name:
-            return ConfigError(f"{where}: the broker is too old, Kafka 3.0 or newer is needed ({error})")
-        if isinstance(error, BrokerRefusal):
-            if error.code in _NO_TOPIC:
-                return TopicError(f"{where}: topic or partition does not exist")
-            if not error.retriable:
-                return BrokerUnavailable(f"{where}: the broker refuses it: {error}")
-        return BrokerUnavailable(f"{where}: no answer in time, the last was: {error}")
-
-    @property
-    def _lines(self) -> Lines:
-        if self._made_lines is None:
-            self._made_lines = Lines(self._connect)
-        return self._made_lines
+        return explained(error, f"{step} at {self.addresses}", needed)
 
     async def _some_broker(self, deadline: float) -> Address:
         """Return the address of a broker that answers, the same as long as it does."""
@@ -370,7 +359,7 @@ class WireClient:
         known = [*dict.fromkeys([*self._brokers.values(), *self._bootstrap])]
         at = self._turn % len(known)
         try:
-            async with asyncio.timeout_at(None if deadline == math.inf else deadline):
+            async with until_deadline(deadline):
                 line = await self._lines.first_of(known[at:] + known[:at])
         except TimeoutError:
             raise LostConnection(f"no connection to any of {len(known)} addresses in time", "_TIMED_OUT") from None
@@ -405,37 +394,13 @@ class WireClient:
     def _shut(self) -> None:
         for task in [*self._tasks]:
             task.cancel()
-        if self._made_lines is not None:
-            self._made_lines.close()
+        self._lines.close()
+        for connection in [*self._own]:
+            connection.close(CLOSED)
 
     def _crashed(self, error: BaseException) -> None:
         if self.on_crash is not None:
             self.on_crash(error)
-
-
-_HOPELESS: Final = "_AUTHENTICATION", Code.UNSUPPORTED_VERSION.name
-"""Codes of lost connections that trying again does not cure."""
-
-
-class _Entry(Protocol):
-    @property
-    def error_code(self) -> int: ...
-
-
-EntryT_co = TypeVar("EntryT_co", bound=_Entry, covariant=True)
-
-
-class _Topic(Protocol[EntryT_co]):
-    @property
-    def partitions(self) -> Sequence[EntryT_co]: ...
-
-
-def entries_of(topics: Iterable[_Topic[EntryT_co]]) -> Iterator[EntryT_co]:
-    """The partitions of an answer that lists them by topic. Raises ``BrokerRefusal`` for one that was refused."""
-    for topic in topics:
-        for entry in topic.partitions:
-            raise_for(entry.error_code)
-            yield entry
 
 
 def _fail(answer: Future[Any], error: BaseException) -> None:

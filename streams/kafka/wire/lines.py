@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
@@ -28,8 +29,9 @@ NEXT_SECONDS: Final = 0.5
 MOST_THROTTLE_SECONDS: Final = 2.0
 """Seconds, at most, for which a broker's throttle time keeps requests back. It holds the connection back by itself
 (KIP-219), so a request sent early does no harm; and a time that is nonsense must not stop heartbeats."""
-HOPELESS: Final = ("_AUTHENTICATION", "_SSL", "UNSUPPORTED_VERSION")
-"""Codes of ``LostConnection`` that the next broker will give as well."""
+HOPELESS: Final = ("_AUTHENTICATION", "UNSUPPORTED_VERSION")
+"""Codes of ``LostConnection`` that trying again does not cure."""
+CLOSED: Final = "the client was closed"
 
 
 class Line:
@@ -67,7 +69,7 @@ class Line:
         connecting = self._connecting
         await asyncio.wait([connecting])
         if connecting.cancelled():
-            raise self._lost("the client was closed")
+            raise self._lost(CLOSED)
         return connecting.result()
 
     async def ask(
@@ -79,7 +81,7 @@ class Line:
         ``patience_seconds`` without an answer, whether the caller still waits or not.
         """
         try:
-            async with asyncio.timeout_at(None if deadline == math.inf else deadline):
+            async with until_deadline(deadline):
                 connection = await self.open()
                 while (held := self._throttled_until - self._loop.time()) > 0:
                     await asyncio.sleep(held)
@@ -113,7 +115,7 @@ class Line:
         if self._connecting is not None:
             self._connecting.cancel()
         if self._connection is not None:
-            self._connection.close("the client was closed")
+            self._connection.close(CLOSED)
 
     def _current(self) -> BrokerConnection | None:
         found = self._connection
@@ -180,7 +182,7 @@ class Lines:
                     line, error = opening.pop(task), task.exception()
                     if error is None:
                         return line
-                    if not isinstance(error, LostConnection) or error.code in HOPELESS:
+                    if not isinstance(error, LostConnection) or is_hopeless(error):
                         raise error
                     failures.append(str(error))
         finally:
@@ -198,6 +200,16 @@ class Lines:
         for line in self._lines.values():
             line.close()
         self._lines.clear()
+
+
+def is_hopeless(failure: LostConnection) -> bool:
+    """Check for wrong credentials, a certificate that does not fit, or an old broker: the next one will refuse, too."""
+    return failure.code in HOPELESS or isinstance(failure.__cause__, ssl.SSLCertVerificationError)
+
+
+def until_deadline(deadline: float) -> asyncio.Timeout:
+    """Limit a block by the loop's time; infinity is no limit."""
+    return asyncio.timeout_at(None if deadline == math.inf else deadline)
 
 
 def _look_at(task: asyncio.Task[BrokerConnection]) -> None:
