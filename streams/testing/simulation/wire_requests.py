@@ -2,43 +2,69 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
-from streams.kafka.wire import kafka_python
+from streams.kafka.wire.codec import Request as Kind
+from streams.kafka.wire.codec import WireBytes, decode, encode, is_flexible
+from streams.kafka.wire.schemas.add_offsets_to_txn import AddOffsetsToTxnRequest
+from streams.kafka.wire.schemas.add_partitions_to_txn import AddPartitionsToTxnRequest
+from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
+from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
+from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
+from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
+from streams.kafka.wire.schemas.describe_producers import DescribeProducersRequest
+from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest
+from streams.kafka.wire.schemas.end_txn import EndTxnRequest
+from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.wire.schemas.join_group import JoinGroupRequest
+from streams.kafka.wire.schemas.leave_group import LeaveGroupRequest
+from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
+from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
+from streams.kafka.wire.schemas.metadata import MetadataRequest
+from streams.kafka.wire.schemas.offset_commit import OffsetCommitRequest
+from streams.kafka.wire.schemas.offset_fetch import OffsetFetchRequest
+from streams.kafka.wire.schemas.produce import ProduceRequest
+from streams.kafka.wire.schemas.sync_group import SyncGroupRequest
+from streams.kafka.wire.schemas.txn_offset_commit import TxnOffsetCommitRequest
 
-REQUESTS: Final[list[Any]] = [
-    kafka_python.ApiVersionsRequest,
-    kafka_python.DescribeConfigsRequest,
-    kafka_python.FindCoordinatorRequest,
-    kafka_python.MetadataRequest,
-    kafka_python.AddOffsetsToTxnRequest,
-    kafka_python.AddPartitionsToTxnRequest,
-    kafka_python.EndTxnRequest,
-    kafka_python.InitProducerIdRequest,
-    kafka_python.ProduceRequest,
-    kafka_python.TxnOffsetCommitRequest,
+REQUESTS: Final[list[type[Kind[Any]]]] = [
+    ApiVersionsRequest,
+    DescribeConfigsRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
 ]
-FURTHER: Final[list[Any]] = [
-    kafka_python.DeleteRecordsRequest,
-    kafka_python.DescribeLogDirsRequest,
-    kafka_python.DescribeProducersRequest,
-    kafka_python.DescribeTransactionsRequest,
-    kafka_python.HeartbeatRequest,
-    kafka_python.JoinGroupRequest,
-    kafka_python.LeaveGroupRequest,
-    kafka_python.ListOffsetsRequest,
-    kafka_python.ListTransactionsRequest,
-    kafka_python.OffsetCommitRequest,
-    kafka_python.OffsetFetchRequest,
-    kafka_python.SyncGroupRequest,
+FURTHER: Final[list[type[Kind[Any]]]] = [
+    DeleteRecordsRequest,
+    DescribeLogDirsRequest,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListOffsetsRequest,
+    ListTransactionsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
 ]
 """Requests that a broker knows by ``WireBroker.serve`` only."""
+_HEAD: Final = struct.Struct(">hhih")  # key, version, number, length of the client's name
+_ANSWER: Final = struct.Struct(">ii")  # length, number
 _BY_KEY: Final = {request.API_KEY: request for request in (*REQUESTS, *FURTHER)}
 
 
-def name_of(request: Any) -> str:
+def name_of(request: type[Kind[Any]]) -> str:
     """Name a class of requests."""
-    return str(request.__name__).removesuffix("Request").removesuffix("ToTxn")
+    return request.__name__.removesuffix("Request").removesuffix("ToTxn")
 
 
 _OF_A_TRANSACTION: Final = {"InitProducerId": "init", "Produce": "flush", "TxnOffsetCommit": "send_offsets"}
@@ -53,10 +79,14 @@ class Request:
     """A request as it came. ``kind``: of its faults (``faults.POSSIBLE``). ``point``: its name as a point."""
 
     def __init__(self, frame: bytes) -> None:
-        self.version = int.from_bytes(frame[2:4], "big")
-        request = _BY_KEY[int.from_bytes(frame[:2], "big")]
+        key, self.version, self._number, name_size = _HEAD.unpack_from(frame)
+        request = _BY_KEY[key]
+        self._is_flexible = is_flexible(request, self.version)
+        source = WireBytes(frame, _HEAD.size + max(name_size, 0))
+        if self._is_flexible:
+            source.tags()
         self.name = name_of(request)
-        self.body: Any = request.decode(frame, version=self.version, header=True)
+        self.body: Any = decode(request, frame, self.version, source.at)
         prefix = "v3_and_below_" if self.name == "AddPartitions" else ""
         self.transactional_id = str(getattr(self.body, f"{prefix}transactional_id", ""))
         self.producer = (
@@ -76,15 +106,14 @@ class Request:
 
     def encoded(self, **fields: Any) -> bytes:
         """Encode an answer to it."""
-        answer = self.answer_class(version=self.version, **fields)
-        answer.API_VERSION = self.version
-        answer.with_header(correlation_id=self.body.header.correlation_id)
-        return bytes(answer.encode(header=True, framed=True))
+        has_tags = self._is_flexible and self.name != "ApiVersions"  # it must be readable whatever the client is
+        body = encode(self.answer_class(**fields), self.version)
+        return _ANSWER.pack(4 + has_tags + len(body), self._number) + b"\0" * has_tags + body
 
     @property
     def answer_class(self) -> Any:
         """The class of answers to it."""
-        return self.body.header.get_response_class()
+        return self.body.ANSWER
 
 
 _KINDS: Final = {
