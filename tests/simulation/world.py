@@ -19,10 +19,13 @@ from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.faults import Faults
 from streams.testing.simulation.group import Group
+from streams.testing.simulation.group_sight import GroupSight
 from streams.testing.simulation.network import WIRE_POINTS
 from streams.testing.simulation.process import Process, SourceReader, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse, run
 from streams.testing.simulation.wire_broker import WireBroker
+from streams.testing.simulation.wire_groups import WireGroups
+from streams.testing.simulation.wire_questions import WireQuestions
 
 from . import program
 from .judge import CHANGELOG, Judge
@@ -80,7 +83,12 @@ class World:
         self.wire = WireBroker(
             self.broker, nodes=plan.nodes, transaction_version=plan.transaction_version, verifies=plan.verifies
         )
-        self.group = Group(self.broker, plan.session, 15.0)
+        if plan.in_bytes:
+            WireQuestions(self.wire)
+            groups = WireGroups(self.wire, program.GROUP, changelog=CHANGELOG)
+            self.group: Any = GroupSight(groups, program.TOPIC, plan.partitions)
+        else:
+            self.group = Group(self.broker, plan.session, 15.0)
         self.inputs: list[SourceReader] = []
         self.members: dict[str, Member] = {}
         self.differences: list[str] = []

@@ -7,14 +7,16 @@ epochs fence; a transaction that is open for too long is aborted, which fences i
 
 from __future__ import annotations
 
+import base64
 import itertools
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Final
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from streams.model.topics import TopicIdentity
 from streams.records import Headers, IncomingRecord
@@ -22,12 +24,19 @@ from streams.runtime.changelog import RELEASE_KEY
 from streams.sak.murmur2 import partition_of
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
 
+CLUSTER: Final = "simulated"
+"""The cluster's id."""
 TOPIC_LIMIT: Final = 1_048_588
 """``max.message.bytes`` of topics, by default."""
 _AHEAD_MS: Final = 3_600_000
 """``message.timestamp.after.max.ms``, by default."""
 _NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _INVALID_TOPIC, _INVALID_TIMESTAMP, _INVALID_RECORD = 17, 32, 87
+
+
+@cache
+def _id_of(topic: str, creation: int) -> UUID:
+    return uuid5(NAMESPACE_URL, f"{topic}#{creation}")
 
 
 class Refuses(Exception):
@@ -175,7 +184,12 @@ class Broker:
 
     def identity(self, topic: str) -> TopicIdentity:
         """Return the identity of a topic, as metadata has it."""
-        return TopicIdentity(f"{topic}#{self.recreated[topic]}", self.topics.get(topic, self.partitions))
+        name = base64.urlsafe_b64encode(self.topic_id(topic).bytes).decode().rstrip("=")
+        return TopicIdentity(name, self.topics.get(topic, self.partitions), CLUSTER)
+
+    def topic_id(self, topic: str) -> UUID:
+        """Return a topic's id: another one when it is created again."""
+        return _id_of(topic, self.recreated[topic])
 
     def recreate(self, topic: str) -> None:
         """Delete a topic, and create it again: empty, with another id. What is open in it is not ended."""

@@ -12,11 +12,13 @@ from streams.core.admission import size_of_records
 from streams.core.incremental import PlanSettings
 from streams.core.strategies import assignor
 from streams.errors import BrokerUnavailable, OffsetError, Stopped
+from streams.kafka.group.group_settings import GroupSettings
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
-from streams.model.group import GroupMetadata, HangingEnd, OpenTransaction, instance_of
+from streams.model.group import GroupMetadata, HangingEnd, Membership, OpenTransaction, TakeOver, instance_of
 from streams.model.topics import TopicIdentity, TopicSpec
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
@@ -24,6 +26,8 @@ from streams.settings.config import EventSourceConfig
 from streams.testing.simulation.broker import Broker, Refuses
 from streams.testing.simulation.followed import SimLogClients
 from streams.testing.simulation.group import Illegal, Unknown
+from streams.testing.simulation.group_sight import GroupSight
+from streams.testing.simulation.member import SimClient, SimMember
 from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.plain_producer import SimPlainProducer
@@ -42,7 +46,8 @@ class SimConnections:
         """``wire``: the nodes to which the real producer's own code sends transactions."""
         self.process, self.config = process, config
         self._reports_ends = False
-        settings = ProducerSettings.of(SimNetwork(process, wire).addresses, process.name, config.client_settings)
+        self._addresses = SimNetwork(process, wire).addresses
+        settings = ProducerSettings.of(self._addresses, process.name, config.client_settings)
         self._cluster = Cluster(settings, lambda: process.broker.wall_ms() / 1000)
         self.message_limit = settings.message_limit
 
@@ -115,7 +120,7 @@ class SimConnections:
     def status_board(self) -> NoReturn:
         raise NotImplementedError("a simulated group has no status board: set publish_status=False")
 
-    def group(self, alive: Callable[[], bool]) -> tuple[SimMembership, SimTakeOver]:
+    def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
         process, config = self.process, self.config
         settings = PlanSettings(
             num_standbys=config.group.num_standbys,
@@ -123,6 +128,22 @@ class SimConnections:
             max_move_bytes=config.group.max_move_bytes,
         )
         strategies = {name: assignor(name, settings) for name in config.group.strategies}
+        if isinstance(process.group, GroupSight):
+            client = SimClient(process, self._addresses, config.instance_id)
+            timeouts = config.timeouts
+            checked = GroupSettings(
+                group_id=config.group_id,
+                topic=config.topic,
+                partitions=config.num_partitions,
+                instance=config.instance_id,
+                assignors=strategies,
+                session_timeout_ms=int(1000 * timeouts.session_timeout_seconds),
+                heartbeat_interval_ms=int(1000 * timeouts.heartbeat_interval_seconds),
+                rebalance_timeout_ms=int(1000 * timeouts.rebalance_timeout_seconds),
+            )
+            member = SimMember(process, client, checked, alive)
+            process.memberships.append(member)
+            return member, WireTakeOver(client, config.group_id, config.topic, changelog=config.changelog)
         membership = SimMembership(process, config.instance_id, strategies, config.timeouts.heartbeat_interval_seconds)
         process.memberships.append(membership)
         return membership, SimTakeOver(process, config.group_id)

@@ -117,11 +117,12 @@ class Process:
         self.forced: dict[str, deque[Strike]] = {}
         """Faults of the next calls, by kind."""
 
-    def pause(self, seconds: float) -> None:
-        """Take time, in a fiber; longer while the process is frozen, without end when it is dead."""
+    def pause(self, seconds: float, until: asyncio.Future[Any] | None = None) -> None:
+        """Take time, in a fiber, at most until a future is done; longer while the process is frozen, without end when
+        it is dead."""
         if self.dead:
             raise Killed
-        self.fibers.pause(seconds)
+        self.fibers.pause(seconds, until)
         while True:
             if self.dead:
                 raise Killed

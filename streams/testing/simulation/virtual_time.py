@@ -13,6 +13,7 @@ import selectors
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import anyio._backends._asyncio as anyio_backend
@@ -193,6 +194,7 @@ class Fiber:
         self._job: Callable[[], None] | None = None
         self.killed = False
         self.pausing = False
+        self._pauses = 0
         self._wrong: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="fiber", daemon=True)
         self._thread.start()
@@ -209,16 +211,20 @@ class Fiber:
         if wrong is not None:
             raise wrong
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds: float, until: asyncio.Future[Any] | None = None) -> None:
         """Called on the fiber's thread."""
         self.pausing = True
-        self._fibers.loop.call_later(seconds, self._resume)
+        self._pauses += 1
+        timer = self._fibers.loop.call_later(seconds, self._resume, self._pauses)
+        if until is not None:
+            until.add_done_callback(partial(self._resume, self._pauses))
         self._switch()
+        timer.cancel()
         if self.killed:
             raise Killed
 
-    def _resume(self) -> None:
-        if self.pausing:
+    def _resume(self, number: int, *_: object) -> None:
+        if self.pausing and number == self._pauses:  # else what ended another pause comes late
             self.pausing = False
             self.enter(None)
 
@@ -271,10 +277,10 @@ class Fibers:
             self._all.append(fiber)
         fiber.enter(job)
 
-    def pause(self, seconds: float) -> None:
-        """Sleep in virtual time. In a fiber only."""
+    def pause(self, seconds: float, until: asyncio.Future[Any] | None = None) -> None:
+        """Sleep in virtual time, or until a future is done. In a fiber only."""
         assert self.current is not None, "a blocking call was made on the loop"
-        self.current.pause(seconds)
+        self.current.pause(seconds, until)
 
     def close(self) -> None:
         for fiber in self._all:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streams.kafka.wire import kafka_python
-from streams.testing.simulation.broker import TOPIC_LIMIT, Broker, LogEntry, Refuses
+from streams.testing.simulation.broker import CLUSTER, TOPIC_LIMIT, Broker, LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.wire_requests import FURTHER, REQUESTS, Request, name_of
 
@@ -199,15 +198,11 @@ class WireBroker:
                 )
                 for number in range(count)
             ]
-            topics.append(of(name=name, topic_id=self.topic_id(name), error_code=0, partitions=partitions))
+            topics.append(of(name=name, topic_id=self.broker.topic_id(name), error_code=0, partitions=partitions))
         brokers = [
             answer.MetadataResponseBroker(node_id=node, host=host, port=FIRST_PORT + node) for node in range(self.nodes)
         ]
-        return request.encoded(brokers=brokers, cluster_id="simulated", controller_id=0, topics=topics)
-
-    def topic_id(self, topic: str) -> uuid.UUID:
-        """Return a topic's id: another one when it is created again."""
-        return uuid.uuid5(uuid.NAMESPACE_URL, self.broker.identity(topic).topic_id)
+        return request.encoded(brokers=brokers, cluster_id=CLUSTER, controller_id=0, topics=topics)
 
     def _topics_of(self, topics: list[Any] | None) -> list[str]:
         """Return the names of the topics of a metadata request; ``None``: all that there are."""

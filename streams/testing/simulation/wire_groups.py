@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from streams.testing.simulation.broker import Broker, Refuses
-from streams.testing.simulation.classic_group import ClassicGroup, Joined, Joining, Synced, settle
+from streams.testing.simulation.classic_group import ClassicGroup, Joined, Joining, State, Synced, settle
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.wire_broker import Answer, WireBroker
 from streams.testing.simulation.wire_requests import Request
@@ -43,6 +43,8 @@ class WireGroups:
         self.groups: dict[str, ClassicGroup] = {}
         self.group = self._group(group_id)
         """The group whose offsets the broker has."""
+        self.on_plan: Callable[[ClassicGroup], None] = lambda group: None
+        """Called when the leader's plan has come."""
         self._broker.check_member = self._check_in_transaction
         wire.on_move = self._moved
         wire.serve(
@@ -123,9 +125,11 @@ class WireGroups:
         if code := self._refused(body.group_id, node, strike):
             return self._synced(request, Synced(code))
         plan = {each.member_id: bytes(each.assignment) for each in body.assignments}
-        answer = self._group(body.group_id).sync(
-            body.member_id, body.generation_id, plan, body.group_instance_id, body.protocol_name
-        )
+        group = self._group(body.group_id)
+        before = group.state
+        answer = group.sync(body.member_id, body.generation_id, plan, body.group_instance_id, body.protocol_name)
+        if before is not State.STABLE and group.state is State.STABLE:
+            self.on_plan(group)
         return self._later(answer, lambda synced: self._synced(request, synced, body.protocol_type))
 
     @staticmethod
