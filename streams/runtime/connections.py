@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streams.core.strategies import PlanSettings, assignor
-from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
 from streams.kafka.group.connect import connect_group
+from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.takeover import SourceLog

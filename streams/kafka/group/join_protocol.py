@@ -142,7 +142,6 @@ class JoinProtocol:
                 ],
             )
         )
-        self._late_until = -math.inf
         self.member_id, self._generation = joined.member_id, joined.generation_id
         self._protocol = joined.protocol_name or ""
         if self._generation <= before:

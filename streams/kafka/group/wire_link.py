@@ -4,6 +4,7 @@ handler that blocks the application's loop does not stop heartbeats."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,10 +17,13 @@ from streams.kafka.wire.client import WireClient
 
 
 class WireLink:
-    """``link.Link`` documents the methods. ``client`` is for this member; ``close`` ends it."""
+    """``link.Link`` documents the methods. ``client`` is for this member; ``close`` ends it. ``clock`` returns the time
+    of its loop."""
 
-    def __init__(self, client: WireClient, settings: GroupSettings) -> None:
-        self._client, self._settings = client, settings
+    def __init__(
+        self, client: WireClient, settings: GroupSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client, self._settings, self._clock = client, settings, clock
         self._protocol: JoinProtocol | None = None
         self._hooks: Hooks | None = None
 
@@ -48,7 +52,7 @@ class WireLink:
         self._client.close(timeout_seconds)
 
     def now(self) -> float:
-        return self._client.now()
+        return self._clock()
 
     def notifier(self) -> Notifier:
         return _Bell()
