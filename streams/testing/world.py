@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -35,6 +36,8 @@ from streams.testing.simulation.group import Group
 from streams.testing.simulation.process import Process, SourceReader, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse
 from streams.testing.simulation.wire_broker import WireBroker
+from streams.testing.simulation.wire_groups import WireGroups
+from streams.testing.simulation.wire_questions import WireQuestions
 from streams.testing.state_folder import StateFolder
 
 Source = EventSource[Any] | Callable[[], EventSource[Any]]
@@ -139,9 +142,9 @@ class DrivenWorld:
         self.broker.on_stable.append(self._grown)
         self.broker.on_marker = self._marker
         self.wire = WireBroker(self.broker)
-        self.group = Group(
-            self.broker, config.timeouts.session_timeout_seconds, config.timeouts.rebalance_timeout_seconds
-        )
+        WireQuestions(self.wire)
+        groups = WireGroups(self.wire, config.group_id, changelog=config.changelog, sessions=(0.0, math.inf))
+        self.group = Group(groups, config.topic, config.num_partitions)
         self.inputs: list[SourceReader] = []
         self.members: dict[int, DrivenMember] = {}
         self.all_members: list[DrivenMember] = []

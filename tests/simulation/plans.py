@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +52,6 @@ class Plan(Conditions, frozen=True, kw_only=True):
     """The store is on SQLite, in that folder."""
     snapshots: bool = False
     """Each member has a machine of its own, which is lost with its disk in a crash; snapshots are in one place."""
-    in_bytes: bool = bool(int(os.environ.get("SIM_BYTES", "0")))
-    """The real member and the real questions, against a coordinator that speaks the protocol."""
     smooth: bool = False
     """Nothing goes wrong: moves have to be quick."""
 

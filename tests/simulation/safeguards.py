@@ -14,6 +14,7 @@ from streams.core.partition import PartitionState
 from streams.core.policy import Failure
 from streams.core.timers import Timer, Timers
 from streams.core.transaction import Transaction
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.model.group import GroupMetadata, Lost, Revoked
 from streams.records import Change, IncomingRecord
 from streams.runtime.async_work.job_stage import JobStage
@@ -32,7 +33,6 @@ from streams.runtime.partition.unit import Unit
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.transactions.pool import TransactionPool
 from streams.runtime.transactions.recovery import Recovery
-from streams.testing.simulation.clients import SimTakeOver
 
 Patch = pytest.MonkeyPatch
 
@@ -143,10 +143,9 @@ def starts_at_the_groups_offset(self: TakeOvers, worker: Any, found: Any, known:
     return found.range[0] if found.group_offset is None else found.group_offset
 
 
-@instead(SimTakeOver, "log_range", "section 7", "handlers", "refused_under_way", seed=11)
-def restores_to_the_last_stable_offset(self: SimTakeOver, topic: str, partitions: Any, deadline: float) -> Any:
-    broker = self._process.broker
-    return self._ask("range", deadline, lambda: {n: (0, broker.log(topic, n).stable) for n in partitions})
+@instead(WireTakeOver, "log_range", "section 7", "handlers", "refused_under_way", seed=11)
+def restores_to_the_last_stable_offset(self: WireTakeOver, topic: str, partitions: Any, deadline: float) -> Any:
+    return {number: (0, self.stable_end(topic, number, deadline)) for number in partitions}
 
 
 left_out(

@@ -19,7 +19,6 @@ from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.faults import Faults
 from streams.testing.simulation.group import Group
-from streams.testing.simulation.group_sight import GroupSight
 from streams.testing.simulation.network import WIRE_POINTS
 from streams.testing.simulation.process import Process, SourceReader, Watched
 from streams.testing.simulation.virtual_time import Fibers, VirtualTimeLoop, elapse, run
@@ -83,12 +82,9 @@ class World:
         self.wire = WireBroker(
             self.broker, nodes=plan.nodes, transaction_version=plan.transaction_version, verifies=plan.verifies
         )
-        if plan.in_bytes:
-            WireQuestions(self.wire)
-            groups = WireGroups(self.wire, program.GROUP, changelog=CHANGELOG)
-            self.group: Any = GroupSight(groups, program.TOPIC, plan.partitions)
-        else:
-            self.group = Group(self.broker, plan.session, 15.0)
+        WireQuestions(self.wire)
+        self.groups = WireGroups(self.wire, program.GROUP, changelog=CHANGELOG)
+        self.group = Group(self.groups, program.TOPIC, plan.partitions)
         self.inputs: list[SourceReader] = []
         self.members: dict[str, Member] = {}
         self.differences: list[str] = []

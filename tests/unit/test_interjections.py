@@ -14,7 +14,7 @@ from streams import EventContext, EventSource, MissedRuns
 from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped, WouldDeadlock
 from streams.outcomes import SKIP
 from streams.testing import TestDriver
-from streams.testing.simulation.clients import SimTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.testing.simulation.virtual_time import elapse
 from tests.unit.handlers_kit import OUT, config, driven, send
 from tests.unit.runtime_kit import Bench
@@ -53,7 +53,7 @@ def ask(driver: TestDriver[Any], *handlers: Callable[..., Any], partition: int =
 def beats(heard: list[str], known: bool) -> Callable[..., bool]:
     """The answer of a group to heartbeats."""
 
-    def is_member(client: SimTakeOver, member: str, *_: Any) -> bool:
+    def is_member(client: WireTakeOver, member: str, *_: Any) -> bool:
         heard.append(member)
         return known
 
@@ -121,7 +121,7 @@ def test_one_that_runs_when_its_partition_restarts_begins_anew() -> None:
 def test_a_look_is_answered_with_a_proof(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group's answer to a heartbeat, one for all that wait; else an empty transaction, which the group fences."""
     heartbeats: list[str] = []
-    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, known))
+    monkeypatch.setattr(WireTakeOver, "is_member", beats(heartbeats, known))
     with driven(count, partitions=2) as driver:
         before = driver._world.broker.log(driver._world.config.changelog, 0).end
         assert resolved(ask(driver, *[look] * 50)) == ["seen"] * 50
@@ -133,7 +133,7 @@ def test_a_look_is_answered_with_a_proof(known: bool, monkeypatch: pytest.Monkey
 def test_a_look_between_offsets_and_commit_is_no_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group has let the transaction pass before the look: that proves nothing about the look."""
     heartbeats: list[str] = []
-    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    monkeypatch.setattr(WireTakeOver, "is_member", beats(heartbeats, True))
     with driven(count) as driver:
         looks: list[asyncio.Task[Any]] = []
 

@@ -24,7 +24,7 @@ from streams.sak.murmur2 import partition_of
 from streams.source.jobs import AsyncJobScheduler
 from streams.testing import TestDriver
 from streams.testing.simulation.broker import Txn
-from streams.testing.simulation.clients import SimTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
 from tests.vocabulary import Added, Named, Ordered, Paid, Reserved, Ring, config_of
 
 LOOP = "shop.orders.loop"
@@ -351,7 +351,7 @@ def test_a_purge_that_fails_is_logged_once_and_tried_again(
     with TestDriver(build()) as driver:
         driver.send(Ordered(NEAR), partition=0)
         with monkeypatch.context() as patch:
-            patch.setattr(SimTakeOver, "delete_records", refuse)
+            patch.setattr(WireTakeOver, "delete_records", refuse)
             driver.advance(2 * PURGE_SECONDS + 1)
         assert starts(driver) == [0, 0]
         assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [

@@ -18,7 +18,7 @@ from streams.runtime.queries.questions import Question
 from streams.runtime.read_proofs import ReadProofs
 from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
-from streams.testing.simulation.clients import SimTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.testing.simulation.virtual_time import elapse
 from tests.unit.driver_kit import Slow, build
 from tests.unit.handlers_kit import driven, send
@@ -77,7 +77,7 @@ def test_it_is_answered_when_what_it_saw_is_committed(driver: TestDriver[Any]) -
 def test_those_that_wait_share_a_turn_and_a_proof(driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One heartbeat is the lease of all that come within half a session; then another one is needed."""
     heartbeats: list[str] = []
-    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    monkeypatch.setattr(WireTakeOver, "is_member", beats(heartbeats, True))
     driver.send(Added("ann"))
     source = driver._world.members[0].source
     turns: list[int] = []
@@ -105,7 +105,7 @@ def test_those_that_wait_share_a_turn_and_a_proof(driver: TestDriver[Any], monke
 
 @pytest.mark.parametrize("known", [True, False], ids=["lease", "no lease"])
 def test_confirmed_and_without_a_lease_it_is_fenced(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimTakeOver, "is_member", beats([], known))
+    monkeypatch.setattr(WireTakeOver, "is_member", beats([], known))
     with TestDriver(build(partitions=1)) as driver:
         driver.send(Added("ann"))
 
@@ -136,7 +136,7 @@ def test_no_lease_from_a_group_that_rebalances(driver: TestDriver[Any]) -> None:
 def test_a_static_member_has_no_lease(driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that joins under its name has its partitions at once, whatever the group has answered before."""
     heartbeats: list[str] = []
-    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    monkeypatch.setattr(WireTakeOver, "is_member", beats(heartbeats, True))
     engine = driver._world.members[0].source._run.engine
     assert engine is not None
     engine.config = msgspec.structs.replace(
@@ -339,12 +339,12 @@ def test_a_copy_of_a_changelog_that_was_made_again_does_not_answer(monkeypatch: 
 
         answer = ask()
         assert (answer.value, answer.served_by) == (1, source.config.instance_id)
-        identity = SimTakeOver.identity
+        identity = WireTakeOver.identity
 
-        def another(self: SimTakeOver, topic: str, deadline: float) -> Any:
+        def another(self: WireTakeOver, topic: str, deadline: float) -> Any:
             return identity(self, topic, deadline)._replace(topic_id="another")
 
-        monkeypatch.setattr(SimTakeOver, "identity", another)
+        monkeypatch.setattr(WireTakeOver, "identity", another)
         driver.advance(2.0)  # what is known of the end is too old then
         with pytest.raises(NotCaughtUp):
             ask()
@@ -397,7 +397,7 @@ def test_a_key_that_nothing_changes_is_answered_before_the_commit(driver: TestDr
 
 def test_without_a_lease_a_key_waits_for_its_proof(driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     heartbeats: list[str] = []
-    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    monkeypatch.setattr(WireTakeOver, "is_member", beats(heartbeats, True))
     found: list[Any] = []
     for _ in range(3):
         point(driver, "ann", found)
@@ -413,7 +413,7 @@ def test_without_a_lease_a_key_waits_for_its_proof(driver: TestDriver[Any], monk
 def test_a_busy_partition_gets_its_lease(driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its looks would wait for commits for ever, and need none."""
     heartbeats: list[str] = []
-    monkeypatch.setattr(SimTakeOver, "is_member", beats(heartbeats, True))
+    monkeypatch.setattr(WireTakeOver, "is_member", beats(heartbeats, True))
     found: list[Any] = []
     driver.at("send_offsets.before", lambda member: point(driver, "bob", found))
     driver.send(Added("ann"))

@@ -15,7 +15,7 @@ from streams.kafka.group.coordinator import GroupCoordinator
 from streams.model.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.transactions.pool import TransactionPool
-from streams.testing.simulation.clients import SimTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
 from tests.unit.handlers_kit import driven, send, totals
 from tests.unit.runtime_kit import CHANGELOG, OUT, Bench
 from tests.vocabulary import Added, Named, Words, tell_total, touch
@@ -76,9 +76,9 @@ def copy_state(source: EventSource[Any]) -> str:
 
 def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who stands still in a take-over, while another works on and compaction goes over it, asks again."""
-    log_range, asked = SimTakeOver.log_range, list[str]()
+    log_range, asked = WireTakeOver.log_range, list[str]()
 
-    def ask(client: SimTakeOver, topic: str, *question: Any) -> dict[int, tuple[int, int]]:
+    def ask(client: WireTakeOver, topic: str, *question: Any) -> dict[int, tuple[int, int]]:
         found = log_range(client, topic, *question)
         if topic == CHANGELOG:
             asked.append(topic)
@@ -95,7 +95,7 @@ def test_an_offset_that_was_compacted_away_meanwhile_is_read_behind(monkeypatch:
         written = offsets[-1]
         for entry in offsets:
             entry.gone = True
-        monkeypatch.setattr(SimTakeOver, "log_range", ask)
+        monkeypatch.setattr(WireTakeOver, "log_range", ask)
         driver.restart()
         send(driver, "c")
         assert (len(asked) >= 2, totals(driver)) == (True, [("a", 1), ("b", 1), ("c", 1)])

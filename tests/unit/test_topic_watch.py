@@ -20,7 +20,8 @@ from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.system import Environment
 from streams.testing import TestDriver, world
-from streams.testing.simulation.clients import SimConnections, SimTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
+from streams.testing.simulation.clients import SimConnections
 from tests.unit.driver_kit import totals
 from tests.vocabulary import Totals
 
@@ -148,14 +149,14 @@ def test_what_may_only_go_further_is_asked_last(monkeypatch: pytest.MonkeyPatch)
     """A member that stood still asks while another one works in its place: were the source asked first, the offset
     that the other one commits meanwhile would lie beyond its end."""
     asked: list[str] = []
-    stable_offsets, log_range = SimTakeOver.stable_offsets, SimTakeOver.log_range
+    stable_offsets, log_range = WireTakeOver.stable_offsets, WireTakeOver.log_range
     with TestDriver(build(partitions=1)) as driver:
         driver.send(Added("ann"))
         driver.crash()
         with monkeypatch.context() as patch:
-            patch.setattr(SimTakeOver, "stable_offsets", lambda *of: asked.append("group") or stable_offsets(*of))
+            patch.setattr(WireTakeOver, "stable_offsets", lambda *of: asked.append("group") or stable_offsets(*of))
             patch.setattr(
-                SimTakeOver, "log_range", lambda self, topic, *of: asked.append(topic) or log_range(self, topic, *of)
+                WireTakeOver, "log_range", lambda self, topic, *of: asked.append(topic) or log_range(self, topic, *of)
             )
             driver.restart()
     assert asked[:3] == ["group", LOG, SOURCE]
@@ -199,7 +200,7 @@ def engine_of(driver: Driver) -> Engine:
 def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     driven, found = world._driven, ["elsewhere-1"]
 
-    class Elsewhere(SimTakeOver):
+    class Elsewhere(WireTakeOver):
         def identity(self, topic: str, deadline: float) -> TopicIdentity:
             return TopicIdentity(found[0], 1)
 
@@ -228,9 +229,9 @@ def test_a_source_that_cannot_be_read_because_it_was_created_again_is_told_as_th
 @pytest.mark.parametrize("topic", [SOURCE, LOG])
 def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [BrokerUnavailable("nobody answers") for _ in range(5)]
-    identity = SimTakeOver.identity
+    identity = WireTakeOver.identity
 
-    def ask(client: SimTakeOver, about: str, deadline: float) -> TopicIdentity:
+    def ask(client: WireTakeOver, about: str, deadline: float) -> TopicIdentity:
         if answers:
             raise answers.pop()
         if about == topic:
@@ -238,7 +239,7 @@ def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(topic: str, monkey
         return identity(client, about, deadline)
 
     with TestDriver(build(partitions=1)) as driver:
-        monkeypatch.setattr(SimTakeOver, "identity", ask)
+        monkeypatch.setattr(WireTakeOver, "identity", ask)
         with pytest.raises(TopicError, match=f"{topic} does not exist any more"):
             driver.advance(10 * A_LOOK)
     assert answers == []
@@ -257,16 +258,16 @@ def test_a_topic_that_is_created_again_between_two_questions_is_asked_about_agai
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The end of the old topic must not be where the new one begins (``latest``)."""
-    log_range, asked = SimTakeOver.log_range, []
+    log_range, asked = WireTakeOver.log_range, []
 
-    def ask(client: SimTakeOver, topic: str, *question: Any) -> Any:
+    def ask(client: WireTakeOver, topic: str, *question: Any) -> Any:
         found = log_range(client, topic, *question)
         if topic == SOURCE:
             asked.append(topic)
             driver._world.broker.recreated[SOURCE] = 1
         return found
 
-    monkeypatch.setattr(SimTakeOver, "log_range", ask)
+    monkeypatch.setattr(WireTakeOver, "log_range", ask)
     with TestDriver(build(partitions=1), start=False) as driver:
         driver.start()
     assert len(asked) == 2

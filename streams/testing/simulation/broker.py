@@ -35,8 +35,14 @@ _INVALID_TOPIC, _INVALID_TIMESTAMP, _INVALID_RECORD = 17, 32, 87
 
 
 @cache
-def _id_of(topic: str, creation: int) -> UUID:
+def id_of(topic: str, creation: int = 0) -> UUID:
+    """Return the id of a topic that was created again so many times."""
     return uuid5(NAMESPACE_URL, f"{topic}#{creation}")
+
+
+def printed_id(topic: str, creation: int = 0) -> str:
+    """Return it as Kafka's tools print it."""
+    return base64.urlsafe_b64encode(id_of(topic, creation).bytes).decode().rstrip("=")
 
 
 class Refuses(Exception):
@@ -184,12 +190,12 @@ class Broker:
 
     def identity(self, topic: str) -> TopicIdentity:
         """Return the identity of a topic, as metadata has it."""
-        name = base64.urlsafe_b64encode(self.topic_id(topic).bytes).decode().rstrip("=")
+        name = printed_id(topic, self.recreated[topic])
         return TopicIdentity(name, self.topics.get(topic, self.partitions), CLUSTER)
 
     def topic_id(self, topic: str) -> UUID:
         """Return a topic's id: another one when it is created again."""
-        return _id_of(topic, self.recreated[topic])
+        return id_of(topic, self.recreated[topic])
 
     def recreate(self, topic: str) -> None:
         """Delete a topic, and create it again: empty, with another id. What is open in it is not ended."""

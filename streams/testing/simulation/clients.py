@@ -5,7 +5,6 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from streams.core.admission import size_of_records
@@ -18,17 +17,13 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
-from streams.model.group import GroupMetadata, HangingEnd, Membership, OpenTransaction, TakeOver, instance_of
-from streams.model.topics import TopicIdentity, TopicSpec
+from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
 from streams.settings.config import EventSourceConfig
-from streams.testing.simulation.broker import Broker, Refuses
+from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.followed import SimLogClients
-from streams.testing.simulation.group import Illegal, Unknown
-from streams.testing.simulation.group_sight import GroupSight
 from streams.testing.simulation.member import SimClient, SimMember
-from streams.testing.simulation.membership import SimMembership
 from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.plain_producer import SimPlainProducer
 from streams.testing.simulation.process import Process, SimWorker, wait_for
@@ -114,13 +109,14 @@ class SimConnections:
     def source_topics(self) -> SimTopics:
         return SimTopics(self.process.broker)
 
-    def source_log(self) -> SimTakeOver:
-        return SimTakeOver(self.process, self.config.group_id)
+    def source_log(self) -> WireTakeOver:
+        client = SimClient(self.process, self._addresses, self.config.instance_id)
+        return WireTakeOver(client, self.config.group_id, self.config.topic)
 
     def status_board(self) -> NoReturn:
         raise NotImplementedError("a simulated group has no status board: set publish_status=False")
 
-    def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
+    def group(self, alive: Callable[[], bool]) -> tuple[SimMember, WireTakeOver]:
         process, config = self.process, self.config
         settings = PlanSettings(
             num_standbys=config.group.num_standbys,
@@ -128,25 +124,21 @@ class SimConnections:
             max_move_bytes=config.group.max_move_bytes,
         )
         strategies = {name: assignor(name, settings) for name in config.group.strategies}
-        if isinstance(process.group, GroupSight):
-            client = SimClient(process, self._addresses, config.instance_id)
-            timeouts = config.timeouts
-            checked = GroupSettings(
-                group_id=config.group_id,
-                topic=config.topic,
-                partitions=config.num_partitions,
-                instance=config.instance_id,
-                assignors=strategies,
-                session_timeout_ms=int(1000 * timeouts.session_timeout_seconds),
-                heartbeat_interval_ms=int(1000 * timeouts.heartbeat_interval_seconds),
-                rebalance_timeout_ms=int(1000 * timeouts.rebalance_timeout_seconds),
-            )
-            member = SimMember(process, client, checked, alive)
-            process.memberships.append(member)
-            return member, WireTakeOver(client, config.group_id, config.topic, changelog=config.changelog)
-        membership = SimMembership(process, config.instance_id, strategies, config.timeouts.heartbeat_interval_seconds)
-        process.memberships.append(membership)
-        return membership, SimTakeOver(process, config.group_id)
+        timeouts = config.timeouts
+        checked = GroupSettings(
+            group_id=config.group_id,
+            topic=config.topic,
+            partitions=config.num_partitions,
+            instance=config.instance_id,
+            assignors=strategies,
+            session_timeout_ms=int(1000 * timeouts.session_timeout_seconds),
+            heartbeat_interval_ms=int(1000 * timeouts.heartbeat_interval_seconds),
+            rebalance_timeout_ms=int(1000 * timeouts.rebalance_timeout_seconds),
+        )
+        client = SimClient(process, self._addresses, config.instance_id)
+        member = SimMember(process, client, checked, alive)
+        process.memberships.append(member)
+        return member, WireTakeOver(client, config.group_id, config.topic, changelog=config.changelog)
 
 
 class SimInput:
@@ -338,123 +330,3 @@ class SimTopics:
 
     def close(self) -> None:
         pass
-
-
-class SimTakeOver:
-    """``group.TakeOver``."""
-
-    def __init__(self, process: Process, group_id: str) -> None:
-        self._process, self._group_id = process, group_id
-
-    def _ask(self, what: str, deadline: float, effect: Callable[[], T | None]) -> T:
-        process = self._process
-        process.at("ask.before")
-        strike = process.strike("ask")
-        while True:
-            process.travel()
-            answer = effect()
-            process.travel()
-            if strike is not None or process.loop.time() > deadline:
-                raise BrokerUnavailable(f"{what}: no answer")
-            if answer is not None:
-                return answer
-            process.pause(0.01)
-
-    def fence_departed(self, members: Collection[str], deadline: float) -> list[str]:
-        broker = self._process.broker
-        departed = [
-            name
-            for name in self._ask("listing transactions", deadline, broker.open_ids)
-            if (instance_of(self._group_id, name) or "") not in {"", *members}
-        ]
-        for name in departed:
-            self._ask(f"fencing {name}", deadline, partial(broker.init, name, 5.0))
-        return departed
-
-    def stable_offsets(self, partitions: Collection[int], deadline: float, topic: str = "") -> dict[int, int | None]:
-        return self._ask("offsets", deadline, lambda: self._process.broker.stable_offsets(sorted(partitions), topic))
-
-    def committed_offsets(self, partitions: Collection[int], deadline: float, topic: str) -> dict[int, int | None]:
-        broker = self._process.broker
-        return self._ask(
-            "offsets", deadline, lambda: {n: broker.offsets.get(broker.offset_key(topic, n)) for n in partitions}
-        )
-
-    def notes(self, partitions: Collection[int], deadline: float) -> dict[int, str]:
-        notes = self._process.broker.notes
-        return {number: notes[number] for number in partitions if notes.get(number)}
-
-    def note(self, partition: int, text: str, member: GroupMetadata, deadline: float) -> bool:
-        try:
-            self._process.group.check(member.generation, member.member_id)
-        except Refuses:
-            return False
-        self._process.broker.notes[partition] = text
-        return True
-
-    def log_range(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, tuple[int, int]]:
-        broker = self._process.broker
-        return self._ask("range", deadline, lambda: {n: broker.range(topic, n) for n in partitions})
-
-    def stable_end(self, topic: str, partition: int, deadline: float) -> int:
-        return self._ask("stable end", deadline, lambda: self._process.broker.log(topic, partition).stable)
-
-    def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
-        log = self._process.broker.log(topic, partition)
-
-        def found() -> int:
-            there = (n for n, entry in enumerate(log.entries) if not entry.marker and not entry.gone)
-            return next((n for n in there if log.entries[n].timestamp_ms >= timestamp_ms), -1)
-
-        offset = self._ask("offset of a time", deadline, found)
-        return None if offset < 0 else offset
-
-    def delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
-        process, broker = self._process, self._process.broker
-        process.at("purge.before")
-        for number, offset in before.items():
-            log = broker.log(topic, number)
-            assert offset <= log.end, "OFFSET_OUT_OF_RANGE"
-            log.start = max(log.start, offset)
-        process.at("purge.after")
-        process.travel()
-
-    def open_transactions(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
-        return []
-
-    def judge_hanging(self, txn: OpenTransaction, deadline: float) -> HangingEnd:
-        raise NotImplementedError
-
-    def end_hanging(self, end: HangingEnd, deadline: float) -> None:
-        raise NotImplementedError
-
-    def log_sizes(self, topic: str, partitions: Collection[int], deadline: float) -> dict[int, int]:
-        broker = self._process.broker
-        return self._ask("sizes", deadline, lambda: {n: 100 * broker.log(topic, n).end for n in partitions})
-
-    def is_member(self, member_id: str, generation: int, deadline: float, settled: bool = False) -> bool:
-        group = self._process.group
-
-        def beats() -> bool:
-            try:
-                group.heartbeat(member_id, generation)
-            except Unknown:
-                return False
-            except Illegal:  # another generation, or this one ends
-                return not settled and generation == group.generation
-            return True
-
-        return self._ask("heartbeat", deadline, beats)
-
-    def remove_member(self, member_id: str, instance: str | None, deadline: float) -> bool:
-        group = self._process.group
-        known = self._ask("removing a member", deadline, lambda: member_id in group.members)
-        group.leave(member_id)
-        return known
-
-    def close(self) -> None:
-        pass
-
-    def identity(self, topic: str, deadline: float) -> TopicIdentity:
-        broker = self._process.broker
-        return self._ask("topic id", deadline, lambda: broker.identity(topic))

@@ -67,7 +67,13 @@ def name_of(request: type[Kind[Any]]) -> str:
     return request.__name__.removesuffix("Request").removesuffix("ToTxn")
 
 
-_OF_A_TRANSACTION: Final = {"InitProducerId": "init", "Produce": "flush", "TxnOffsetCommit": "send_offsets"}
+_POINTS: Final = {
+    "InitProducerId": "init",
+    "Produce": "flush",
+    "TxnOffsetCommit": "send_offsets",
+    "JoinGroup": "join",
+    "DeleteRecords": "purge",
+}
 POINTS: Final = (
     *("init", "flush", "send_offsets", "commit", "abort"),
     *("ApiVersions", "FindCoordinator", "Metadata", "AddOffsets", "AddPartitions"),
@@ -102,7 +108,7 @@ class Request:
 
     @property
     def point(self) -> str:
-        return self.kind if self.name == "EndTxn" else _OF_A_TRANSACTION.get(self.name, self.name)
+        return self.kind if self.name == "EndTxn" else _POINTS.get(self.name, self.name)
 
     def encoded(self, **fields: Any) -> bytes:
         """Encode an answer to it."""
