@@ -143,8 +143,8 @@ class DrivenWorld:
         self.broker.on_marker = self._marker
         self.wire = WireBroker(self.broker)
         WireQuestions(self.wire)
-        groups = WireGroups(self.wire, config.group_id, changelog=config.changelog, sessions=(0.0, math.inf))
-        self.group = Group(groups, config.topic, config.num_partitions)
+        self.groups = WireGroups(self.wire, config.group_id, changelog=config.changelog, sessions=(0.0, math.inf))
+        self.group = Group(self.groups, config.topic, config.num_partitions)
         self.inputs: list[SourceReader] = []
         self.members: dict[int, DrivenMember] = {}
         self.all_members: list[DrivenMember] = []

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
         # All at once, the effects in order; one after the other within a key; as many as there are permits.
         "jobs | a:3, b:2, c:1 | 0 a b c; 3 A B C @3",
         "jobs | a1:2, a2:1, b1:1 | 0 a1 b1; 2 A1 a2 @1; 3 A2 B1 @3",
-        "jobs concurrency=2 | a:1, b:1, c:1 | 0 a b; 1 A B c @2; 2 C @3",
+        "jobs concurrency=2 | a:1, b:1, c:1 | 0 a b; 1 c A B @2; 2 C @3",
         "jobs | a:3, None, b:1 | 0 a b; 3 A B @3",
         "concurrent | a:3, b:2, c:1 | 0 a b c; 3 A B C @3",
         "concurrent | a1:2, a2:1, b1:1 | 0 a1 b1; 2 a2 A1 @1; 3 A2 B1 @3",
@@ -311,7 +311,7 @@ def test_a_handler_that_has_its_turn_does_not_wait_for_a_later_event() -> None:
     ("size", "first", "trace"),
     [
         pytest.param(5, 0, "0 a+b; 9 a; 30 B; 39 A", id="the other partition needs the call"),
-        pytest.param(1, 0, "0 a; 8 no-a b; 9 a; 28 B; 39 A", id="nobody needs the call"),
+        pytest.param(1, 0, "0 a; 9 no-a b a; 29 B; 39 A", id="nobody needs the call"),
         pytest.param(1, 1, "0 b; 1 a; 20 B; 31 A", id="the call has not begun"),
     ],
 )

@@ -213,13 +213,13 @@ def test_restore_and_readiness_are_a_line_each_and_a_long_restore_tells_how_far_
         log = driver._world.config.changelog
         driver.advance(1.0)
         assert said() == [f"restored partitions 0-3: 0 records of {log}, N s", ready]
-        for number in range(20):
+        for number in range(28):
             send(driver, f"name-{number}", partition=number % 4)
         driver.crash()
         driver.restart()
         driver.advance(1.0)
         *progress, restored, last = said()
-        assert (restored, last) == (f"restored partitions 0-3: 40 records of {log}, N s", ready)
+        assert (restored, last) == (f"restored partitions 0-3: 56 records of {log}, N s", ready)
         assert len(progress) >= 2
         left = [
             re.fullmatch(

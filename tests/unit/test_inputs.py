@@ -16,6 +16,7 @@ from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, decode_offset, f
 from streams.runtime.replay import PartitionReplay
 from streams.source.postgres_sink import PostgresSink
 from streams.testing import TestDriver
+from streams.testing.simulation.broker import printed_id
 from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.virtual_time import elapse
 from tests.vocabulary import Ordered, config_of
@@ -230,8 +231,8 @@ def test_each_offset_record_has_the_whole_position() -> None:
         record = last_record(driver)
         assert (record.offset, record.position_in(PAYMENTS, 0), record.position_in(CLICKS, 0)) == (
             1,
-            (2, "payments#0"),
-            (0, "clicks#0"),
+            (2, printed_id(PAYMENTS)),
+            (0, printed_id(CLICKS)),
         )
         driver.compact()
         driver.crash()
@@ -265,7 +266,7 @@ def test_an_input_is_added_to_a_source_with_state_member_by_member() -> None:
         send(driver, "orders", PAYMENTS, wait=False)
         driver.advance(5.0)
         assert seen(driver)[2:] == ["3 orders@1"]
-        assert last_record(driver).position_in(PAYMENTS, 0) == (1, "payments#0")
+        assert last_record(driver).position_in(PAYMENTS, 0) == (1, printed_id(PAYMENTS))
         driver.crash(0)
         driver.restart(1)
         driver.settle()
@@ -335,7 +336,7 @@ def test_where_a_new_input_begins_is_decided_once() -> None:
         driver.leave()
         driver.restart()
         driver.advance(3.0)
-        assert last_record(driver).position_in(PAYMENTS, 0) == (0, "payments#0")
+        assert last_record(driver).position_in(PAYMENTS, 0) == (0, printed_id(PAYMENTS))
         driver.check()
 
 

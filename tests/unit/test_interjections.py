@@ -12,9 +12,9 @@ import pytest
 
 from streams import EventContext, EventSource, MissedRuns
 from streams.errors import MembershipLost, NotOwned, RegistrationError, Stopped, WouldDeadlock
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.outcomes import SKIP
 from streams.testing import TestDriver
-from streams.kafka.questions.takeover import WireTakeOver
 from streams.testing.simulation.virtual_time import elapse
 from tests.unit.handlers_kit import OUT, config, driven, send
 from tests.unit.runtime_kit import Bench

@@ -10,6 +10,7 @@ from streams.errors import OffsetError
 from streams.runtime.changelog import LOOKUP_PREFIX, OffsetRecord
 from streams.runtime.partition.worker import PartitionWorker
 from streams.testing import TestDriver
+from streams.testing.simulation.broker import printed_id
 from tests.unit.lookups_kit import RATES, Shop, hold, pay, position_of, rate, record_of, seen
 from tests.vocabulary import Paid
 
@@ -21,8 +22,8 @@ def test_positions_lie_beside_those_of_inputs_and_a_source_without_lookups_write
         rate(driver, 1)
         pay(driver)
         found = msgspec.json.decode(record_of(driver).inputs)
-        assert found[f"{LOOKUP_PREFIX}{RATES}"] == ["rates#0", [1], record_of(driver).writer]
-        assert found["payments"] == {"0": [0, "payments#0"]}
+        assert found[f"{LOOKUP_PREFIX}{RATES}"] == [printed_id(RATES), [1], record_of(driver).writer]
+        assert found["payments"] == {"0": [0, printed_id("payments")]}
     with TestDriver(Shop(looks=False).source) as driver:
         pay(driver)
         assert record_of(driver).inputs is msgspec.UNSET
@@ -40,7 +41,7 @@ def test_a_member_that_does_not_know_the_lookup_carries_its_position() -> None:
                 driver.leave(member)
                 driver.restart(member)
             pay(driver)
-            assert position_of(driver) == ("rates#0", (1,))
+            assert position_of(driver) == (printed_id(RATES), (1,))
         assert seen(driver) == ["EUR at 1", "EUR at None", "EUR at 1"]
 
 

@@ -29,7 +29,7 @@ from streams.runtime.replay import PartitionReplay
 from streams.runtime.signal import Broadcast
 from streams.testing import TestDriver
 from streams.testing.driver_base import Unsettled
-from streams.testing.simulation.broker import LogEntry
+from streams.testing.simulation.broker import LogEntry, printed_id
 from tests.unit.joins_kit import say
 from tests.unit.lookups_kit import RATES, Shop, hold, pay, position_of, rate, raw, seen
 from tests.vocabulary import INTS, Named, Ring
@@ -166,7 +166,7 @@ def crashed_behind(driver: TestDriver[Any]) -> Callable[[], None]:
     rate(driver, 2)
     rates = next(iter(driver._world.members[owner].source._declared.lookups.by_topic.values()))
     assert driver.interject(0, lambda ctx: ctx.lookup(rates).get("EUR")) == 2
-    assert position_of(driver) == ("rates#0", (1, 0))
+    assert position_of(driver) == (printed_id(RATES), (1, 0))
     driver.crash(owner)
     pay(driver, wait=False)
     driver.advance(15.0)
@@ -292,7 +292,7 @@ def test_a_topic_that_is_not_what_handlers_have_looked_into_is_refused(how: str)
         broker = driver._world.broker
         if how == "made again":
             broker.recreate(RATES)
-            expected = r"orders\[0\]: .* looked into the topic rates with the id rates#0, which was deleted.*made_anew"
+            expected = rf"orders\[0\]: .* the topic rates with the id {printed_id(RATES)}, which was deleted.*made_anew"
         else:
             broker.log(RATES, 0).entries.clear()
             expected = r"orders\[0\]: .* looked into rates\[0\] up to offset 1, but that ends at 0: .*lost records"
@@ -309,7 +309,7 @@ def test_a_topic_that_was_made_anew_on_purpose() -> None:
         driver.restart()
         pay(driver)
         assert seen(driver) == ["EUR at 1", "EUR at None"]
-        assert position_of(driver) == ("rates#1", (0,))
+        assert position_of(driver) == (printed_id(RATES, 1), (0,))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, R
 from streams.cli.rights import of_source
 from streams.cli.topics import wanted_topics
 from streams.errors import ConfigError, EncodeError, EventFailure, LoopTooLong, OffsetError, RegistrationError
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.records import Record
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, further_positions
 from streams.runtime.ownership.loop_purge import PURGE_SECONDS
@@ -24,7 +25,6 @@ from streams.sak.murmur2 import partition_of
 from streams.source.jobs import AsyncJobScheduler
 from streams.testing import TestDriver
 from streams.testing.simulation.broker import Txn
-from streams.kafka.questions.takeover import WireTakeOver
 from tests.vocabulary import Added, Named, Ordered, Paid, Reserved, Ring, config_of
 
 LOOP = "shop.orders.loop"

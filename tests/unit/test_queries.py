@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, StoreError, WouldDeadlock
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.records import Delivery, Record, TopicPartition
 from streams.runtime.queries.local import unfit
 from streams.runtime.queries.points import PointRead
@@ -18,7 +19,7 @@ from streams.runtime.queries.questions import Question
 from streams.runtime.read_proofs import ReadProofs
 from streams.stores import NamedTable, Stores
 from streams.testing import TestDriver
-from streams.kafka.questions.takeover import WireTakeOver
+from streams.testing.simulation.classic_group import State
 from streams.testing.simulation.virtual_time import elapse
 from tests.unit.driver_kit import Slow, build
 from tests.unit.handlers_kit import driven, send
@@ -128,7 +129,7 @@ def test_no_lease_from_a_group_that_rebalances(driver: TestDriver[Any]) -> None:
     looks = driver._world.members[0].source._run.engine.read_proofs  # type: ignore[union-attr]
     assert looks.has_lease()
     looks._lease = None
-    driver._world.group.state = "preparing"
+    driver._world.groups.group.state = State.PREPARING
     assert query(driver, total).value is None
     assert not looks.has_lease(), "it was proven by an empty transaction"
 

@@ -12,10 +12,10 @@ from streams.core.assignor import sticky_plan
 from streams.core.partition import PartitionState
 from streams.kafka.group.connect import KAFKA_PYTHON, connect_group
 from streams.kafka.group.coordinator import GroupCoordinator
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.model.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.transactions.pool import TransactionPool
-from streams.kafka.questions.takeover import WireTakeOver
 from tests.unit.handlers_kit import driven, send, totals
 from tests.unit.runtime_kit import CHANGELOG, OUT, Bench
 from tests.vocabulary import Added, Named, Words, tell_total, touch

@@ -66,7 +66,7 @@ def test_the_fixtures_are_there_and_a_failure_shows_its_seed(
 ) -> None:
     done = project(PROJECT, "-W", "error", "-o", "asyncio_default_fixture_loop_scope=function")
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "TestDriver, SEED=12, at 0.0" in done.stdout
+    assert "TestDriver, SEED=12, at 0." in done.stdout
     assert "member 0 is killed" in done.stdout
     assert "cannot collect" not in done.stdout  # TestDriver is no test
 

@@ -12,6 +12,7 @@ import pytest
 
 from streams import EventSourceConfig
 from streams.errors import BrokerUnavailable, OffsetError, StreamsError, TopicError, TopicReplaced
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.metrics import Measurement, PartitionsAdded
 from streams.model.topics import TopicIdentity
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset
@@ -20,8 +21,8 @@ from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.system import Environment
 from streams.testing import TestDriver, world
-from streams.kafka.questions.takeover import WireTakeOver
-from streams.testing.simulation.clients import SimConnections
+from streams.testing.simulation.broker import printed_id
+from streams.testing.simulation.clients import SimConnections, SimSourceLog
 from tests.unit.driver_kit import totals
 from tests.vocabulary import Totals
 
@@ -71,7 +72,7 @@ def test_a_topic_that_is_created_again_stops_a_running_member_by_name(topic: str
         driver._world.broker.recreate(topic)
         with pytest.raises(TopicReplaced) as stopped:
             driver.advance(A_LOOK)
-        for said in (f"{topic}[", f"id {topic}#0", f"id {topic}#1 now", LOG, "start over"):
+        for said in (f"{topic}[", f"id {printed_id(topic)}", f"id {printed_id(topic, 1)} now", LOG, "start over"):
             assert said in str(stopped.value)
         assert driver.members == []
         if topic == SOURCE:
@@ -111,7 +112,7 @@ def test_what_the_members_wrote_into_another_changelog_does_not_make_it_theirs()
         driver._world.broker.recreate(LOG)
         driver.send(Added("bob"))
         driver.crash()
-        with pytest.raises(TopicReplaced, match=f"id {LOG}#0, .* id {LOG}#1 now"):
+        with pytest.raises(TopicReplaced, match=f"id {printed_id(LOG)}, .* id {printed_id(LOG, 1)} now"):
             driver.restart()
 
 
@@ -184,7 +185,7 @@ def test_markers_carry_the_ids() -> None:
                 driver.send(Added("ann"), partition=partition)
             driver.join()
         assert len({driver.owner(partition) for partition in range(4)}) > 1
-        assert {record.ids for record in offset_records(driver)} == {TopicIds(f"{SOURCE}#0", f"{LOG}#0")}
+        assert {record.ids for record in offset_records(driver)} == {TopicIds(printed_id(SOURCE), printed_id(LOG))}
         driver.check()
 
 
@@ -200,7 +201,10 @@ def engine_of(driver: Driver) -> Engine:
 def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     driven, found = world._driven, ["elsewhere-1"]
 
-    class Elsewhere(WireTakeOver):
+    class Elsewhere(SimSourceLog):
+        def __init__(self, connections: SimConnections) -> None:
+            super().__init__(connections.client(), "g", SOURCE)
+
         def identity(self, topic: str, deadline: float) -> TopicIdentity:
             return TopicIdentity(found[0], 1)
 
@@ -208,10 +212,10 @@ def test_a_source_elsewhere_is_looked_at_on_its_own_cluster(monkeypatch: pytest.
         return msgspec.structs.replace(driven(*config), source_bootstrap_servers="elsewhere:1")
 
     monkeypatch.setattr(world, "_driven", with_source_elsewhere)
-    monkeypatch.setattr(SimConnections, "source_log", lambda self: Elsewhere(self.process, "g"))
+    monkeypatch.setattr(SimConnections, "source_log", lambda self: Elsewhere(self))
     with TestDriver(build(partitions=1)) as driver:
         driver.send(Added("ann"))
-        assert offset_records(driver)[-1].ids == ("elsewhere-1", f"{LOG}#0")
+        assert offset_records(driver)[-1].ids == ("elsewhere-1", printed_id(LOG))
         found[0] = "elsewhere-2"
         with pytest.raises(TopicReplaced, match=r"elsewhere-1, .* elsewhere-2 now"):
             driver.advance(A_LOOK)
@@ -222,7 +226,7 @@ def test_a_source_that_cannot_be_read_because_it_was_created_again_is_told_as_th
         driver._world.broker.recreate(SOURCE)
         error = OffsetError(f"{SOURCE}[0]: offset 7 is not in the log")
         driver._world.loop.call_soon(engine_of(driver).reading_failed, error)
-        with pytest.raises(TopicReplaced, match=f"{SOURCE}#1 now"):
+        with pytest.raises(TopicReplaced, match=f"{printed_id(SOURCE, 1)} now"):
             driver.advance(1)
 
 
@@ -248,10 +252,10 @@ def test_a_topic_that_is_gone_stops_it_and_no_answer_does_not(topic: str, monkey
 def test_ids_that_a_donor_of_an_older_version_did_not_say_are_found_out() -> None:
     with TestDriver(build(partitions=1)) as driver:
         worker = engine_of(driver).workers[0]
-        worker.ids = TopicIds(f"{SOURCE}#0")
+        worker.ids = TopicIds(printed_id(SOURCE))
         driver.advance(A_LOOK)
         driver.send(Added("ann"))
-        assert worker.ids == offset_records(driver)[-1].ids == (f"{SOURCE}#0", f"{LOG}#0")
+        assert worker.ids == offset_records(driver)[-1].ids == (printed_id(SOURCE), printed_id(LOG))
 
 
 def test_a_topic_that_is_created_again_between_two_questions_is_asked_about_again(

@@ -109,12 +109,15 @@ class SimConnections:
     def source_topics(self) -> SimTopics:
         return SimTopics(self.process.broker)
 
-    def source_log(self) -> WireTakeOver:
-        client = SimClient(self.process, self._addresses, self.config.instance_id)
-        return WireTakeOver(client, self.config.group_id, self.config.topic)
+    def source_log(self) -> SimSourceLog:
+        return SimSourceLog(self.client(), self.config.group_id, self.config.topic)
 
     def status_board(self) -> NoReturn:
         raise NotImplementedError("a simulated group has no status board: set publish_status=False")
+
+    def client(self) -> SimClient:
+        """Make a client of the process."""
+        return SimClient(self.process, self._addresses, self.config.instance_id)
 
     def group(self, alive: Callable[[], bool]) -> tuple[SimMember, WireTakeOver]:
         process, config = self.process, self.config
@@ -135,10 +138,17 @@ class SimConnections:
             heartbeat_interval_ms=int(1000 * timeouts.heartbeat_interval_seconds),
             rebalance_timeout_ms=int(1000 * timeouts.rebalance_timeout_seconds),
         )
-        client = SimClient(process, self._addresses, config.instance_id)
+        client = self.client()
         member = SimMember(process, client, checked, alive)
         process.memberships.append(member)
         return member, WireTakeOver(client, config.group_id, config.topic, changelog=config.changelog)
+
+
+class SimSourceLog(WireTakeOver):
+    """``ports.SourceLog``: on a client of its own."""
+
+    def close(self) -> None:
+        self._client.close(0.0)
 
 
 class SimInput:
