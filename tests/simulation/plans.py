@@ -46,6 +46,8 @@ class Plan(Conditions, frozen=True, kw_only=True):
     verifies: bool = True
     kills: float = 0.0
     """Share of the wire's requests at which their process is killed, right before or after."""
+    moved: float = 0.0
+    """Share of the rebalances in whose middle, between JoinGroup and SyncGroup, the group moves."""
     kept: bool = False
     """State is kept in one folder on disk, by all members: they are processes of one machine."""
     on_disk: bool = False
@@ -59,13 +61,13 @@ class Plan(Conditions, frozen=True, kw_only=True):
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
 BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
-CALLS = ("send", "commit", "flush", "abort", "init", "ask")
+CALLS = ("send", "commit", "flush", "abort", "init", "ask", "member", "leader")
 COMING = ("start", "start", "stop")
 ALL_ACTIONS = (
-    *(*COMING, "halt", "cancel", "crash", "freeze", "outage", "forget", "compact"),
+    *(*COMING, "halt", "cancel", "crash", "freeze", "outage", "forget", "move", "compact"),
     *("interject", "interject"),
 )
-VERBS = ("crash", "crash", "freeze", "freeze", "evict", "halt", "cancel", "stop", "start", "outage", "forget")
+VERBS = ("crash", "crash", "freeze", "freeze", "evict", "halt", "cancel", "stop", "start", "outage", "forget", "move")
 ALL_STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 LONG: dict[str, Any] = {"call_timeout": 2.0, "transaction_timeout": 20.0, "session": 24.0}
 """Transactions that outlive the patience with a call: what was abandoned may still have its effect."""
@@ -83,7 +85,7 @@ def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> Actions:
     actions = []
     for at in _times(rng, count):
         kind = rng.choice(kinds)
-        name = "" if kind in ("outage", "forget", "compact") else f" a{rng.randrange(3)}"
+        name = "" if kind in ("outage", "forget", "move", "compact") else f" a{rng.randrange(3)}"
         actions.append((at, kind + name))
     return tuple(actions)
 
@@ -293,6 +295,17 @@ MOVES: Profiles = {
         "hear": rng.choice(((0.0, 0.02, 1.0, 4.0), (0.0, 0.001))),
         "post": (0.0, 0.02, 1.0, 4.0),
         "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.0, 0.2))),
+    },
+    # What members and take-overs ask is lost, late, torn, doubled or refused; the group moves to other coordinators, one
+    # of them without memory.
+    "coordinators": lambda rng: {
+        "actions": _merged(
+            _actions(rng, (*COMING, "move", "move", "forget", "freeze", "crash"), 14),
+            _traps(rng, ("move", "freeze", "crash"), 3),
+        ),
+        "members": rng.choice((2, 3)),
+        "moved": rng.choice((0.0, 0.1, 0.3)),
+        "strikes": {"member": rng.choice((0.02, 0.1)), "leader": 0.05, "ask": rng.choice((0.0, 0.05))},
     },
     # Two processes have the same name, for a while.
     "twins": lambda rng: {

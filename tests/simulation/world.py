@@ -218,6 +218,8 @@ class World:
             case "outage":
                 self.broker.down_until = self.loop.time() + self.rng.choice((0.5, 3.0, 8.0))
                 self.broker.last_outage = self.broker.down_until
+            case "move":
+                self.wire.move(program.GROUP)
             case "forget":
                 self.forgot = True
                 self.group.forget()
@@ -290,6 +292,8 @@ class World:
 
     def passed(self, name: str, point: str, partition: int) -> bool:
         """A member's way through a transaction: now and then it is killed right there, and started again."""
+        if point == "SyncGroup.before" and self.plan.moved and self.rng.random() < self.plan.moved:
+            self.act("move", "in the middle of a join")
         share = self.plan.kills if point in WIRE_POINTS else 0.0
         if share and self.loop.time() < self.plan.calm_at and self.rng.random() < share:
             self.broker.met.add(f"kill {point}")

@@ -23,18 +23,22 @@ class Strike(enum.Enum):
     MOVED_AFTER = "the leader has it in its log, and is another broker by now"
     NOT_YET = "the broker cannot do it now; no effect"
     UNSURE = "it is in the log of the leader, and perhaps in no other"
+    TORN = "the answer comes in two pieces, with time between"
+    DOUBLED = "the answer comes twice"
+    THROTTLED = "the answer says that the client is to be silent for an hour"
 
 
 _LOST = (Strike.REPLY_LOST, Strike.REQUEST_LOST, Strike.HANGS, Strike.CUT)
 _MOVED = (*_LOST, Strike.LATE, Strike.MOVED)
+_STRANGE = (Strike.TORN, Strike.DOUBLED, Strike.THROTTLED)
 POSSIBLE: Mapping[str, tuple[Strike, ...]] = {
     "init": _MOVED,
     "flush": (*_MOVED, Strike.ABORTABLE, Strike.NOT_YET, Strike.MOVED_AFTER, Strike.UNSURE),
     "send": (*_MOVED, Strike.ABORTABLE, Strike.NOT_YET, Strike.FORGOTTEN),
     "commit": (*_MOVED, Strike.ABORTABLE),
     "abort": _MOVED,
-    "member": (*_MOVED, Strike.NOT_YET, Strike.FORGOTTEN),
-    "leader": (*_MOVED, Strike.NOT_YET),
+    "member": (*_MOVED, Strike.NOT_YET, Strike.FORGOTTEN, *_STRANGE),
+    "leader": (*_MOVED, Strike.NOT_YET, *_STRANGE),
     "ask": _LOST,
     "tail": (Strike.REQUEST_LOST,),
 }

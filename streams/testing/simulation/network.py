@@ -19,6 +19,7 @@ from streams.testing.simulation.virtual_time import ORDERED, elapse
 from streams.testing.simulation.wire_broker import FIRST_PORT, Answer, WireBroker
 from streams.testing.simulation.wire_requests import POINTS, Request
 
+_AN_HOUR_MS: Final = 3_600_000
 WIRE_POINTS: Final = tuple(f"{name}.{when}" for name in POINTS for when in ("before", "after"))
 """Points of a process around each request: before it is written, and when the broker has done it."""
 
@@ -135,10 +136,21 @@ class SimTransport(asyncio.Transport):
         if strike is Strike.REPLY_LOST:
             self._fail(silent=process.rng.random() < 0.5)
             return
-        self._returns = max(self._returns + ORDERED, self._loop.time() + self._faults.one_way())
-        self._loop.call_at(self._returns, self._reply, answer, strike is Strike.CUT)
+        match strike:
+            case Strike.DOUBLED:
+                pieces = [answer, answer]
+            case Strike.TORN:
+                at = process.rng.randrange(len(answer))
+                pieces = [answer[:at], answer[at:]]
+            case _:
+                pieces = [answer]
+        for piece in pieces:
+            self._returns = max(self._returns + ORDERED, self._loop.time() + self._faults.one_way())
+            self._loop.call_at(self._returns, self._reply, piece, strike is Strike.CUT)
 
     def _done(self, request: Request, strike: Strike | None) -> Answer:
+        if strike is Strike.THROTTLED:
+            request.throttle_ms = _AN_HOUR_MS
         try:
             answer = self._network.wire.answer(self._node, self._network.host, request, strike)
         except Exception as error:  # in a callback, where nothing else would see it

@@ -75,7 +75,7 @@ _POINTS: Final = {
     "DeleteRecords": "purge",
 }
 POINTS: Final = (
-    *("init", "flush", "send_offsets", "commit", "abort"),
+    *("init", "flush", "send_offsets", "commit", "abort", "join", "SyncGroup", "OffsetFetch"),
     *("ApiVersions", "FindCoordinator", "Metadata", "AddOffsets", "AddPartitions"),
 )
 """Names of requests as points of a process; rare ones are left out."""
@@ -93,6 +93,8 @@ class Request:
             source.tags()
         self.name = name_of(request)
         self.body: Any = decode(request, frame, self.version, source.at)
+        self.throttle_ms = 0
+        """The time to be silent, in the answer."""
         prefix = "v3_and_below_" if self.name == "AddPartitions" else ""
         self.transactional_id = str(getattr(self.body, f"{prefix}transactional_id", ""))
         self.producer = (
@@ -113,6 +115,8 @@ class Request:
     def encoded(self, **fields: Any) -> bytes:
         """Encode an answer to it."""
         has_tags = self._is_flexible and self.name != "ApiVersions"  # it must be readable whatever the client is
+        if self.throttle_ms:
+            fields["throttle_time_ms"] = self.throttle_ms
         body = encode(self.answer_class(**fields), self.version)
         return _ANSWER.pack(4 + has_tags + len(body), self._number) + b"\0" * has_tags + body
 
