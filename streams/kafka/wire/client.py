@@ -113,6 +113,8 @@ class WireClient:
 
         Raises what ``work`` raises, and ``BrokerUnavailable`` when there is no answer, also because of ``close``.
         """
+        if self._thread is not None:
+            self._thread.check()
         if self._is_on_loop():
             raise RuntimeError("a blocking call on the loop that is to answer it; await the coroutine")
         answer: Future[T] = Future()
@@ -399,6 +401,10 @@ class WireClient:
             connection.close(CLOSED)
 
     def _crashed(self, error: BaseException) -> None:
+        with self._lock:
+            asking = [*(self._asking or ())]
+        for answer in asking:
+            _fail(answer, BrokerUnavailable(f"the I/O thread of the client of {self.addresses} failed: {error!r}"))
         if self.on_crash is not None:
             self.on_crash(error)
 
