@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -266,7 +267,7 @@ async def test_calls_end_with_the_client(stack: Ours, moment: str) -> None:
         with pytest.raises(BrokerUnavailable, match="closed"):
             await asking
         assert time.monotonic() - before < 1.5
-        assert not client.post(lambda: None) or stack.__class__ is Ours
+        assert not client.post(lambda: None)
         client.close(2.0)
 
 
@@ -318,15 +319,12 @@ async def test_a_caller_that_gives_up_ends_nothing_for_the_others(ours: Ours) ->
     async with ScriptedBroker() as broker:
         client = ours.client(broker.bootstrap_servers)
         await asked(ours, client)
-        release = threading.Event()
-        client.post(lambda: None)
 
         async def both() -> Any:
             loop = asyncio.get_running_loop()
             hasty = client.spawn(client.send(ours.topics("slow"), 0, loop.time() + 0.1))
             patient = client.spawn(client.send(ours.topics("t"), 0, loop.time() + PATIENCE))
             await asyncio.wait([hasty])
-            release.set()
             return hasty.exception(), await patient
 
         def late(answer: Any) -> None:
@@ -338,7 +336,6 @@ async def test_a_caller_that_gives_up_ends_nothing_for_the_others(ours: Ours) ->
         failure, answer = await asyncio.to_thread(client.call, both, time.monotonic() + PATIENCE)
         assert (failure.code, held != []) == ("_TIMED_OUT", True)
         assert answer.topics[0].name == "t"
-        assert release.is_set()
 
 
 async def test_a_connection_without_an_answer_is_taken_for_dead(ours: Ours) -> None:
@@ -429,11 +426,17 @@ async def test_a_broker_that_is_too_old_is_named(ours: Ours) -> None:
             send = partial(client.send, request, None, deadline, least=request.LAST_VERSION)
             with pytest.raises(ConfigError, match=f"too old, Kafka 3.0 or newer is needed.*{said}"):
                 await asyncio.to_thread(client.ask, "asking", deadline, send)
-    async with ScriptedBroker() as broker:
-        broker.answer("ApiVersions", *[35] * 3)
-        client = ours.client(broker.bootstrap_servers)
-        with pytest.raises(ConfigError, match=r"too old, Kafka 3\.0"):
-            await asked(ours, client)
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readexactly(12)
+        writer.write(struct.pack(">iihi", 10, int.from_bytes(head[8:12], "big"), Code.UNSUPPORTED_VERSION, 0))
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    client = ours.client(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(ConfigError, match=r"too old, Kafka 3\.0"):
+        await asked(ours, client)
+    server.close()
 
 
 async def test_one_thread_serves_all_clients_of_a_process_and_ends_with_the_last(ours: Ours) -> None:

@@ -82,11 +82,19 @@ class IoThread:
             for listener in [*self._listeners]:
                 listener(error)
         finally:
-            for task in (tasks := asyncio.all_tasks(self.loop)):
-                task.cancel()
-            if tasks:
-                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+            self.loop.run_until_complete(_ended(1.0))
             self.loop.close()
+
+
+async def _ended(timeout_seconds: float) -> None:
+    """Cancel all tasks but this one, and wait until nothing follows from it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=timeout_seconds)
+    await asyncio.sleep(0)  # what is called when a task is done comes a turn later
+    await asyncio.sleep(0)
 
 
 def _forget() -> None:
