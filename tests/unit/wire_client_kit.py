@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
-from streams.kafka.wire import client as client_module
-from streams.kafka.wire import kafka_python_client
+from streams.kafka.wire import codes, kafka_python_client
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.kafka_python import MetadataRequest as TheirMetadata
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
@@ -35,7 +35,7 @@ class Ours:
         named = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         return MetadataRequest(topics=named, allow_auto_topic_creation=False)
 
-    raise_for = staticmethod(client_module.raise_for)
+    raise_for: Callable[..., None] = staticmethod(codes.raise_for)
 
     def close(self) -> None:
         for client in self.made:
@@ -56,7 +56,7 @@ class Theirs(Ours):
         flags = {"include_cluster_authorized_operations": False, "include_topic_authorized_operations": False}
         return TheirMetadata(topics=named, allow_auto_topic_creation=False, min_version=10, **flags)
 
-    raise_for = staticmethod(kafka_python_client.raise_for)
+    raise_for: Callable[..., None] = staticmethod(kafka_python_client.raise_for)
 
 
 async def asked(
