@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import google_crc32c
+import msgspec
 
 from streams.kafka.wire.compression import Compression
 from streams.kafka.wire.placement import Placement
@@ -46,7 +47,7 @@ def row(delta_ms: int, count: int, key: bytes | None, value: bytes | None, heade
     return b"".join([*pieces, headers])
 
 
-class Batch(NamedTuple):
+class Batch(msgspec.Struct, frozen=True):
     """The records of one batch. ``rows``: the length of a record, the record, and so on. ``size``: their bytes."""
 
     rows: list[bytes]
