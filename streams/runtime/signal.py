@@ -64,7 +64,7 @@ class Signal:
         if notified and self._waiters is waiters:
             if waiters.futures:
                 self._waiters = _Waiters()
-            else:  # nearly always: nobody else has waited
+            else:  # nearly always: no other task has waited
                 waiters.woken = False
         return notified
 

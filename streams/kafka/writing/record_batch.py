@@ -33,8 +33,8 @@ MOST_HEADERS: Final = 1_000
 
 
 class Part(msgspec.Struct, eq=False):
-    """One batch on its way. ``where``: topic and partition. ``sequence``: that of its first record. ``first``: the index
-    of that record among those that the transaction sends to the partition."""
+    """One batch on its way. ``where``: topic and partition. ``sequence``: that of its first record. ``first``: the
+    index of that record among those that the transaction sends to the partition."""
 
     where: tuple[str, int]
     batch: Batch

@@ -337,8 +337,7 @@ class WireSlot:
         for connection, own in zip(connections, by_broker.values(), strict=True):
             topics: dict[str, list[tuple[int, list[bytes]]]] = {}
             for part in own:
-                topic, partition = part.where
-                topics.setdefault(topic, []).append((partition, pieces[part]))
+                topics.setdefault(part.where[0], []).append((part.where[1], pieces[part]))
             request = messages.produce(self.transactional_id, int(self._delivery_seconds * 1000), topics)
             calls.append(self._call(connection, messages.PRODUCE, request))
         if group is not None:

@@ -265,8 +265,9 @@ class PartitionWorker(Partition):
                 position = await self.run_slice(records, start)
                 if not self.is_closing:  # a closed intake has dropped its records, and given back their room
                     self._reads_from.handled(position - start)
-            # Interjections and timers do not wait for the end of a batch.
-            interjected = not self.is_closing and await self._between()
+            interjected = False
+            if not self.is_closing:  # interjections and timers do not wait for the end of a batch
+                interjected = await self._between()
         return interjected
 
     async def settle_line(self) -> None:
