@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import starmap
 from typing import Final
 
 from confluent_kafka import KafkaError
@@ -182,17 +181,16 @@ class WireSlot:
                 return
             self._has_begun = True
             self._last.begins()
-            wheres = [part.where for part in rounds[0]]  # all of its partitions
-            nodes = set(starmap(self._cluster.leader_of, wheres))
+            nodes = {self._cluster.leader_of(part.topic, part.partition) for part in rounds[0]}  # all of its partitions
             if offsets:
                 nodes.add(self._group_coordinator)
             # v1 has no other way. Under v2 the leaders would enlist their partitions, one at a time, each after the
             # markers of the id's last transaction: with three brokers 73 ms (p50), and 29 when the slot does it first.
             # On one broker it only costs a round trip, unless markers are late.
             if self._markers.may_be_late() or not self._protocol.bumps_epoch or len(nodes) > 1:
-                await self._enlist(by_topic(wheres), bool(offsets))
+                await self._enlist(by_topic((part.topic, part.partition) for part in rounds[0]), bool(offsets))
             # Not before it is enlisted: until then it has no records, and the one before is still the last.
-            self._last.writes(wheres)
+            self._last.writes((part.topic, part.partition) for part in rounds[0])
             pending = Offsets(offsets, fence) if offsets else None
             for parts in rounds:
                 await self._send(records, parts, pending)
@@ -267,14 +265,16 @@ class WireSlot:
         while parts or offsets is not None:
             bases: dict[tuple[str, int], int] = {}
             failed, codes = await self._round(parts, pieces, offsets, bases)
-            records.written.append((parts, bases))
+            for part in parts:
+                base = bases.get((part.topic, part.partition), -1)
+                records.ends[part.topic, part.partition] = base + part.batch.records if base >= 0 else -1
             # All requests of the round are answered. Otherwise a late one could follow the abort, under v1.
             await self._check_offset_codes(codes, offsets)
             again = []
             look = False
             refused: list[RefusedRecord] = []
-            for part in parts if failed else ():
-                answer = failed.get(part.where)
+            for part in parts:
+                answer = failed.get((part.topic, part.partition))
                 meaning = Meaning.DONE if answer is None else answers.PRODUCE.get(answer.code, Meaning.ABORTABLE)
                 if answer is None or meaning is Meaning.DONE:
                     continue
@@ -315,9 +315,9 @@ class WireSlot:
         failed: dict[tuple[str, int], messages.PartitionError] = {}
         by_broker: dict[int, list[Part]] = {}
         for part in parts:
-            leader = self._cluster.leader_of(*part.where)
+            leader = self._cluster.leader_of(part.topic, part.partition)
             if leader < 0:
-                failed[part.where] = messages.PartitionError(KafkaError.LEADER_NOT_AVAILABLE, "", ())
+                failed[part.topic, part.partition] = messages.PartitionError(KafkaError.LEADER_NOT_AVAILABLE, "", ())
             else:
                 by_broker.setdefault(leader, []).append(part)
         connections = []
@@ -329,7 +329,7 @@ class WireSlot:
                     raise
                 # Nothing was sent: a partition whose leader has died gets another one.
                 answer = messages.PartitionError(KafkaError.LEADER_NOT_AVAILABLE, str(lost), ())
-                failed |= {part.where: answer for part in by_broker.pop(node)}
+                failed |= {(part.topic, part.partition): answer for part in by_broker.pop(node)}
         group = None if offsets is None else await self._connections.get(self._group_coordinator)
         # Nothing is awaited from here until all requests are made: the offsets go under the newest metadata.
         commit = [] if offsets is None else offsets.request(self._who, self._group_id)
@@ -337,14 +337,14 @@ class WireSlot:
         for connection, own in zip(connections, by_broker.values(), strict=True):
             topics: dict[str, list[tuple[int, list[bytes]]]] = {}
             for part in own:
-                topics.setdefault(part.where[0], []).append((part.where[1], pieces[part]))
+                topics.setdefault(part.topic, []).append((part.partition, pieces[part]))
             request = messages.produce(self.transactional_id, int(self._delivery_seconds * 1000), topics)
             calls.append(self._call(connection, messages.PRODUCE, request))
         if group is not None:
             calls.append(self._call(group, messages.COMMIT_OFFSETS, commit))
         frames = await asyncio.gather(*calls)
         for frame, own in zip(frames, by_broker.values(), strict=False):
-            failed |= messages.refused(frame, [part.where for part in own], bases)
+            failed |= messages.refused(frame, [(part.topic, part.partition) for part in own], bases)
         if offsets is None:
             return failed, {}
         partitions = [(topic, partition) for topic, positions in offsets.offsets.items() for partition in positions]
