@@ -33,21 +33,14 @@ MOST_HEADERS: Final = 1_000
 
 
 class Part(msgspec.Struct, eq=False):
-    """One batch on its way. ``where``: topic and partition. ``sequence``: that of its first record. ``first``: the
-    index of that record among those that the transaction sends to the partition."""
+    """One batch on its way. ``sequence``: that of its first record. ``first``: the index of that record among those
+    that the transaction sends to the partition."""
 
-    where: tuple[str, int]
+    topic: str
+    partition: int
     batch: Batch
     sequence: int
     first: int
-
-    @property
-    def topic(self) -> str:
-        return self.where[0]
-
-    @property
-    def partition(self) -> int:
-        return self.where[1]
 
     @property
     def name(self) -> str:
@@ -195,7 +188,7 @@ class EncodedRecords:
                 for batch in rows.batches():
                     if depth == len(rounds):
                         rounds.append([])
-                    rounds[depth].append(Part(where, batch, sequence, first))
+                    rounds[depth].append(Part(topic, partition, batch, sequence, first))
                     depth, first = depth + 1, first + batch.records
                     sequence = (sequence + batch.records) & 0x7FFFFFFF  # behind 2**31 - 1 they begin at 0 again
                 sequences[where] = sequence
