@@ -284,7 +284,7 @@ def test_scene(scene: Scene) -> None:
 
 
 def test_versions_are_those_of_the_codec_and_of_kafka_2_8() -> None:
-    assert {asked.value: version for asked, version in join_protocol._VERSIONS.items()} == {
+    assert {request.value: version for request, version in join_protocol._VERSIONS.items()} == {
         "JoinGroup": 7,
         "SyncGroup": 5,
         "Heartbeat": 4,
