@@ -16,7 +16,7 @@ import logging
 import math
 from typing import Final
 
-from streams.errors import ConfigError, StreamsError
+from streams.errors import StreamsError
 from streams.kafka import permissions
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
@@ -28,6 +28,7 @@ from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codec import Request
 from streams.kafka.wire.codes import BrokerRefusal, Code
 from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.lines import HOPELESS
 from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest, HeartbeatResponse
 from streams.kafka.wire.schemas.join_group import JoinGroupRequest, JoinGroupResponse
 from streams.kafka.wire.schemas.sync_group import SyncGroupRequest, SyncGroupResponse
@@ -211,8 +212,8 @@ class JoinProtocol:
     def _halted(self, request: GroupRequest, error: BrokerRefusal | LostConnection) -> _Halted:
         if isinstance(error, BrokerRefusal):
             return _Halted(next_step(self._standing, request, error.code), error)
-        hopeless = isinstance(self._translated(error), ConfigError)
-        return _Halted(JoinStep.END if hopeless else JoinStep.LOOK_FOR_COORDINATOR, error)
+        # A certificate that does not fit is none of these: it may just be renewed, on one broker after the other.
+        return _Halted(JoinStep.END if error.code in HOPELESS else JoinStep.LOOK_FOR_COORDINATOR, error)
 
     @property
     def _standing(self) -> MemberStanding:
