@@ -115,6 +115,7 @@ class Seat:
         """Call ``note`` when the broker has its LeaveGroup, of a member that gives itself up."""
         link = self.membership._link
         if isinstance(link, KafkaPythonLink):
+            assert link._coordinator is not None
             link._coordinator._handle_leave_group_response = lambda _: note()
         else:
             leave = link._protocol._leave_as

@@ -216,29 +216,49 @@ async def an_engine_that_stands_still_gives_itself_up_once_and_comes_back(asker:
 
 
 async def an_outage_is_no_reason_to_give_up(asker: Asker) -> None:
-    """Longer than the rebalance timeout; the coordinator comes back from its log, and sessions begin anew."""
+    """The coordinator is not found for longer than the rebalance timeout, while the member wants to join."""
     member = Member(asker, "a", rebalance=5.0, session=12.0)
     await settled(member)
-    asker.broker.down_until = asker.loop.time() + 11.0
-    member.membership.leave()  # it wants to join meanwhile
-    await elapse(11.0)
+    strikes = member.machine.strikes
+    strikes["FindCoordinator"] = [Strike.REQUEST_LOST] * 10_000
+    strikes["Heartbeat"] = [Strike.REQUEST_LOST]
+    await elapse(2 * BEAT)
+    member.membership.leave()
+    await elapse(7.0)
+    assert member.of(Lost) == []
+    del strikes["FindCoordinator"]
     await until(lambda: [event for event in member.of(Assigned) if event.assignment.quit])
     assert member.of(Lost) == []
 
 
+async def a_group_that_moved_away_from_a_silent_broker_is_joined_elsewhere(asker: Asker) -> None:
+    """The broker keeps the connection, and the JoinGroup; a JoinGroup may take long."""
+    member = Member(asker, "a", rebalance=60.0)
+    await settled(member)
+    began, member.machine.strikes["JoinGroup"] = asker.loop.time(), [Strike.HANGS]
+    member.membership.leave()
+    await elapse(1.0)
+    asker.wire.move(GROUP)
+    await until(lambda: [event for event in member.of(Assigned) if event.assignment.quit])
+    assert asker.loop.time() - began < 2 * SESSION
+
+
 async def nothing_is_joined_behind_our_leave_group(asker: Asker) -> None:
-    """A JoinGroup waits at the coordinator when the member goes."""
+    """A JoinGroup waits at the coordinator when the member goes, and it is refused while LeaveGroup has no answer."""
     busy = Member(asker, "a", releases=False)
     await settled(busy)
-    Member(asker, "b")
+    other = Member(asker, "b")
     await until(lambda: busy.of(Revoked))
     third = Member(asker, "c")
     await until(lambda: third.id and asker.groups.group.state is State.PREPARING)
+    third.machine.strikes["LeaveGroup"] = [Strike.REPLY_LOST]
     third.membership.close(3.0)
     (revoked,) = busy.of(Revoked)
     busy.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
     await until(lambda: busy.of(Assigned)[-1].assignment.members == ("a", "b") and len(busy.owned) == 2)
-    assert third.id not in ids_of(asker)
+    await elapse(2.0)
+    assert set(ids_of(asker)) == {busy.id, other.id}
+    assert not asker.groups.group.pending
 
 
 async def a_session_that_the_broker_refuses_is_fatal_by_name(asker: Asker) -> None:
@@ -284,7 +304,7 @@ def test_scene(scene: Scene) -> None:
 
 
 def test_versions_are_those_of_the_codec_and_of_kafka_2_8() -> None:
-    assert {asked.value: version for asked, version in join_protocol._VERSIONS.items()} == {
+    assert {request.value: version for request, version in join_protocol._VERSIONS.items()} == {
         "JoinGroup": 7,
         "SyncGroup": 5,
         "Heartbeat": 4,

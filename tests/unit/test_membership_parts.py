@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -81,8 +82,11 @@ class WireStack(Stack):
         assert not self._tasks[steps].done()
 
     def drain(self) -> None:
-        for _ in range(5):
-            self._loop.run_until_complete(asyncio.sleep(0))
+        async def turns() -> None:
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+
+        self._loop.run_until_complete(turns())
 
     def close(self) -> None:
         async def close() -> None:

@@ -1,4 +1,4 @@
-"""What a member does about each answer of its group, as a table: standing, request and error code to the next step.
+"""The next step of a member after each answer of its group, as a table: by standing, request and error code.
 
 Pure. The codes are Kafka's (``GroupCoordinatorService``, ``ClassicGroup``); a code that has no row is one that no
 coordinator of today gives: it is tried on, and named in the log.
@@ -13,7 +13,7 @@ from typing import Final
 from streams.kafka.wire.codes import Code, is_retriable
 
 
-class Asked(enum.Enum):
+class GroupRequest(enum.Enum):
     """A request of a member."""
 
     FIND = "FindCoordinator"
@@ -22,15 +22,15 @@ class Asked(enum.Enum):
     HEARTBEAT = "Heartbeat"
 
 
-class Standing(enum.Enum):
-    """A member as it was when it asked."""
+class MemberStanding(enum.Enum):
+    """The standing of a member at the time of its request."""
 
     NEW = "has no id"
     NAMED = "has an id, and no generation"
     MEMBER = "is in a generation"
 
 
-class Step(enum.Enum):
+class JoinStep(enum.Enum):
     """The next step."""
 
     TAKE = "take the answer"
@@ -46,57 +46,57 @@ class Step(enum.Enum):
     REPORT = "name the trouble, and try on"
 
 
-_EVERYWHERE: Final[Mapping[int, Step]] = {
-    Code.NONE: Step.TAKE,
-    Code.COORDINATOR_NOT_AVAILABLE: Step.LOOK_FOR_COORDINATOR,
-    Code.NOT_COORDINATOR: Step.LOOK_FOR_COORDINATOR,
-    Code.COORDINATOR_LOAD_IN_PROGRESS: Step.WAIT,
-    Code.GROUP_AUTHORIZATION_FAILED: Step.END,
-    Code.TOPIC_AUTHORIZATION_FAILED: Step.END,
-    Code.CLUSTER_AUTHORIZATION_FAILED: Step.END,
-    Code.SASL_AUTHENTICATION_FAILED: Step.END,
-    Code.UNSUPPORTED_SASL_MECHANISM: Step.END,
-    Code.UNSUPPORTED_VERSION: Step.END,
-    Code.INVALID_GROUP_ID: Step.END,
+_EVERYWHERE: Final[Mapping[int, JoinStep]] = {
+    Code.NONE: JoinStep.TAKE,
+    Code.COORDINATOR_NOT_AVAILABLE: JoinStep.LOOK_FOR_COORDINATOR,
+    Code.NOT_COORDINATOR: JoinStep.LOOK_FOR_COORDINATOR,
+    Code.COORDINATOR_LOAD_IN_PROGRESS: JoinStep.WAIT,
+    Code.GROUP_AUTHORIZATION_FAILED: JoinStep.END,
+    Code.TOPIC_AUTHORIZATION_FAILED: JoinStep.END,
+    Code.CLUSTER_AUTHORIZATION_FAILED: JoinStep.END,
+    Code.SASL_AUTHENTICATION_FAILED: JoinStep.END,
+    Code.UNSUPPORTED_SASL_MECHANISM: JoinStep.END,
+    Code.UNSUPPORTED_VERSION: JoinStep.END,
+    Code.INVALID_GROUP_ID: JoinStep.END,
 }
-_OF_A_MEMBER: Final[Mapping[int, Step]] = {
+_OF_A_MEMBER: Final[Mapping[int, JoinStep]] = {
     # It is alive: the group waits for its JoinGroup.
-    Code.REBALANCE_IN_PROGRESS: Step.JOIN_AGAIN,
-    Code.UNKNOWN_MEMBER_ID: Step.JOIN_ANEW,
+    Code.REBALANCE_IN_PROGRESS: JoinStep.JOIN_AGAIN,
+    Code.UNKNOWN_MEMBER_ID: JoinStep.JOIN_ANEW,
     # The coordinator knows the id, and would take it again. Orders and markers name members by their ids, and one that
     # lost its memory counts generations anew: old ones would fit again. So it is given back, and never used again.
-    Code.ILLEGAL_GENERATION: Step.LEAVE_AND_JOIN_ANEW,
-    Code.FENCED_INSTANCE_ID: Step.FENCED,
+    Code.ILLEGAL_GENERATION: JoinStep.LEAVE_AND_JOIN_ANEW,
+    Code.FENCED_INSTANCE_ID: JoinStep.FENCED,
 }
-_JOIN: Final[Mapping[int, Step]] = {
-    Code.INCONSISTENT_GROUP_PROTOCOL: Step.NO_STRATEGY,
-    Code.INVALID_SESSION_TIMEOUT: Step.END,
-    Code.GROUP_MAX_SIZE_REACHED: Step.END,
+_JOIN: Final[Mapping[int, JoinStep]] = {
+    Code.INCONSISTENT_GROUP_PROTOCOL: JoinStep.NO_STRATEGY,
+    Code.INVALID_SESSION_TIMEOUT: JoinStep.END,
+    Code.GROUP_MAX_SIZE_REACHED: JoinStep.END,
     # Given to one that has an id, it is another coordinator's word: the id is not known there.
-    Code.MEMBER_ID_REQUIRED: Step.JOIN_ANEW,
+    Code.MEMBER_ID_REQUIRED: JoinStep.JOIN_ANEW,
 }
-_ROWS: Final[Mapping[Asked, Mapping[int, Step]]] = {
-    Asked.FIND: _EVERYWHERE,
-    Asked.JOIN: {**_EVERYWHERE, **_OF_A_MEMBER, **_JOIN},
-    Asked.SYNC: {**_EVERYWHERE, **_OF_A_MEMBER, Code.INCONSISTENT_GROUP_PROTOCOL: Step.NO_STRATEGY},
-    Asked.HEARTBEAT: {**_EVERYWHERE, **_OF_A_MEMBER},
+_ROWS: Final[Mapping[GroupRequest, Mapping[int, JoinStep]]] = {
+    GroupRequest.FIND: _EVERYWHERE,
+    GroupRequest.JOIN: {**_EVERYWHERE, **_OF_A_MEMBER, **_JOIN},
+    GroupRequest.SYNC: {**_EVERYWHERE, **_OF_A_MEMBER, Code.INCONSISTENT_GROUP_PROTOCOL: JoinStep.NO_STRATEGY},
+    GroupRequest.HEARTBEAT: {**_EVERYWHERE, **_OF_A_MEMBER},
 }
-_BY_STANDING: Final[Mapping[tuple[Standing, Asked, int], Step]] = {
-    (Standing.NEW, Asked.JOIN, Code.MEMBER_ID_REQUIRED): Step.TAKE_ID,
+_BY_STANDING: Final[Mapping[tuple[MemberStanding, GroupRequest, int], JoinStep]] = {
+    (MemberStanding.NEW, GroupRequest.JOIN, Code.MEMBER_ID_REQUIRED): JoinStep.TAKE_ID,
 }
 
 
-def next_step(standing: Standing, asked: Asked, code: int) -> Step:
+def next_step(standing: MemberStanding, request: GroupRequest, code: int) -> JoinStep:
     """Return the next step after an answer with this error code (0: none)."""
-    step = _BY_STANDING.get((standing, asked, code), _ROWS[asked].get(code))
+    step = _BY_STANDING.get((standing, request, code), _ROWS[request].get(code))
     if step is not None:
         return step
-    return Step.WAIT if is_retriable(code) else Step.REPORT
+    return JoinStep.WAIT if is_retriable(code) else JoinStep.REPORT
 
 
-def rows() -> Iterable[tuple[Standing, Asked, int, Step]]:
+def rows() -> Iterable[tuple[MemberStanding, GroupRequest, int, JoinStep]]:
     """List the whole table, as it is read."""
-    for standing in Standing:
-        for asked in Asked:
+    for standing in MemberStanding:
+        for request in GroupRequest:
             for code in Code:
-                yield standing, asked, code, next_step(standing, asked, code)
+                yield standing, request, code, next_step(standing, request, code)

@@ -16,18 +16,19 @@ import logging
 import math
 from typing import Final
 
-from streams.errors import ConfigError, StreamsError
+from streams.errors import StreamsError
 from streams.kafka import permissions
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
-from streams.kafka.group.join_answers import Asked, Standing, Step, next_step
-from streams.kafka.group.leaving import leave_group
+from streams.kafka.group.join_answers import GroupRequest, JoinStep, MemberStanding, next_step
+from streams.kafka.group.leaving import depart
 from streams.kafka.group.link import CannotJoinYet, Hooks, NoCommonStrategy
 from streams.kafka.group.locating import CoordinatorLine
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codec import Request
 from streams.kafka.wire.codes import BrokerRefusal, Code
 from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.lines import HOPELESS
 from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest, HeartbeatResponse
 from streams.kafka.wire.schemas.join_group import JoinGroupRequest, JoinGroupResponse
 from streams.kafka.wire.schemas.sync_group import SyncGroupRequest, SyncGroupResponse
@@ -35,10 +36,10 @@ from streams.kafka.wire.schemas.sync_group import SyncGroupRequest, SyncGroupRes
 log = logging.getLogger(__name__)
 
 PROTOCOL_TYPE: Final = "consumer"
-_VERSIONS: Final = {Asked.JOIN: 7, Asked.SYNC: 5, Asked.HEARTBEAT: 4}
+_VERSIONS: Final = {GroupRequest.JOIN: 7, GroupRequest.SYNC: 5, GroupRequest.HEARTBEAT: 4}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two joins in vain: the first pause, and the longest, each twice as long as the one before."""
-_PAUSED: Final = (Step.LOOK_FOR_COORDINATOR, Step.WAIT)
+_PAUSED: Final = (JoinStep.LOOK_FOR_COORDINATOR, JoinStep.WAIT)
 """Steps with a pause before the first one, too."""
 _RETRY_SECONDS = 0.1
 """Seconds to the next heartbeat behind one without a good answer."""
@@ -57,7 +58,7 @@ _UNKNOWN: Final = "the group does not know this member any more"
 class _Halted(Exception):
     """An answer that is not taken: the next step, and why."""
 
-    def __init__(self, step: Step, error: BrokerRefusal | LostConnection, member_id: str = "") -> None:
+    def __init__(self, step: JoinStep, error: BrokerRefusal | LostConnection, member_id: str = "") -> None:
         super().__init__(str(error))
         self.step, self.error, self.member_id = step, error, member_id
 
@@ -92,7 +93,7 @@ class JoinProtocol:
             except _Halted as halted:
                 self._must_join = True
                 self._follow(halted)
-                if halted.step is not Step.TAKE_ID:
+                if halted.step is not JoinStep.TAKE_ID:
                     pause = max(pause, _FIRST_PAUSE) if halted.step in _PAUSED else pause
                     await asyncio.sleep(pause)
                     pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
@@ -124,7 +125,7 @@ class JoinProtocol:
         try:
             await self._line.ready()  # heartbeats go on while the coordinator is looked for
         except (LostConnection, BrokerRefusal) as error:
-            raise self._halted(Asked.FIND, error) from error
+            raise self._halted(GroupRequest.FIND, error) from error
         self._stop_beats()
         # From here on a request to join is about something that this JoinGroup does not have.
         self._must_join = False
@@ -147,7 +148,7 @@ class JoinProtocol:
         if self._generation <= before:
             # A coordinator that went back in time (restarted without its log): each of our joins makes a newer
             # generation. It counts anew, so old orders and markers would fit again under this id.
-            raise _Halted(Step.LEAVE_AND_JOIN_ANEW, BrokerRefusal(Code.UNKNOWN_MEMBER_ID))
+            raise _Halted(JoinStep.LEAVE_AND_JOIN_ANEW, BrokerRefusal(Code.UNKNOWN_MEMBER_ID))
         # Before SyncGroup: from this answer on the broker refuses the old generation and takes the new one.
         self._hooks.published(self._generation, self.member_id)
         return (await self._synced(self._plan(joined))).assignment
@@ -156,16 +157,16 @@ class JoinProtocol:
         seconds = max(_JOIN_SECONDS, self._settings.rebalance_timeout_ms / 1000 + _JOIN_MARGIN)
         is_first = not self.member_id and self._settings.static
         try:
-            answer = await self._line.ask_patiently(request, _VERSIONS[Asked.JOIN], seconds, self._session)
+            answer = await self._line.ask_patiently(request, _VERSIONS[GroupRequest.JOIN], seconds, self._session)
         except (LostConnection, BrokerRefusal) as error:
             if is_first:
                 # It may reach the coordinator later than the next one, and look like another process of our name.
                 self._late_until = self._loop.time() + _LATE_SECONDS
-            raise self._halted(Asked.JOIN, error) from error
-        self._check(Asked.JOIN, answer.error_code, answer.member_id)
+            raise self._halted(GroupRequest.JOIN, error) from error
+        self._check(GroupRequest.JOIN, answer.error_code, answer.member_id)
         self._check_protocol(answer.protocol_type)
         if answer.generation_id < 0 or not answer.member_id:
-            raise self._halted(Asked.JOIN, LostConnection("a JoinGroup answer without a generation", "_BAD_MSG"))
+            raise self._halted(GroupRequest.JOIN, LostConnection("a JoinGroup answer without a generation", "_BAD_MSG"))
         return answer
 
     def _plan(self, joined: JoinGroupResponse) -> dict[str, bytes]:
@@ -189,10 +190,10 @@ class JoinProtocol:
         )
         seconds = max(_SYNC_SECONDS, self._session + _SYNC_MARGIN)
         try:
-            answer = await self._line.ask_patiently(request, _VERSIONS[Asked.SYNC], seconds, self._session)
+            answer = await self._line.ask_patiently(request, _VERSIONS[GroupRequest.SYNC], seconds, self._session)
         except (LostConnection, BrokerRefusal) as error:
-            raise self._halted(Asked.SYNC, error) from error
-        self._check(Asked.SYNC, answer.error_code)
+            raise self._halted(GroupRequest.SYNC, error) from error
+        self._check(GroupRequest.SYNC, answer.error_code)
         self._check_protocol(answer.protocol_type, answer.protocol_name)
         self._at_work = self._loop.time()
         self._beats = self._client.spawn(self._beat())
@@ -201,49 +202,49 @@ class JoinProtocol:
     def _check_protocol(self, kind: str | None, name: str | None = None) -> None:
         # Old versions of the answers have neither.
         if kind not in (None, PROTOCOL_TYPE) or name not in (None, self._protocol):
-            raise _Halted(Step.NO_STRATEGY, BrokerRefusal(Code.INCONSISTENT_GROUP_PROTOCOL))
+            raise _Halted(JoinStep.NO_STRATEGY, BrokerRefusal(Code.INCONSISTENT_GROUP_PROTOCOL))
 
-    def _check(self, asked: Asked, code: int, member_id: str = "") -> None:
-        step = next_step(self._standing, asked, code)
-        if step is not Step.TAKE:
+    def _check(self, request: GroupRequest, code: int, member_id: str = "") -> None:
+        step = next_step(self._standing, request, code)
+        if step is not JoinStep.TAKE:
             raise _Halted(step, BrokerRefusal(code), member_id)
 
-    def _halted(self, asked: Asked, error: BrokerRefusal | LostConnection) -> _Halted:
+    def _halted(self, request: GroupRequest, error: BrokerRefusal | LostConnection) -> _Halted:
         if isinstance(error, BrokerRefusal):
-            return _Halted(next_step(self._standing, asked, error.code), error)
-        hopeless = isinstance(self._translated(error), ConfigError)
-        return _Halted(Step.END if hopeless else Step.LOOK_FOR_COORDINATOR, error)
+            return _Halted(next_step(self._standing, request, error.code), error)
+        # A certificate that does not fit is none of these: it may just be renewed, on one broker after the other.
+        return _Halted(JoinStep.END if error.code in HOPELESS else JoinStep.LOOK_FOR_COORDINATOR, error)
 
     @property
-    def _standing(self) -> Standing:
+    def _standing(self) -> MemberStanding:
         if self._generation >= 0:
-            return Standing.MEMBER
-        return Standing.NAMED if self.member_id else Standing.NEW
+            return MemberStanding.MEMBER
+        return MemberStanding.NAMED if self.member_id else MemberStanding.NEW
 
     def _follow(self, halted: _Halted) -> None:
         """Take the step. Raises what the membership has to know."""
         match halted.step:
-            case Step.TAKE_ID if halted.member_id:
+            case JoinStep.TAKE_ID if halted.member_id:
                 self.member_id = halted.member_id
-            case Step.JOIN_ANEW:
+            case JoinStep.JOIN_ANEW:
                 self._void(_UNKNOWN)
-            case Step.LEAVE_AND_JOIN_ANEW:
+            case JoinStep.LEAVE_AND_JOIN_ANEW:
                 self._void(_UNKNOWN, leaves=True)
-            case Step.LOOK_FOR_COORDINATOR:
+            case JoinStep.LOOK_FOR_COORDINATOR:
                 self._line.forget(halted.error)
-            case Step.NO_STRATEGY:
+            case JoinStep.NO_STRATEGY:
                 self._void("the group refuses its strategies", leaves=True)
                 raise NoCommonStrategy from halted.error
-            case Step.FENCED:
+            case JoinStep.FENCED:
                 self._fenced(halted.error)
-            case Step.END:
+            case JoinStep.END:
                 raise self._explained(halted.error) from halted.error
-            case Step.REPORT | Step.TAKE_ID:
+            case JoinStep.REPORT | JoinStep.TAKE_ID:
                 raise CannotJoinYet(str(halted.error), is_outage=False) from halted.error
 
     def _fenced(self, error: BrokerRefusal | LostConnection) -> None:
         """Another member has the static name. It is no other process if a JoinGroup of our own was under way without a
-        connection: it came late, and made a member that nobody is. Raises the error if it is one."""
+        connection: it came late, and made a member without a process. Raises the error if it is one."""
         if self._loop.time() > self._late_until:
             raise self._explained(error) from error
         self._late_until = -math.inf  # for once: a second one is another process
@@ -263,7 +264,7 @@ class JoinProtocol:
     async def _leave_as(self, member_id: str, reason: str) -> None:
         deadline = self._loop.time() + _LEAVE_SECONDS
         with contextlib.suppress(StreamsError):  # its session ends by itself
-            await leave_group(self._client, self._settings.group_id, member_id, None, deadline, reason)
+            await depart(self._client, self._settings.group_id, member_id, None, deadline, reason)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
@@ -279,16 +280,16 @@ class JoinProtocol:
             next_one = self._loop.time() + interval
             try:
                 # A broker that keeps the connection and does not answer (frozen, cut off) has a session's time.
-                answer = await self._line.ask(self._heartbeat(), _VERSIONS[Asked.HEARTBEAT], self._session)
-                self._check(Asked.HEARTBEAT, answer.error_code)
+                answer = await self._line.ask(self._heartbeat(), _VERSIONS[GroupRequest.HEARTBEAT], self._session)
+                self._check(GroupRequest.HEARTBEAT, answer.error_code)
             except (LostConnection, BrokerRefusal) as error:
-                halted = self._halted(Asked.HEARTBEAT, error)
+                halted = self._halted(GroupRequest.HEARTBEAT, error)
             except _Halted as refused:
                 halted = refused
             else:
                 self._line.answers()
                 continue
-            if halted.step is Step.JOIN_AGAIN:  # an answer like any other: heartbeats go on until JoinGroup
+            if halted.step is JoinStep.JOIN_AGAIN:  # an answer like any other: heartbeats go on until JoinGroup
                 self._line.answers()
                 self.request_rejoin()
                 continue

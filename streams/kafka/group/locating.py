@@ -49,22 +49,16 @@ class CoordinatorLine:
             return self._connection
 
     async def ask(self, request: Request[AnswerT], most: int, seconds: float) -> AnswerT:
-        """Ask the coordinator, in a version of at most ``most``. After so many seconds without an answer the connection
-        is closed. Raises ``LostConnection`` and, when it is looked for, ``BrokerRefusal``."""
+        """Ask the coordinator, in a version of at most ``most``. Raises ``LostConnection``, also after so many seconds
+        without an answer, and ``BrokerRefusal`` when it is looked for; ``forget`` has to follow."""
         connection = await self.ready()
         try:
             # A throttle time in the answer is not waited for: the broker holds the connection back by itself (KIP-219).
             # A heartbeat that it held back for too long goes over the next connection, whatever the time says.
             async with asyncio.timeout(seconds):
-                answer = await connection.ask(request, most)
+                return await connection.ask(request, most)
         except TimeoutError:
-            lost = LostConnection(f"no answer to {api_name(request)} for {seconds:g} seconds", "_TIMED_OUT")
-            self.forget(lost)
-            raise lost from None
-        except LostConnection as lost:
-            self.forget(lost)
-            raise
-        return answer
+            raise LostConnection(f"no answer to {api_name(request)} for {seconds:g} seconds", "_TIMED_OUT") from None
 
     async def ask_patiently(self, request: Request[AnswerT], most: int, seconds: float, look_seconds: float) -> AnswerT:
         """``ask`` for what a broker answers late. Each ``look_seconds`` it is checked that the group is still there: a

@@ -178,7 +178,7 @@ class GroupMembership:
 
     async def _step(self) -> None:
         """Join if there is a reason to, then wait for the next reason."""
-        # A client that is not asked for the rebalance timeout leaves the group. A dead engine must not join again after
+        # A client that gets no call for the rebalance timeout leaves the group. A dead engine must not join again after
         # that: it would leave again, each rebalance timeout anew.
         if self._alive():
             await self._link.ensure_joined()

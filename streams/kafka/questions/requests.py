@@ -1,4 +1,4 @@
-"""Requests that several questions share, in the versions that answer what is asked. Coroutines of the client's loop.
+"""Requests that several questions share, in versions that have the answer. Coroutines of the client's loop.
 
 All raise ``BrokerRefusal`` and ``LostConnection``, as ``WireClient.send`` does; ``WireClient.until`` tries again.
 """
@@ -37,9 +37,9 @@ def only(entries: Sequence[EntryT], what: str) -> EntryT:
     return entries[0]
 
 
-def check_complete(found: Container[int], topic: str, asked: Iterable[int]) -> None:
-    """Raise ``LostConnection`` for an answer that leaves out a partition that was asked for."""
-    for number in asked:
+def check_complete(found: Container[int], topic: str, wanted: Iterable[int]) -> None:
+    """Raise ``LostConnection`` for an answer that leaves out a partition that the request named."""
+    for number in wanted:
         if number not in found:
             raise LostConnection(f"the answer says nothing of {topic}[{number}]", "_BAD_MSG")
 

@@ -51,6 +51,7 @@ _LOG_UNREACHABLE_AFTER = 2.0
 """Seconds without an answer after which the log says so."""
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 1.0, 10.0
 """Seconds for one look for a broker: the first, and the longest, each longer by a half; it may only be slow."""
+_ADVICE = "check the address, security.protocol and that it runs"
 _METADATA = 4  # the least version that makes no topic
 _UNKNOWN_BROKER = "_UNKNOWN_BROKER"
 _PATIENT = Code.UNSTABLE_OFFSET_COMMIT, Code.CONCURRENT_TRANSACTIONS
@@ -89,7 +90,6 @@ class WireClient:
         self._any: Address | None = None  # the broker that has questions for any of them
         self._turn = -1
         self._is_stale = False  # the brokers may be other ones by now
-        self._failure: LostConnection | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, no answer will come
@@ -113,6 +113,8 @@ class WireClient:
 
         Raises what ``work`` raises, and ``BrokerUnavailable`` when there is no answer, also because of ``close``.
         """
+        if self._thread is not None:
+            self._thread.check()
         if self._is_on_loop():
             raise RuntimeError("a blocking call on the loop that is to answer it; await the coroutine")
         answer: Future[T] = Future()
@@ -166,9 +168,9 @@ class WireClient:
 
     def post(self, work: Callable[[], Any]) -> bool:
         """Run ``work`` (a function or a coroutine function) on the loop. ``False``: it is closed, or not started."""
-        return self._hand_over(self._run, work)
+        return not self._closed and self._hand_over(self._run, work)
 
-    def _hand_over(self, step: Callable[..., None], *work: Callable[[], Any]) -> bool:
+    def _hand_over(self, step: Callable[..., object], *work: Callable[[], Any]) -> bool:
         if self._loop is None or (self._thread is not None and not self._thread.is_alive()):
             return False
         try:
@@ -198,14 +200,14 @@ class WireClient:
         elif self._loop is not None:
             closing: Future[None] = Future()
 
-            def shut() -> None:
+            async def ended() -> None:
                 try:
-                    self._shut()
+                    await asyncio.wait([*self._shut(), asyncio.ensure_future(asyncio.sleep(0))])
                 finally:
                     closing.set_result(None)
 
             try:
-                if self._hand_over(shut):
+                if self._hand_over(lambda: asyncio.ensure_future(ended())):
                     closing.result(max(0.1, deadline - time.monotonic()))
             except TimeoutError:
                 log.warning("the Kafka client of %s did not close its connections in time", self.addresses)
@@ -248,26 +250,19 @@ class WireClient:
                 await self.refreshed(min(deadline, clock() + patience))
                 break
             except LostConnection as failure:
-                self._failure = failure
-                self._raise_hopeless(failure)
+                if is_hopeless(failure):
+                    raise self.translated(failure, "connecting") from failure
+                reason = self._lines.failure() or failure
+            said = f"no broker answers at {self.addresses} ({reason})"
             if clock() + pause >= deadline:
-                raise BrokerUnavailable(self._no_answer())
+                raise BrokerUnavailable(f"{said}; {_ADVICE}")
             if not (logged or quiet) and clock() - start > _LOG_UNREACHABLE_AFTER:
                 logged = True
-                log.warning("%s; trying on", self._no_answer())
+                log.warning("%s; %s; trying on", said, _ADVICE)
             await asyncio.sleep(pause)
             pause, patience = min(pause * 2, _LONGEST_PAUSE), min(patience * 1.5, _LONGEST_LOOK_SECONDS)
         if logged:
             log.info("broker at %s answers", self.addresses)
-
-    def _no_answer(self) -> str:
-        why = f" ({self._failure})" if self._failure else ""
-        return f"no broker answers at {self.addresses}{why}; check the address, security.protocol and that it runs"
-
-    def _raise_hopeless(self, failure: LostConnection) -> None:
-        """Raise for wrong credentials and certificates that do not fit: trying again does not cure them."""
-        if is_hopeless(failure):
-            raise self.translated(failure, "connecting") from failure
 
     async def send(
         self,
@@ -369,7 +364,7 @@ class WireClient:
     async def _address_of(self, node: int, deadline: float) -> Address:
         if self._is_stale or node not in self._brokers:
             try:
-                # Bounded: a broker that is known can be asked although the list of them cannot be fetched.
+                # Bounded: a broker that is known may answer although the list of them cannot be fetched.
                 await self.refreshed(min(deadline, asyncio.get_running_loop().time() + _LOOK_SECONDS))
             except LostConnection:
                 if node not in self._brokers:
@@ -382,7 +377,7 @@ class WireClient:
         if answer.brokers:  # none: one that has just started knows none
             self._brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
             self._lines.keep({*self._brokers.values(), *self._bootstrap})
-            self._is_stale, self._failure = False, None
+            self._is_stale = False
 
     def _run(self, work: Callable[[], Any]) -> None:
         if self._closed:  # posted too late: ``close`` fails what waits for it
@@ -391,14 +386,21 @@ class WireClient:
         if asyncio.iscoroutine(found):
             self.spawn(found).add_done_callback(_report)
 
-    def _shut(self) -> None:
-        for task in [*self._tasks]:
+    def _shut(self) -> list[asyncio.Task[Any]]:
+        """Cancel what is under way, but for the caller, and close all connections; return the tasks that end by it."""
+        tasks = [*(self._tasks - {asyncio.current_task()})]
+        for task in tasks:
             task.cancel()
         self._lines.close()
         for connection in [*self._own]:
             connection.close(CLOSED)
+        return tasks
 
     def _crashed(self, error: BaseException) -> None:
+        with self._lock:
+            asking = [*(self._asking or ())]
+        for answer in asking:
+            _fail(answer, BrokerUnavailable(f"the I/O thread of the client of {self.addresses} failed: {error!r}"))
         if self.on_crash is not None:
             self.on_crash(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from streams.kafka.wire.codec import Request as Kind
+from streams.kafka.wire import codec
 from streams.kafka.wire.codec import WireBytes, decode, encode, is_flexible
 from streams.kafka.wire.schemas.add_offsets_to_txn import AddOffsetsToTxnRequest
 from streams.kafka.wire.schemas.add_partitions_to_txn import AddPartitionsToTxnRequest
@@ -30,7 +30,8 @@ from streams.kafka.wire.schemas.produce import ProduceRequest
 from streams.kafka.wire.schemas.sync_group import SyncGroupRequest
 from streams.kafka.wire.schemas.txn_offset_commit import TxnOffsetCommitRequest
 
-REQUESTS: Final[list[type[Kind[Any]]]] = [
+RequestClass = type[codec.Request[Any]]
+REQUESTS: Final[list[RequestClass]] = [
     ApiVersionsRequest,
     DescribeConfigsRequest,
     FindCoordinatorRequest,
@@ -42,7 +43,7 @@ REQUESTS: Final[list[type[Kind[Any]]]] = [
     ProduceRequest,
     TxnOffsetCommitRequest,
 ]
-FURTHER: Final[list[type[Kind[Any]]]] = [
+FURTHER: Final[list[RequestClass]] = [
     DeleteRecordsRequest,
     DescribeLogDirsRequest,
     DescribeProducersRequest,
@@ -57,12 +58,11 @@ FURTHER: Final[list[type[Kind[Any]]]] = [
     SyncGroupRequest,
 ]
 """Requests that a broker knows by ``WireBroker.serve`` only."""
-_HEAD: Final = struct.Struct(">hhih")  # key, version, number, length of the client's name
-_ANSWER: Final = struct.Struct(">ii")  # length, number
 _BY_KEY: Final = {request.API_KEY: request for request in (*REQUESTS, *FURTHER)}
+_HEAD: Final = struct.Struct(">hhih")  # key, version, correlation id, length of the client's id
 
 
-def name_of(request: type[Kind[Any]]) -> str:
+def name_of(request: RequestClass) -> str:
     """Name a class of requests."""
     return request.__name__.removesuffix("Request").removesuffix("ToTxn")
 
@@ -85,13 +85,13 @@ class Request:
     """A request as it came. ``kind``: of its faults (``faults.POSSIBLE``). ``point``: its name as a point."""
 
     def __init__(self, frame: bytes) -> None:
-        key, self.version, self._number, name_size = _HEAD.unpack_from(frame)
-        request = _BY_KEY[key]
-        self._is_flexible = is_flexible(request, self.version)
-        source = WireBytes(frame, _HEAD.size + max(name_size, 0))
-        if self._is_flexible:
-            source.tags()
+        key, self.version, self._correlation, length = _HEAD.unpack_from(frame)
+        self._class = request = _BY_KEY[key]
         self.name = name_of(request)
+        source = WireBytes(frame, _HEAD.size)
+        source.skip(max(length, 0))
+        if is_flexible(request, self.version):
+            source.tags()
         self.body: Any = decode(request, frame, self.version, source.at)
         self.throttle_ms = 0
         """The time to be silent, in the answer."""
@@ -114,16 +114,18 @@ class Request:
 
     def encoded(self, **fields: Any) -> bytes:
         """Encode an answer to it."""
-        has_tags = self._is_flexible and self.name != "ApiVersions"  # it must be readable whatever the client is
+        head = struct.pack(">i", self._correlation)
+        if is_flexible(self._class, self.version) and self._class is not ApiVersionsRequest:  # KIP-511
+            head += b"\0"
         if self.throttle_ms:
             fields["throttle_time_ms"] = self.throttle_ms
-        body = encode(self.answer_class(**fields), self.version)
-        return _ANSWER.pack(4 + has_tags + len(body), self._number) + b"\0" * has_tags + body
+        frame = head + encode(self.answer_class(**fields), self.version)
+        return struct.pack(">i", len(frame)) + frame
 
     @property
     def answer_class(self) -> Any:
         """The class of answers to it."""
-        return self.body.ANSWER
+        return self._class.ANSWER
 
 
 _KINDS: Final = {
