@@ -43,7 +43,7 @@ class Machine:
         return (0.001,)
 
     def passes(self, point: str) -> None:
-        name, _, when = point.partition(".")
+        name, _, when = point.replace("join", "JoinGroup").partition(".")
         if when == "before":
             self.sent.append(name)
             self.on_send(name)

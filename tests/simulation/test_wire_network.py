@@ -99,7 +99,7 @@ def test_a_join_holds_up_what_is_behind_it_on_its_connection_only() -> None:
         await elapse(1.0)
         assert client.came == [1, 2]
         after = [point for point in process.passed if point.endswith(".after")]
-        assert after == ["Heartbeat.after", "JoinGroup.after", "Heartbeat.after"]
+        assert after == ["Heartbeat.after", "join.after", "Heartbeat.after"]
 
     run(script)
 

@@ -54,7 +54,7 @@ class SimClient(WireClient):
         """See ``WireClient.close``."""
         if not self._closed:
             self._closed = True
-            self._shut()
+            self._process.loop.call_soon(self._shut)  # a fiber is not on the loop
 
 
 async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
