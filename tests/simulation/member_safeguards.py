@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from streams.kafka.group import join_answers
-from streams.kafka.group.join_answers import Asked, Step
+from streams.kafka.group.join_answers import GroupRequest, JoinStep
 from streams.kafka.group.join_protocol import JoinProtocol
 from streams.kafka.group.locating import CoordinatorLine
 from streams.kafka.group.membership import GroupMembership
@@ -46,7 +46,7 @@ def _named(name: str, out: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 
 def answered(
-    safeguard: str, asked: Iterable[Asked], codes: Iterable[Code], step: Step, *profiles: str, seed: int = 0
+    safeguard: str, asked: Iterable[GroupRequest], codes: Iterable[Code], step: JoinStep, *profiles: str, seed: int = 0
 ) -> None:
     """Register a safeguard that is a row of the member's table: the next step after an answer."""
 
@@ -61,13 +61,13 @@ def answered(
 
 FAULTS = ("coordinators", "forgets", "evictions", "crashes")
 
-answered("evicted_members_do_not_hear_of_it", [Asked.HEARTBEAT], [Code.UNKNOWN_MEMBER_ID], Step.TAKE, *FAULTS)
-answered("rebalances_are_not_heard_of", [Asked.HEARTBEAT], [Code.REBALANCE_IN_PROGRESS], Step.TAKE, "smooth_moves", "moves", *FAULTS)
-answered("another_generation_is_not_heard_of", [Asked.HEARTBEAT], [Code.ILLEGAL_GENERATION], Step.TAKE, *FAULTS)
-answered("a_moved_coordinator_is_not_looked_for", [Asked.JOIN, Asked.SYNC, Asked.HEARTBEAT], [Code.NOT_COORDINATOR], Step.WAIT, *FAULTS)
-answered("the_id_that_is_given_first_is_not_taken", [Asked.JOIN], [Code.MEMBER_ID_REQUIRED], Step.JOIN_ANEW, *FAULTS)
-answered("a_late_sync_is_taken_for_a_plan", [Asked.SYNC], [Code.REBALANCE_IN_PROGRESS, Code.ILLEGAL_GENERATION], Step.TAKE, *FAULTS)
-answered("a_sync_that_is_unknown_is_tried_again", [Asked.SYNC], [Code.UNKNOWN_MEMBER_ID], Step.JOIN_AGAIN, *FAULTS)
+answered("evicted_members_do_not_hear_of_it", [GroupRequest.HEARTBEAT], [Code.UNKNOWN_MEMBER_ID], JoinStep.TAKE, *FAULTS)
+answered("rebalances_are_not_heard_of", [GroupRequest.HEARTBEAT], [Code.REBALANCE_IN_PROGRESS], JoinStep.TAKE, "smooth_moves", "moves", *FAULTS)
+answered("another_generation_is_not_heard_of", [GroupRequest.HEARTBEAT], [Code.ILLEGAL_GENERATION], JoinStep.TAKE, *FAULTS)
+answered("a_moved_coordinator_is_not_looked_for", [GroupRequest.JOIN, GroupRequest.SYNC, GroupRequest.HEARTBEAT], [Code.NOT_COORDINATOR], JoinStep.WAIT, *FAULTS)
+answered("the_id_that_is_given_first_is_not_taken", [GroupRequest.JOIN], [Code.MEMBER_ID_REQUIRED], JoinStep.JOIN_ANEW, *FAULTS)
+answered("a_late_sync_is_taken_for_a_plan", [GroupRequest.SYNC], [Code.REBALANCE_IN_PROGRESS, Code.ILLEGAL_GENERATION], JoinStep.TAKE, *FAULTS)
+answered("a_sync_that_is_unknown_is_tried_again", [GroupRequest.SYNC], [Code.UNKNOWN_MEMBER_ID], JoinStep.JOIN_AGAIN, *FAULTS)
 edited("generations_may_go_back", JoinProtocol, "_join", "if self._generation <= before:", "if False:", "generations", *FAULTS)
 edited(
     "generations_are_published_with_their_plan", JoinProtocol, "_join",
@@ -89,3 +89,9 @@ def an_hour_of_throttling_is_waited_for(patch: Patch) -> None:
     patch.setattr(lines, "MOST_THROTTLE_SECONDS", math.inf)
 
 
+
+edited("nobody_beats", JoinProtocol, "_synced", "self._beats = self._client.spawn(self._beat())", "pass", "heartbeats", *FAULTS)
+edited("joins_are_given_up_soon", JoinProtocol, "_joined", "seconds = max(", "seconds = min(1.0, ", "connections", "rebalances", "slow_rebalances", *FAULTS)
+edited("news_during_a_join_are_forgotten", GroupMembership, "joined", "self._join_for_news()", "pass", "news", "moves", "slow_restores", "standbys", *FAULTS)
+edited("what_came_late_is_no_reason_to_join_again", GroupMembership, "_apply", "if joins_again and not state.is_dismissed(assignment):", "if False:", "news", "rebalances", "moves", *FAULTS)
+edited("a_barrier_is_not_waited_for", GroupMembership, "_apply", "while revoked := holdings.revoked_by(assignment):", "while revoked := None:", "barrier", "rebalances", *FAULTS)
