@@ -296,8 +296,8 @@ MOVES: Profiles = {
         "post": (0.0, 0.02, 1.0, 4.0),
         "marker_strikes": dict.fromkeys(("flush", "send", "commit"), rng.choice((0.0, 0.2))),
     },
-    # What members and take-overs ask is lost, late, torn, doubled or refused; the group moves to other coordinators, one
-    # of them without memory.
+    # What members and take-overs ask is lost, late, torn, doubled or refused; the group moves to other coordinators, or
+    # to one without memory.
     "coordinators": lambda rng: {
         "actions": _merged(
             _actions(rng, (*COMING, "move", "move", "forget", "freeze", "crash"), 14),
