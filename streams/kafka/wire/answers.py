@@ -83,12 +83,13 @@ END: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_FEN
 INIT: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED}
 
 
-def described(code: int, where: str = "") -> str:
-    """Describe an error for a message. ``where``: the partition or the group that got it."""
+def described(code: int, where: str = "", message: str = "") -> str:
+    """Describe an error for a message. ``where``: the partition or the group that got it. ``message``: the broker's
+    own."""
     error = KafkaError(code)
     is_known = error.name() != f"ERR_{code}?"
     text = error.str() if is_known else f"the broker answers with error {code}, which is not known here"
-    return f"{where}: {text}" if where else text
+    return (f"{where}: {text}" if where else text) + (f": {message}" if message else "")
 
 
 def no_answer(error: Exception, seconds: float, last: str, needed: Sequence[Right]) -> tuple[str, str]:
@@ -97,7 +98,8 @@ def no_answer(error: Exception, seconds: float, last: str, needed: Sequence[Righ
     if is_denial(code):
         return code, denied(code, needed)
     refused = f"no success within {seconds:g} seconds: {last}" if last else ""
-    return code, str(error) or refused or f"no answer within {seconds:g} seconds"
+    silence = f"no answer within {seconds:g} seconds" if seconds > 0 else "its time was over before"
+    return code, str(error) or refused or silence
 
 
 def failure(
