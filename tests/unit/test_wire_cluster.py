@@ -15,8 +15,7 @@ from streams.kafka.wire import cluster as cluster_module
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.settings import ProducerSettings
-from streams.kafka.writing import encoded_transaction
-from streams.kafka.writing import slot as transactions_module
+from streams.kafka.writing import encoded_transaction, session
 from streams.kafka.writing.slot import WireSlot
 from tests.unit.scripted_broker import (
     GONE,
@@ -230,7 +229,7 @@ async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypa
 async def test_a_topic_that_is_deleted_is_named_also_where_partitions_are_enlisted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transactions_module, "UNKNOWN_SECONDS", 0.1)
+    monkeypatch.setattr(session, "UNKNOWN_SECONDS", 0.1)
     async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
         broker.answer("AddPartitions", *[3] * 1000)
         with pytest.raises(RecordsRefused, match="create the topic") as failed:
