@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 INIT: Final = InitProducerIdRequest.API_KEY
 _INIT_VERSION: Final = 5  # of InitProducerId, at most; a broker that takes less gets less
+# Answers to what had no effect. All others, and no answer, may have had one: what is sent again would be there twice.
 _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
 
 
