@@ -83,7 +83,7 @@ class TransactionSession:
         self.protocol: TransactionProtocol = V1
         self.connections = SlotConnections(cluster)
         self.last_answer = ""
-        """The last answer after which a request was made again; whoever bounds a call empties it before."""
+        """The last answer after which a request was made again. The bound of a call empties it before."""
         self._cluster = cluster
         self._transaction_ms, self._delivery_ms = transaction_ms, delivery_ms
         self._in_doubt = in_doubt
