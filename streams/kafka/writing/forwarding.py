@@ -26,8 +26,8 @@ from streams.kafka.wire.security import Security
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.last_transaction import by_topic
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.kafka.writing.offsets import OffsetsOfNoMember
-from streams.kafka.writing.session import INIT, SentOffsets, TransactionSession
+from streams.kafka.writing.offsets import OffsetsOfNoMember, SentOffsets
+from streams.kafka.writing.session import INIT, TransactionSession
 from streams.records import DEFAULT_MESSAGE_LIMIT, RefusedRecord
 
 REQUEST_BYTES: Final = 16 << 20

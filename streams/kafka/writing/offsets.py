@@ -42,3 +42,6 @@ class OffsetsOfNoMember(NamedTuple):
     def request(self, who: Identity, group_id: str) -> list[bytes]:
         """Encode their request."""
         return messages.commit_offsets(who, group_id, -1, "", None, self.offsets, self.metadata)
+
+
+SentOffsets = Offsets | OffsetsOfNoMember

@@ -23,6 +23,7 @@ from streams.kafka.wire.connection import BrokerConnection, LostConnection
 from streams.kafka.wire.messages import Identity, PartitionError, WirePartition
 from streams.kafka.wire.protocol import V1, Pauses, TransactionProtocol, protocol_of
 from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.writing.offsets import SentOffsets
 from streams.records import RefusedRecord
 
 _log = logging.getLogger(__name__)
@@ -42,16 +43,6 @@ class Placed(Protocol):
     def partition(self) -> int: ...
     @property
     def name(self) -> str: ...
-
-
-class SentOffsets(Protocol):
-    """Offsets for a group: the next ones to read, by topic and partition."""
-
-    @property
-    def offsets(self) -> Mapping[str, Mapping[int, int]]: ...
-    def request(self, who: Identity, group_id: str) -> list[bytes]:
-        """Encode their request, as it is to be at this moment. Raises ``TransactionFailed``."""
-        ...
 
 
 PartT = TypeVar("PartT", bound=Placed)
