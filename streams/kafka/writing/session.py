@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 INIT: Final = InitProducerIdRequest.API_KEY
 _INIT_VERSION: Final = 5  # of InitProducerId, at most; a broker that takes less gets less
+# Answers to what had no effect. All others, and no answer, may have had one: what is sent again would be there twice.
 _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
 
 
@@ -82,7 +83,7 @@ class TransactionSession:
         self.protocol: TransactionProtocol = V1
         self.connections = SlotConnections(cluster)
         self.last_answer = ""
-        """The last answer after which a request was made again; whoever bounds a call empties it before."""
+        """The last answer after which a request was made again. The bound of a call empties it before."""
         self._cluster = cluster
         self._transaction_ms, self._delivery_ms = transaction_ms, delivery_ms
         self._in_doubt = in_doubt
