@@ -16,6 +16,7 @@ from streams.kafka.permissions import Right, denied
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import RESERVED, ClientSettings
 from streams.kafka.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
+from streams.kafka.wire.codes import Code
 from streams.spark.options import KafkaSettings, TokenCallback
 
 TIMEOUT_SECONDS = 30.0
@@ -76,7 +77,8 @@ def reason_of(error: KafkaException | TransactionFailed) -> KafkaError:
     if not isinstance(error, TransactionFailed):
         reason: KafkaError = error.args[0]
         return reason
-    return KafkaError(getattr(KafkaError, error.code, KafkaError._FAIL), error.reason)
+    code = Code.__members__.get(error.code, getattr(KafkaError, error.code, KafkaError._FAIL))
+    return KafkaError(int(code), error.reason)
 
 
 def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:
