@@ -80,7 +80,7 @@ def test_what_is_not_the_records_fault_is_waited_for(topic: str, caplog: pytest.
     [
         (OUT, None, r"(\[0\])?: Broker: Unknown topic"),
         (CHANGELOG, None, " does not exist any more"),
-        (CHANGELOG, 60, r"(\[0\])?: Broker: Message size too large"),
+        (CHANGELOG, 60, r"(\[0\])?: Broker: Message too large"),
     ],
 )
 def test_the_wait_is_bounded_and_the_error_names_the_topic(topic: str, limit: int | None, said: str) -> None:
