@@ -290,6 +290,35 @@ async def a_frozen_member_hears_that_it_was_evicted_and_joins_anew(asker: Asker)
     assert first.id != former
 
 
+async def a_member_that_freezes_before_its_sync_group_is_not_waited_for(asker: Asker) -> None:
+    """The leader, with the plan computed and not sent; and a follower. What they come back for is void."""
+    first, second = Member(asker, "a"), Member(asker, "b")
+    await settled(first, second)
+    for frozen, other in ((first, second), (second, first)):
+        former, before = frozen.id, [len(member.of(Lost)) for member in (frozen, other)]
+
+        def freeze(name: str, frozen: Member = frozen) -> None:
+            if name == "SyncGroup":
+                frozen.machine.frozen_until = asker.loop.time() + 2 * SESSION
+                frozen.machine.on_send = lambda _: None
+
+        frozen.machine.on_send = freeze
+        third = Member(asker, "c")
+        await settled(other, third)
+        await settled(first, second, third)
+        assert [len(member.of(Lost)) for member in (frozen, other)] == [before[0] + 1, before[1]]
+        assert frozen.id != former
+        third.membership.close(3.0)
+        await settled(first, second)
+
+
+async def four_members_join_for_400_partitions_at_once(asker: Asker) -> None:
+    members = [Member(asker, name, partitions=400) for name in "abcd"]
+    await settled(*members)
+    assert [len(member.owned) for member in members] == [100] * 4
+    assert asker.groups.group.generation <= 4
+
+
 SCENES = [
     scene for scene in [*globals().values()] if asyncio.iscoroutinefunction(scene) and scene.__module__ == __name__
 ]
