@@ -1,4 +1,4 @@
-"""The real ``ports.Connections``: librdkafka reads, kafka-python is in the group, our own requests are transactions."""
+"""The real ``ports.Connections``: librdkafka reads, our own requests are in the group, and are transactions."""
 
 from __future__ import annotations
 
