@@ -12,7 +12,7 @@ from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError, MembershipFatal
 from streams.kafka.group import join_protocol
 from streams.model.group import Assigned, Fatal, Lost, Revoked
-from streams.testing.simulation.classic_group import State
+from streams.testing.simulation.classic_group import Joined, State
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import VirtualTimeLoop, elapse
 
@@ -261,6 +261,21 @@ async def nothing_is_joined_behind_our_leave_group(asker: Asker) -> None:
     assert not asker.groups.group.pending
 
 
+async def codes_that_are_none_are_named_once_and_tried_on(asker: Asker) -> None:
+    member = Member(asker, "a")
+    await settled(member)
+    group, heartbeat, join = asker.groups.group, asker.groups.group.heartbeat, asker.groups.group.join
+    group.heartbeat = lambda *_: 12_345  # type: ignore[method-assign]
+    await elapse(SESSION / 4)
+    group.heartbeat = heartbeat  # type: ignore[method-assign]
+    group.join = lambda joining: group._now(Joined(-1, joining.member))  # type: ignore[method-assign]
+    member.membership.leave()
+    await elapse(SESSION / 4)
+    group.join = join  # type: ignore[method-assign]
+    await until(lambda: [event for event in member.of(Assigned) if event.assignment.quit])
+    assert member.of(Lost) == []
+
+
 async def a_session_that_the_broker_refuses_is_fatal_by_name(asker: Asker) -> None:
     member = Member(asker, "a", session=1.0)
     await until(member.is_fatal)
@@ -325,11 +340,18 @@ SCENES = [
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scene(scene: Scene) -> None:
+def test_scene(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     async def script(loop: VirtualTimeLoop) -> None:
         await scene(Asker(loop, nodes=2))
 
     run(script)
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "12345" in record.getMessage() or "UNKNOWN_SERVER" in record.getMessage()
+    ]
+    assert len(said) == (2 if scene is codes_that_are_none_are_named_once_and_tried_on else 0), said
+    assert "unexpected failure" not in caplog.text
 
 
 def test_versions_are_those_of_the_codec_and_of_kafka_2_8() -> None:

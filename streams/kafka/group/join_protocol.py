@@ -270,7 +270,7 @@ class JoinProtocol:
 
     async def _beat(self) -> None:
         interval, rebalance = self._settings.heartbeat_interval_ms / 1000, self._settings.rebalance_timeout_ms / 1000
-        next_one = self._loop.time() + interval
+        next_one, trouble = self._loop.time() + interval, ""
         while True:
             await asyncio.sleep(next_one - self._loop.time())
             if self._loop.time() - self._at_work > rebalance:
@@ -298,8 +298,10 @@ class JoinProtocol:
                 self._follow(halted)
             except StreamsError as error:
                 self._hooks.fatal(error)
-            except CannotJoinYet:
-                log.warning("group %s: a heartbeat failed (%s); trying on", self._settings.group_id, halted.error)
+            except CannotJoinYet as failure:
+                if failure.trouble != trouble:
+                    trouble = failure.trouble
+                    log.warning("group %s: a heartbeat failed (%s); trying on", self._settings.group_id, trouble)
             if self._generation < 0 or self._is_closing:
                 return
 
