@@ -215,6 +215,21 @@ async def an_engine_that_stands_still_gives_itself_up_once_and_comes_back(asker:
     assert member.id != former
 
 
+async def an_engine_that_stands_still_in_a_barrier_stays_away(asker: Asker) -> None:
+    """Else it would join and leave again, each rebalance timeout anew."""
+    member = Member(asker, "a", releases=False, rebalance=3.0)
+    await settled(member)
+    other = Member(asker, "b", rebalance=3.0)
+    await until(lambda: member.of(Revoked))
+    member.is_alive = False
+    await until(lambda: member.of(Lost))
+    await elapse(20.0)
+    assert list(ids_of(asker)) == [other.id]
+    assert member.machine.sent.count("JoinGroup") == 3
+    member.is_alive = member.releases = True
+    await settled(member, other)
+
+
 async def an_outage_is_no_reason_to_give_up(asker: Asker) -> None:
     """The coordinator is not found for longer than the rebalance timeout, while the member wants to join."""
     member = Member(asker, "a", rebalance=5.0, session=12.0)
