@@ -23,7 +23,7 @@ KAFKA_PYTHON: Final = "kafka-python"
 WIRE: Final = "wire"
 OVER: Final = "KES_GROUP_OVER"
 """A private choice, for one release: the environment variable that names the stack."""
-DEFAULT: Final = KAFKA_PYTHON
+DEFAULT: Final = WIRE
 
 
 def connect_group(

@@ -310,6 +310,7 @@ class ClassicGroup:
         for member in self.members.values():
             if member.sync is not None:
                 settle(member.sync, Synced(REBALANCE))
+                self._alive(member)  # its session may have ended while it waited, which did not count
             member.sync, member.assignment = None, b"" if self.state is State.COMPLETING else member.assignment
         self._is_initial = self.state is State.EMPTY and self._initial_delay > 0
         self.state = State.PREPARING
