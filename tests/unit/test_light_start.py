@@ -61,6 +61,7 @@ PROGRAMS: Final = {
     "an event and its record": ("from streams import Record, event_type", ("asyncio", "streams.runtime", *CLIENTS)),
     "settings": ("from streams import EventSourceConfig", ("asyncio", "streams.runtime", *CLIENTS)),
     "an event source, declared": (DECLARED, ("stamina", "anyio.to_process", *ENGINE, *CLIENTS, *EXTRAS)),
+    "an engine": ("from streams.source.running import load_engine; load_engine()", ("kafka", *EXTRAS)),
     "a view": (
         "from streams import View; View('t', key=str, value=int)",
         ("streams.source", "streams.runtime.partition", "streams.core.transaction", *ENGINE, *CLIENTS, *EXTRAS),
