@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The real ``ports.Connections``: librdkafka reads, our own requests are in the group, ask, and are transactions."""
+=======
+"""The real ``ports.Connections``: librdkafka reads, our own requests are membership, questions and transactions."""
+>>>>>>> w37-c
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ def answered(
 
     def out(patch: Patch) -> None:
         for request in requests:
-            patch.setitem(join_answers._ROWS[request], code, step)  # type: ignore[arg-type]
+            patch.setitem(join_answers._ROWS[request], code, step)
             for standing in join_answers.MemberStanding:
-                patch.delitem(join_answers._BY_STANDING, (standing, request, code), raising=False)  # type: ignore[arg-type]
+                patch.delitem(join_answers._BY_STANDING, (standing, request, code), raising=False)
 
     out.__name__ = name
     missed("answers", *profiles, seed=seed)(out)
