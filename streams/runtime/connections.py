@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The real ``ports.Connections``: librdkafka reads, our own requests are in the group, ask, and are transactions."""
-=======
 """The real ``ports.Connections``: librdkafka reads, our own requests are membership, questions and transactions."""
->>>>>>> w37-c
 
 from __future__ import annotations
 
