@@ -87,7 +87,7 @@ def _released(self: Partitions, worker: PartitionWorker) -> bool:
     return True
 
 
-@instead(Partitions, "release", "donor", "moves", "unclear_moves", seed=1)
+@instead(Partitions, "release", "donor", "moves", "unclear_moves")
 async def donors_go_on_after_the_marker(self: Partitions, worker: PartitionWorker, order: Order) -> bool:
     self._member.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
     await self._member.pool.wait_settled(worker.partition)
@@ -107,7 +107,7 @@ async def handed_over_before_it_is_committed(self: Partitions, worker: Partition
     return _released(self, worker)
 
 
-@instead(Broker, "produce", "donor", "unclear_moves", seed=91)
+@instead(Broker, "produce", "donor", "unclear_moves", seed=51)
 def markers_are_not_part_of_the_transaction(
     original: Any, self: Broker, name: str, epoch: int, topic: str, partition: int, entry: LogEntry
 ) -> bool:
@@ -118,7 +118,7 @@ def markers_are_not_part_of_the_transaction(
     return done
 
 
-@instead(LookUps, "_look_up_one", "donor", "overtaken", seed=51)
+@instead(LookUps, "_look_up_one", "donor", "overtaken", seed=33)
 async def foreign_records_answer_a_look_up(original: Any, self: LookUps, partition: int, cut: Cut, serial: int) -> bool:
     """The receiver's offsets are taken for a proof that the donor's last transaction is not there."""
     plain = Cut()
@@ -127,7 +127,7 @@ async def foreign_records_answer_a_look_up(original: Any, self: LookUps, partiti
     return answer
 
 
-@missed("copies", "evictions", "slow_restores", seed=128)
+@missed("copies", "evictions", "slow_restores", seed=17)
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)
@@ -183,7 +183,7 @@ def spare_copies_begin_where_the_receiver_is(
     original(self, partition, store, offset, timers, log.stable, *rest)
 
 
-@missed("take-over", "evictions", "struck_moves", "forgets", seed=91)
+@missed("take-over", "evictions", "struck_moves", "forgets", seed=77)
 def copies_that_others_write_to_are_judged(patch: Patch) -> None:
     patch.setattr(takeover, "_fits", lambda copy, changelog: copy.position >= takeover._goal(changelog))
     patch.setattr(Engine, "is_current", property(lambda self: True))

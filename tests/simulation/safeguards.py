@@ -93,7 +93,7 @@ async def at_once(*_: Any, **__: Any) -> None:
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-@instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=118)
+@instead(TransactionPool, "_fence", "8a", "forgets", "crashes", seed=51)
 def incarnation_is_not_looked_at(self: TransactionPool, txn: Transaction) -> GroupMetadata:
     self.metadata_used = self.group_metadata()
     return self.metadata_used
@@ -112,7 +112,7 @@ async def unclear_is_taken_for_committed(self: LookUps, txn: Transaction) -> boo
     return True
 
 
-@instead(LookUps, "look_up", "R3", "lost_replies", "late", seed=3)
+@instead(LookUps, "look_up", "R3", "lost_replies", "late", seed=1)
 async def unclear_is_taken_for_aborted(self: LookUps, txn: Transaction) -> bool:
     return False
 
