@@ -155,8 +155,7 @@ class ClassicGroup:
         protocol: str | None = None,
     ) -> asyncio.Future[Synced]:  # fmt: skip
         """SyncGroup. ``assignments``: the leader's plan, by member. ``protocol`` (version 5): the one it joined by."""
-        code = self._stranger(member, instance) or self._stale(generation)
-        if code:
+        if code := self._stranger(member, instance) or self._stale(generation):
             return self._now(Synced(code))
         if protocol is not None and protocol != self.protocol:
             return self._now(Synced(INCONSISTENT_PROTOCOL))
