@@ -51,7 +51,7 @@ def markers_are_for_everybody(original: Any, self: Replicas, partition: int, whe
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(member, seen.generation))
 
 
-@instead(Replicas, "take", "marker: a member id", "evictions", "struck_moves", seed=8)
+@instead(Replicas, "take", "marker: a member id", "evictions", "struck_moves", seed=91)
 def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     """Whoever has the same name is meant too: the successor of a receiver that was thrown out."""
     engine: Any = self._member
