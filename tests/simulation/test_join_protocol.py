@@ -235,8 +235,7 @@ async def an_outage_is_no_reason_to_give_up(asker: Asker) -> None:
     member = Member(asker, "a", rebalance=5.0, session=12.0)
     await settled(member)
     strikes = member.machine.strikes
-    lost: list[Strike | None] = [Strike.REQUEST_LOST]
-    strikes["FindCoordinator"] = lost * 10_000
+    strikes["FindCoordinator"] = [*[Strike.REQUEST_LOST] * 10_000]
     strikes["Heartbeat"] = [Strike.REQUEST_LOST]
     await elapse(2 * BEAT)
     member.membership.leave()
