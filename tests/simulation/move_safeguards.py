@@ -68,7 +68,7 @@ def old_markers_count_too(original: Any, self: Replicas, partition: int, when: F
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
 
-@instead(claims, "_assign", "transit", "overtaken", seed=70)
+@instead(claims, "_assign", "transit", "struck_moves", seed=18)
 def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owner: Any, expecting: Any) -> Any:
     return original(read, partition, owner, None)
 
@@ -162,7 +162,7 @@ def lost_stores_are_kept_as_copies(original: Any, self: Partitions, worker: Part
         engine.replicas.adopt(worker.partition, store, record, timers, end, engine.wall_ms())
 
 
-@instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=120)
+@instead(Handover, "_was_handed_over", "copies", "moves", "struck_moves", seed=128)
 def cancelled_events_leave_their_traces_in_copies(
     original: Any, self: Handover, worker: Any, order: Order, *rest: Any
 ) -> None:
@@ -173,7 +173,7 @@ def cancelled_events_leave_their_traces_in_copies(
         worker.scope = scope
 
 
-@instead(Replicas, "adopt", "copies", "moves", "standbys", "rolling", seed=27)
+@instead(Replicas, "adopt", "copies", "moves", "standbys", "rolling", seed=109)
 def spare_copies_begin_where_the_receiver_is(
     original: Any, self: Replicas, partition: int, store: Any, offset: Any, timers: Any, position: int, *rest: Any
 ) -> None:

@@ -99,7 +99,7 @@ def incarnation_is_not_looked_at(self: TransactionPool, txn: Transaction) -> Gro
     return self.metadata_used
 
 
-@instead(Engine, "_on_lost", "R5", "forgets", "crashes")
+@instead(Engine, "_on_lost", "R5", "forgets", "crashes", seed=1)
 def lost_is_taken_for_nothing(self: Engine, event: Lost) -> None:
     self.incarnation = self.pool.incarnation = event.incarnation
 

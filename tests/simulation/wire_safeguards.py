@@ -71,7 +71,7 @@ left_out(
 )
 
 
-@instead(WireSlot, "_bounded", "calls", "lost_replies", "outages")
+@instead(WireSlot, "_bounded", "calls", "lost_replies", "outages", seed=1)
 def calls_have_no_deadline(original: Any, self: WireSlot, call: str, seconds: float) -> Any:
     return original(self, call, 1e6)
 
