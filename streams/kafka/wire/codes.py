@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 
 class Code(IntEnum):
@@ -233,3 +234,11 @@ def raise_for(code: int, message: str | None = None) -> None:
     """Raise ``BrokerRefusal`` for a code that is not 0."""
     if code:
         raise BrokerRefusal(code, message)
+
+
+def entries_of(topics: Iterable[Any]) -> Iterator[Any]:
+    """Yield the partitions of an answer that lists them by topic. Raises ``BrokerRefusal`` for one that was refused."""
+    for topic in topics:
+        for entry in topic.partitions:
+            raise_for(entry.error_code)
+            yield entry

@@ -29,8 +29,8 @@ from streams.kafka.wire.security import Security
 CONNECT_SECONDS: Final = 10.0
 """Seconds for one connection, with TLS, versions and login."""
 LARGEST_ANSWER: Final = 16 * 1024 * 1024
-"""Bytes of an answer, at most. Answers to a producer are small, so a larger length is garbage (another program's
-port)."""
+"""Bytes of an answer, at most, unless the caller expects more. Answers to a producer are small, so a larger length is
+garbage (another program's port)."""
 SESSION_SHARE: Final = 0.85
 """Share of a session's lifetime (KIP-368) after which a connection is replaced, between two transactions. A broker
 closes connections whose session is over."""
@@ -48,8 +48,10 @@ class LostConnection(ConnectionError):
 class BrokerConnection(asyncio.Protocol):
     """An open connection. On the loop. ``connect`` makes one."""
 
-    def __init__(self, address: str, client_id: str) -> None:
+    def __init__(self, address: str, client_id: str, largest_answer: int = LARGEST_ANSWER) -> None:
         self._address = address
+        self._largest_answer = largest_answer
+        self._is_retired = False
         self._client_id = client_id.encode()
         self._buffer = bytearray()
         self._waiting: deque[tuple[int, asyncio.Future[bytes]]] = deque()
@@ -75,7 +77,7 @@ class BrokerConnection(asyncio.Protocol):
         buffer += data
         while len(buffer) >= 4:
             size = int.from_bytes(buffer[:4], "big", signed=True)
-            if not 4 <= size <= LARGEST_ANSWER:
+            if not 4 <= size <= self._largest_answer:
                 self._end(f"a frame of {size} bytes is no answer of Kafka: is it the right port?")
                 return
             if len(buffer) < size + 4:
@@ -90,6 +92,8 @@ class BrokerConnection(asyncio.Protocol):
             _, future = self._waiting.popleft()
             if not future.done():  # its caller was cancelled
                 future.set_result(frame)
+        if self._is_retired and not self._waiting:
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the requests that wait for an answer. asyncio calls this."""
@@ -110,30 +114,38 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.writelines([struct.pack(">i", size), head, *parts])
         return future
 
-    async def ask(self, request: Request[AnswerT], most: int) -> AnswerT:
-        """Send a request in the highest version that both sides take, at most ``most``.
+    async def ask(self, request: Request[AnswerT], most: int, least: int = 0) -> AnswerT:
+        """Send a request in the highest version that both sides take, at most ``most`` and at least ``least``.
 
         Returns the answer. Raises ``LostConnection``, also for an answer that cannot be decoded.
         """
-        least, highest = self.versions.get(request.API_KEY, (0, -1))
-        version = min(most, highest, request.LAST_VERSION)
-        if version < max(least, request.FIRST_VERSION):
-            raise self._failure(f"the broker does not take {type(request).__name__}", "UNSUPPORTED_VERSION")
+        lowest, highest = self.versions.get(request.API_KEY, (0, -1))
+        version, least = min(most, highest, request.LAST_VERSION), max(lowest, least, request.FIRST_VERSION)
+        if version < least:
+            above = f" in version {least} or above" if highest >= 0 and least else ""
+            raise self._failure(f"the broker does not take {type(request).__name__}{above}", "UNSUPPORTED_VERSION")
         return await self._ask(request, version)
 
-    def close(self) -> None:
+    def close(self, reason: str = "the connection was closed here") -> None:
         """Close at once, whatever is under way."""
-        self._end("the connection was closed here")
+        self._end(reason)
 
-    async def introduce(self) -> None:
-        """Learn which versions and features the broker has. Raises ``LostConnection``."""
+    def retire(self) -> None:
+        """Close as soon as all requests under way have their answers. No further one may be sent."""
+        self._is_retired = True
+        if not self._waiting:
+            self.close()
+
+    async def introduce(self, needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS) -> None:
+        """Learn which versions and features the broker has. ``needed``: name and least version, by the key of the
+        request. Raises ``LostConnection``."""
         request = ApiVersionsRequest(client_software_name="kafka-event-source", client_software_version="1")
         answer = await self._ask(request, _API_VERSIONS)
         if answer.error_code:
             raise self._failure("the broker is too old: Kafka 3.0 or newer is needed", "UNSUPPORTED_VERSION")
         self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
         self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features}
-        for key, (name, least) in LEAST_VERSIONS.items():
+        for key, (name, least) in needed.items():
             if self.versions.get(key, (0, -1))[1] < least:
                 raise self._failure(
                     f"the broker does not take {name} in version {least}: Kafka 3.0 or newer is needed",
@@ -187,21 +199,30 @@ class BrokerConnection(asyncio.Protocol):
                 future.set_exception(LostConnection(str(self.lost), self.lost.code))
 
 
-async def connect(host: str, port: int, client_id: str, security: Security) -> BrokerConnection:
-    """Connect to a broker, learn its versions, and authenticate. Raises ``LostConnection``, with the address."""
+async def connect(
+    host: str,
+    port: int,
+    client_id: str,
+    security: Security,
+    *,
+    needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
+    largest_answer: int = LARGEST_ANSWER,
+) -> BrokerConnection:
+    """Connect to a broker, learn its versions, and authenticate. ``needed``: as of ``introduce``; by default what a
+    producer needs. Raises ``LostConnection``, with the address."""
     context, address = security.tls, f"{host}:{port}"
     connection: BrokerConnection | None = None
     is_ready = False
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: BrokerConnection(address, client_id),
+                lambda: BrokerConnection(address, client_id, largest_answer),
                 host,
                 port,
                 ssl=context,
                 server_hostname=host if context else None,
             )
-            await connection.introduce()
+            await connection.introduce(needed)
             if security.sasl is not None:
                 await connection.authenticate(host, security.sasl)
         is_ready = True
