@@ -15,7 +15,6 @@ from streams.core.assignor import sticky_plan
 from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
 from streams.kafka.group.membership import connect_group
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire.kafka_python_settings import security_of
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked
 from tests.unit.waiting import PATIENCE, wait_until
 
@@ -56,7 +55,6 @@ class Seat:
         settings = {
             "session_timeout_ms": SESSION_MS,
             "heartbeat_interval_ms": HEARTBEAT_MS,
-            "security": security_of({}),
             **settings,
         }
         if kind == "streams":

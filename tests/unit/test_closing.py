@@ -19,8 +19,8 @@ from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
 from streams.kafka.group import membership as membership_module
 from streams.kafka.group.membership import connect_group
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.questions.takeover import WireTakeOver
+from streams.kafka.wire.client import WireClient
 from streams.runtime import engine as lifecycle
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.range_reader import RangeReader
@@ -41,7 +41,7 @@ class Desk:
     """A client without a broker, and somebody who asks it on a thread of its own."""
 
     def __init__(self) -> None:
-        self.client = KafkaPythonClient("127.0.0.1:1", "test", {})
+        self.client = WireClient("127.0.0.1:1", "test")
         self._threads = ThreadPoolExecutor()
 
     def ask(self, work: Callable[[], Awaitable[Any]], question: Callable[[float], Any] | None = None) -> Future[Any]:
@@ -66,7 +66,7 @@ def test_a_question_is_told_that_the_client_was_closed(
 ) -> None:
     """Also one that comes when the thread has ended (``close`` runs what is left, and nothing more can be asked), one
     that comes between the look whether it is closed and the question, and one whose thread does not end."""
-    client, stuck, take_over = desk.client, threading.Event(), KafkaPythonTakeOver(desk.client, "group", "topic")
+    client, stuck, take_over = desk.client, threading.Event(), WireTakeOver(desk.client, "group", "topic")
 
     def close_before_it_is_posted(_: Any) -> bool:
         monkeypatch.undo()

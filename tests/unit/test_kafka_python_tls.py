@@ -16,7 +16,7 @@ import pytest
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
 from streams.kafka.group.membership import connect_group
-from streams.kafka.wire.kafka_python_settings import security_of
+from streams.kafka.wire.security import Security
 from streams.model.group import Fatal, GroupEvent
 from tests.unit.waiting import wait_until
 
@@ -65,7 +65,7 @@ def test_a_certificate_that_does_not_fit_is_fatal(server: str, certificate: Path
     if trusted:
         settings["ssl.ca.location"] = str(certificate.with_name("cert.pem"))
     membership, _ = connect_group(
-        server, "g", "t", 1, "a", {"cooperative-sticky": sticky_plan}, security=security_of(settings)
+        server, "g", "t", 1, "a", {"cooperative-sticky": sticky_plan}, security=Security.of(settings)
     )
     heard: list[GroupEvent] = []
     membership.start(heard.append)

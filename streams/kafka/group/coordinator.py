@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 from streams.kafka import permissions
-from streams.kafka.questions.groups import leave_group
-from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator
+from streams.kafka.wire.client import GROUP
+from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest
 from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient, raise_for
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +190,21 @@ class GroupCoordinator(BaseCoordinator):
         """End joining and heartbeats."""
         self._closing = True
         self._close_heartbeat()
+
+
+async def leave_group(
+    client: KafkaPythonClient, group_id: str, member_id: str, instance: str | None, deadline: float
+) -> None:
+    """Take a member out of the group: by its id, or a static one by its instance. On the IO thread."""
+    # Not on the connection that the coordinator client has of its own: a JoinGroup that waits there would hold this up.
+    node = await client.coordinator(GROUP, group_id, deadline)
+    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
+    request = LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver])
+    answer = await client.send(request, node, deadline)
+    raise_for(answer.error_code)
+    for member in answer.members:
+        if member.error_code != kafka_errors.UnknownMemberIdError.errno:
+            raise_for(member.error_code)
 
 
 def explained(

@@ -20,13 +20,14 @@ from typing import Any
 from streams.core.group_member import GroupMember
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 from streams.kafka.group import coordinator as group_coordinator
-from streams.kafka.group.coordinator import FATAL, GroupCoordinator
-from streams.kafka.questions.groups import leave_group
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
-from streams.kafka.wire import group_bytes
+from streams.kafka.group.coordinator import FATAL, GroupCoordinator, leave_group
+from streams.kafka.questions.takeover import WireTakeOver
+from streams.kafka.wire import group_bytes, kafka_python_settings
+from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.kafka_python import WakeupNotifier
 from streams.kafka.wire.kafka_python import errors as kafka_errors
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.security import PLAINTEXT, Security
 from streams.model.group import Assignment, Assignor, Copies, Fatal, GroupEvent, GroupMetadata, Order
 
 log = logging.getLogger(__name__)
@@ -95,30 +96,30 @@ def connect_group(
     instance: str,
     assignors: Mapping[str, Assignor],
     *,
-    security: Mapping[str, Any] | None = None,
+    security: Security = PLAINTEXT,
     alive: Callable[[], bool] = lambda: True,
     **settings: Any,
-) -> tuple[KafkaPythonMembership, KafkaPythonTakeOver]:
-    """A membership and the take-over questions on one shared client. ``membership.close`` closes both. No I/O yet.
+) -> tuple[KafkaPythonMembership, WireTakeOver]:
+    """A membership and the take-over questions, each on a client of its own. ``membership.start`` starts both,
+    ``membership.close`` closes both. No I/O yet.
 
-    ``assignors``: strategy name -> how it shares, the preferred one first. ``security`` are kafka-python settings
-    (``kafka_python_settings.translate``); ``settings`` are ``changelog``, timeouts and ``static`` (``GroupSettings``).
-    ``alive``: see ``KafkaPythonMembership``. Raises ``ConfigError``.
+    ``assignors``: strategy name -> how it shares, the preferred one first. ``settings`` are ``changelog``, timeouts and
+    ``static`` (``GroupSettings``). ``alive``: see ``KafkaPythonMembership``. Raises ``ConfigError``.
     """
     changelog = settings.pop("changelog", "")
     checked = GroupSettings(
         group_id=group_id, topic=topic, instance=instance, partitions=partitions, assignors=assignors, **settings
     )
-    client = KafkaPythonClient(bootstrap_servers, instance, security or {})
-    return KafkaPythonMembership(client, checked, alive), KafkaPythonTakeOver(
-        client, group_id, topic, changelog=changelog
-    )
+    client = KafkaPythonClient(bootstrap_servers, instance, kafka_python_settings.translated(security))
+    asking = WireClient(bootstrap_servers, instance, security)
+    take_over = WireTakeOver(asking, group_id, topic, changelog=changelog)
+    return KafkaPythonMembership(client, asking, checked, alive), take_over
 
 
 class KafkaPythonMembership:
     """One member of a group that shares the partitions of a topic with the others; ``model.group.Membership`` and
-    ``coordinator.Hooks`` document the methods. ``start`` is for once; ``close`` ends the shared client too, and
-    may be repeated.
+    ``coordinator.Hooks`` document the methods. ``start`` is for once; ``close`` ends the clients, and may be repeated.
+    ``asking``: the client of the take-over's questions.
 
     Of several ``settings.assignors`` the broker chooses one that all members have, so a running group changes its
     strategy by two rolling restarts, the first one with both strategies. ``settings.static``: a restart within the
@@ -127,12 +128,16 @@ class KafkaPythonMembership:
     """
 
     def __init__(
-        self, client: KafkaPythonClient, settings: GroupSettings, alive: Callable[[], bool] = lambda: True
+        self,
+        client: KafkaPythonClient,
+        asking: WireClient,
+        settings: GroupSettings,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self._group_id, self._instance, self._static_id = settings.group_id, settings.instance, settings.static_id
         self._topic, self._partitions = settings.topic, settings.partitions
         self._assignors = {group_bytes.protocol(name): assignor for name, assignor in settings.assignors.items()}
-        self._settings, self._client, self._alive = settings, client, alive
+        self._settings, self._client, self._asking, self._alive = settings, client, asking, alive
         self._deliver: Callable[[GroupEvent], None] | None = None
         self._coordinator: GroupCoordinator | None = None
         self._wake, self._released = WakeupNotifier(client.net), WakeupNotifier(client.net)
@@ -162,6 +167,7 @@ class KafkaPythonMembership:
             raise RuntimeError("a membership is started once")
         self._deliver = deliver
         self._client.net.on_crash = self._crashed
+        self._asking.start()
         self._client.start()
         self._client.post(self._run)
 
@@ -211,7 +217,8 @@ class KafkaPythonMembership:
                 done.result(timeout_seconds)
             except TimeoutError:
                 log.warning("group %s: leaving took too long; the session has to expire", self._group_id)
-        self._client.close(max(0.5, deadline - time.monotonic()))
+        for client in (self._asking, self._client):
+            client.close(max(0.5, deadline - time.monotonic()))
 
     def _note(self, event: Callable[[], object]) -> None:
         def note() -> None:
