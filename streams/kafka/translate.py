@@ -165,7 +165,8 @@ def nothing_listens(addresses: str) -> str:
 def plain(reason: str, addresses: str) -> str:
     """Return the last news of the connections, in plain words where no broker is there at all."""
     # Of several brokers another one may be there, and a broker may advertise an address that refuses.
-    refused = "Connection refused" in reason and "," not in addresses and f"{addresses.strip()}/" in reason
+    only, wherever = addresses.strip(), ("/", ": Connection")  # as librdkafka has it, and our own connections
+    refused = "Connection refused" in reason and "," not in only and any(only + end in reason for end in wherever)
     return nothing_listens(addresses) if refused else reason
 
 

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka.permissions import Right
+from streams.kafka.translate import plain
 from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.codes import entries_of as entries_of
@@ -90,6 +91,7 @@ class WireClient:
         self._turn = -1
         self._is_stale = False  # the brokers may be other ones by now
         self._failure: LostConnection | None = None
+        self._is_reported = False  # the log says that no broker answers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, no answer will come
@@ -237,12 +239,12 @@ class WireClient:
         return task
 
     async def connected(self, deadline: float = math.inf, *, quiet: bool = False) -> None:
-        """Wait until a broker has answered; log once that none does, unless the caller logs it (``quiet``). Raises
-        what trying cannot cure, and at a deadline."""
+        """Wait until a broker has answered; log once in an outage that none does, unless the caller logs it
+        (``quiet``). Raises what trying cannot cure, and at a deadline."""
         if self._brokers and self._any is not None and self._lines.get(self._any).is_live():
             return
         clock = asyncio.get_running_loop().time
-        logged, start, pause, patience = False, clock(), _FIRST_PAUSE, _LOOK_SECONDS
+        start, pause, patience = clock(), _FIRST_PAUSE, _LOOK_SECONDS
         while True:
             try:
                 await self.refreshed(min(deadline, clock() + patience))
@@ -251,17 +253,21 @@ class WireClient:
                 self._failure = failure
                 self._raise_hopeless(failure)
             if clock() + pause >= deadline:
-                raise BrokerUnavailable(self._no_answer())
-            if not (logged or quiet) and clock() - start > _LOG_UNREACHABLE_AFTER:
-                logged = True
+                raise BrokerUnavailable(self._no_answer()) from self._failure
+            if not (self._is_reported or quiet) and clock() - start > _LOG_UNREACHABLE_AFTER:
+                self._is_reported = True
                 log.warning("%s; trying on", self._no_answer())
             await asyncio.sleep(pause)
             pause, patience = min(pause * 2, _LONGEST_PAUSE), min(patience * 1.5, _LONGEST_LOOK_SECONDS)
-        if logged:
+        if self._is_reported:
+            self._is_reported = False
             log.info("broker at %s answers", self.addresses)
 
     def _no_answer(self) -> str:
-        why = f" ({self._failure})" if self._failure else ""
+        reason = str(self._failure or "")
+        if (words := plain(reason, self.addresses)) != reason:  # nothing listens there at all
+            return words
+        why = f" ({reason})" if reason else ""
         return f"no broker answers at {self.addresses}{why}; check the address, security.protocol and that it runs"
 
     def _raise_hopeless(self, failure: LostConnection) -> None:

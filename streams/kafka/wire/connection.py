@@ -235,6 +235,8 @@ async def connect(
         failure = error
     except TimeoutError:
         failure = LostConnection(f"{address}: no connection within {CONNECT_SECONDS:g} seconds")
+    except ConnectionRefusedError:  # asyncio's own words for it are about the call
+        failure = LostConnection(f"{address}: Connection refused")
     except OSError as error:
         failure = LostConnection(f"{address}: {error.strerror or error}")
     except Exception as error:  # of a token function or of Kerberos; its text may hold a secret
