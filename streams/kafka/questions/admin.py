@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
+from streams.errors import BrokerUnavailable, StreamsError, TopicError
 from streams.kafka import permissions
 from streams.kafka.permissions import Right, denied, is_denial
 from streams.kafka.questions.asking import EARLIEST, LATEST, Questions, milliseconds_until
@@ -23,6 +23,7 @@ from streams.kafka.translate import broker_unavailable, refused
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.lines import is_hopeless
 from streams.kafka.wire.schemas.create_partitions import CreatePartitionsRequest
 from streams.kafka.wire.schemas.create_topics import CreateTopicsRequest
 from streams.kafka.wire.schemas.delete_topics import DeleteTopicsRequest
@@ -246,8 +247,8 @@ class TopicAdmin(Questions):
         cause, addresses = error.__cause__, self._client.addresses
         if isinstance(cause, LostConnection):
             reason = f"{cause.code}: {cause}"
-            if (wrong := refused(reason, addresses)) is not None or isinstance(error, ConfigError):
-                return wrong or error
+            if is_hopeless(cause):
+                return refused(reason, addresses) or error
             return broker_unavailable(step, addresses, reason=reason)
         if not isinstance(cause, BrokerRefusal):
             return BrokerUnavailable(f"{step}: {error}") if isinstance(error, BrokerUnavailable) else error

@@ -53,7 +53,7 @@ _LOG_UNREACHABLE_AFTER = 2.0
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 1.0, 10.0
 """Seconds for one look for a broker: the first, and the longest, each longer by a half; it may only be slow."""
 _METADATA = 4  # the least version that makes no topic
-_UNKNOWN_BROKER = "_UNKNOWN_BROKER"
+_UNKNOWN_BROKER, _TIMED_OUT = "_UNKNOWN_BROKER", "_TIMED_OUT"
 _PATIENT = Code.UNSTABLE_OFFSET_COMMIT, Code.CONCURRENT_TRANSACTIONS
 
 
@@ -250,7 +250,8 @@ class WireClient:
                 await self.refreshed(min(deadline, clock() + patience))
                 break
             except LostConnection as failure:
-                self._failure = failure
+                if self._failure is None or failure.code != _TIMED_OUT:  # it says no more than that the time is over
+                    self._failure = failure
                 self._raise_hopeless(failure)
             if clock() + pause >= deadline:
                 raise BrokerUnavailable(self._no_answer()) from self._failure
@@ -310,7 +311,7 @@ class WireClient:
             async with until_deadline(deadline):
                 connection = await self._connect(*address)
         except TimeoutError:
-            raise LostConnection(f"{address[0]}:{address[1]}: no connection in time", "_TIMED_OUT") from None
+            raise LostConnection(f"{address[0]}:{address[1]}: no connection in time", _TIMED_OUT) from None
         self._own.add(connection)
         return connection
 
@@ -368,7 +369,7 @@ class WireClient:
             async with until_deadline(deadline):
                 line = await self._lines.first_of(known[at:] + known[:at])
         except TimeoutError:
-            raise LostConnection(f"no connection to any of {len(known)} addresses in time", "_TIMED_OUT") from None
+            raise LostConnection(f"no connection to any of {len(known)} addresses in time", _TIMED_OUT) from None
         self._any = line.address
         return line.address
 

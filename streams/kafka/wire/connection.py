@@ -97,6 +97,11 @@ class BrokerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the requests that wait for an answer. asyncio calls this."""
+        if (
+            isinstance(exc, ssl.SSLError) and self.lost is None
+        ):  # it refuses our certificate, when the handshake is over
+            self.lost = self._failure(f"TLS failed: {exc.reason or exc}", "_SSL")
+            self.lost.__cause__ = exc
         self._end(str(exc or "the broker closed the connection"))
 
     def call(self, key: int, version: int, parts: Sequence[bytes], *, flexible: bool = True) -> asyncio.Future[bytes]:
@@ -196,7 +201,9 @@ class BrokerConnection(asyncio.Protocol):
         waiting, self._waiting = self._waiting, deque()
         for _, future in waiting:
             if not future.done():
-                future.set_exception(LostConnection(str(self.lost), self.lost.code))
+                failure = LostConnection(str(self.lost), self.lost.code)
+                failure.__cause__ = self.lost.__cause__
+                future.set_exception(failure)
 
 
 async def connect(
