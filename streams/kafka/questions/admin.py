@@ -109,7 +109,7 @@ class TopicAdmin(Questions):
         deadline = time.monotonic() + timeout_seconds
         names = [spec.name for spec in specs]
         there = self._look(names, deadline)
-        new = {spec.name: spec for spec in reversed(specs) if there[spec.name] is None}  # the first of each name
+        new = {spec.name: spec for spec in specs if there[spec.name] is None}
         created = self._create(new, deadline) if new else set()
         self._wait(names, deadline, "has a leader", lambda topic: topic is not None and all_led(topic))
         return [name for name in dict.fromkeys(names) if name in created]

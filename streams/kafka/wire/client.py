@@ -336,16 +336,19 @@ class WireClient:
         """Try until it works, trying cannot cure it, or the deadline passes (``BrokerUnavailable``). ``needed``: the
         rights that it takes, for messages."""
         pause, clock = _FIRST_PAUSE, asyncio.get_running_loop().time
+        last: BrokerRefusal | LostConnection | None = None
         while True:
             try:
                 return await attempt()
             except (BrokerRefusal, LostConnection) as error:
+                if last is None or error.code != _TIMED_OUT:  # the deadline may cut a try off: that says nothing
+                    last = error
                 refusal = error if isinstance(error, BrokerRefusal) else None
                 # A certificate is not hopeless here: it may just be renewed, on one broker after the other.
                 if error.code in HOPELESS if refusal is None else not refusal.retriable:
                     raise self.translated(error, step, needed) from error
                 if clock() + pause >= deadline:
-                    raise self.translated(error, step) from error
+                    raise self.translated(last, step) from last
                 if refusal is None or refusal.stale_metadata:
                     self._is_stale = True
                 # Waiting for the markers of a transaction is short, and readers stall meanwhile: no growing pause.
