@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
-from uuid import UUID
 
 import msgspec
 
@@ -29,7 +26,7 @@ from streams.kafka.wire.schemas.create_topics import CreateTopicsRequest
 from streams.kafka.wire.schemas.delete_topics import DeleteTopicsRequest
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.security import Security
-from streams.kafka.wire.topic_questions import TopicMetadata, metadata, only
+from streams.kafka.wire.topic_questions import TopicMetadata, metadata, only, topic_id_text
 from streams.model.topics import TopicSpec, askable, missing
 
 T = TypeVar("T")
@@ -98,7 +95,7 @@ class TopicAdmin(Questions):
         """Topic id and number of partitions; ``None``: there is no such topic. Asks for no settings, which a mere
         reader may not be allowed to see."""
         topic = self._look([name], time.monotonic() + timeout_seconds)[name]
-        return None if topic is None else (_id_text(topic.topic_id), len(topic.partitions))
+        return None if topic is None else (topic_id_text(topic.topic_id), len(topic.partitions))
 
     def create(self, specs: Sequence[TopicSpec], timeout_seconds: float = 30.0) -> list[str]:
         """Create what is missing, and wait until every partition of all ``specs`` has a leader.
@@ -175,9 +172,9 @@ class TopicAdmin(Questions):
         async def attempt(limit: float) -> dict[int, Watermarks]:
             by_leader = await self._by_leader(topic, numbers, limit)
             # In this order: all three only grow, so start <= stable <= end also of a log that moves meanwhile.
-            start = await self._offsets(topic, by_leader, EARLIEST, limit)
-            stable = await self._offsets(topic, by_leader, LATEST, limit, stable=True)
-            end = await self._offsets(topic, by_leader, LATEST, limit)
+            start = await self._offsets_by_leader(topic, by_leader, EARLIEST, limit)
+            stable = await self._offsets_by_leader(topic, by_leader, LATEST, limit, stable=True)
+            end = await self._offsets_by_leader(topic, by_leader, LATEST, limit)
             return {number: Watermarks(start[number], stable[number], end[number]) for number in numbers or sorted(end)}
 
         return self._asked_about(topic, time.monotonic() + timeout_seconds, attempt)
@@ -186,7 +183,7 @@ class TopicAdmin(Questions):
         """Return of each partition the offset of its first record of this time or later; -1: there is none."""
 
         async def attempt(limit: float) -> dict[int, int]:
-            return await self._offsets(topic, await self._by_leader(topic, None, limit), timestamp_ms, limit)
+            return await self._offsets_by_leader(topic, await self._by_leader(topic, None, limit), timestamp_ms, limit)
 
         return self._asked_about(topic, time.monotonic() + timeout_seconds, attempt)
 
@@ -331,17 +328,6 @@ class TopicAdmin(Questions):
         found = (await metadata(self._client, (), limit)).controller_id
         return None if found < 0 else found
 
-    async def _offsets(
-        self, topic: str, by_leader: Mapping[int, list[int]], timestamp: int, limit: float, *, stable: bool = False
-    ) -> dict[int, int]:
-        answers = await asyncio.gather(
-            *(
-                self._list_offsets(topic, numbers, leader, timestamp, limit, stable=stable)
-                for leader, numbers in by_leader.items()
-            )
-        )
-        return {number: offset for answer in answers for number, offset in answer.items()}
-
     def _wait(
         self,
         names: Collection[str],
@@ -409,16 +395,11 @@ def _parts(value: str) -> set[str]:
 def _described(name: str, topic: TopicMetadata, configs: dict[str, str]) -> TopicDescription:
     return TopicDescription(
         name=name,
-        topic_id=_id_text(topic.topic_id),
+        topic_id=topic_id_text(topic.topic_id),
         partitions=len(topic.partitions),
         replication_factor=max((len(partition.replica_nodes) for partition in topic.partitions), default=0),
         configs=configs,
     )
-
-
-def _id_text(topic_id: UUID) -> str:
-    # With "+" and "/", as librdkafka writes it: stored positions and snapshots have it so.
-    return base64.b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 def _check(doing: str, operation: str, topic: str, code: int, message: str | None = None) -> None:

@@ -125,8 +125,20 @@ class Questions:
         self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float, *, stable: bool = False
     ) -> dict[int, int]:
         """Read uncommitted, so the high watermark, unless it is to be ``stable``."""
-        times = dict.fromkeys(partitions, timestamp)
-        return await list_offsets(self._client, topic, times, leader, deadline, stable=stable)
+        times = {topic: dict.fromkeys(partitions, timestamp)}
+        return (await list_offsets(self._client, times, leader, deadline, stable=stable))[topic]
+
+    async def _offsets_by_leader(
+        self, topic: str, by_leader: Mapping[int, list[int]], timestamp: int, deadline: float, *, stable: bool = False
+    ) -> dict[int, int]:
+        """``_list_offsets`` of all leaders at once."""
+        answers = await asyncio.gather(
+            *(
+                self._list_offsets(topic, numbers, leader, timestamp, deadline, stable=stable)
+                for leader, numbers in by_leader.items()
+            )
+        )
+        return {number: offset for answer in answers for number, offset in answer.items()}
 
     async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> dict[int, int]:
         """Delete the records before these offsets, by partition. Returns where the logs begin then."""

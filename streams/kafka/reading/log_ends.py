@@ -57,5 +57,5 @@ async def _end_of(client: WireClient, topic: str, partition: int, deadline: floa
     # Each time by the metadata of now: a leader that was known before an outage may be another one behind it.
     found = only((await metadata(client, [topic], deadline)).topics, f"topic {topic}")
     raise_for(found.error_code)
-    leader = leader_of(found, partition)
-    return (await list_offsets(client, topic, {partition: LATEST}, leader, deadline, stable=True))[partition]
+    ends = await list_offsets(client, {topic: {partition: LATEST}}, leader_of(found, partition), deadline, stable=True)
+    return ends[topic][partition]

@@ -5,8 +5,10 @@ All raise ``BrokerRefusal`` and ``LostConnection``, as ``WireClient.send`` does;
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
+from uuid import UUID
 
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of
@@ -57,23 +59,35 @@ def leader_of(topic: TopicMetadata, partition: int) -> int:
     return leader
 
 
+def topic_id_text(topic_id: UUID) -> str:
+    """Return the id of a topic as librdkafka writes it, with ``+`` and ``/``: stored positions and snapshots have it
+    so."""
+    return base64.b64encode(topic_id.bytes).decode().rstrip("=")
+
+
 async def list_offsets(
     client: WireClient,
-    topic: str,
-    times: Mapping[int, int],
+    times: Mapping[str, Mapping[int, int]],
     leader: int,
     deadline: float,
     *,
     stable: bool = False,
-) -> dict[int, int]:
-    """Return the offset of the first record of a time or later, by partition; -1: there is none. ``times``: in
-    milliseconds by partition, or ``EARLIEST`` or ``LATEST``. Read uncommitted, so up to the high watermark, unless it
-    is to be ``stable``."""
+) -> dict[str, dict[int, int]]:
+    """Return the offset of the first record of a time or later, by topic and partition; -1: there is none. ``times``:
+    in milliseconds, or ``EARLIEST`` or ``LATEST``, of partitions with this leader. Read uncommitted, so up to the high
+    watermark, unless it is to be ``stable``."""
     topic_of = ListOffsetsRequest.ListOffsetsTopic
+    part_of = topic_of.ListOffsetsPartition
     # Without a leader epoch: an old one would be refused (FENCED_LEADER_EPOCH) after a broker's restart.
-    queries = [topic_of.ListOffsetsPartition(partition_index=number, timestamp=at) for number, at in times.items()]
-    request = ListOffsetsRequest(isolation_level=int(stable), topics=[topic_of(name=topic, partitions=queries)])
+    topics = [
+        topic_of(name=topic, partitions=[part_of(partition_index=number, timestamp=at) for number, at in asked.items()])
+        for topic, asked in times.items()
+    ]
+    request = ListOffsetsRequest(isolation_level=int(stable), topics=topics)
     answer = await client.send(request, leader, deadline, least=_WITH_ISOLATION, most=_LIST_OFFSETS)
-    found = {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}
-    check_complete(found, topic, times)
+    found = {
+        topic.name: {entry.partition_index: entry.offset for entry in entries_of([topic])} for topic in answer.topics
+    }
+    for topic, asked in times.items():
+        check_complete(found.get(topic, {}), topic, asked)
     return found
