@@ -179,10 +179,6 @@ class ClientSettings:
             "allow.auto.create.topics": False,
         }
 
-    def admin(self) -> dict[str, object]:
-        """Configuration of an admin client."""
-        return {**self._base(f"{self.client_id}.admin"), "retry.backoff.ms": 20, **self.overrides}
-
     def _base(self, client_id: str) -> dict[str, object]:
         return {**_COMMON, "bootstrap.servers": self.bootstrap_servers, "client.id": client_id}
 

@@ -5,7 +5,6 @@ import re
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
-from confluent_kafka.admin import AdminClient
 
 from streams.errors import ConfigError
 from streams.kafka.connection import ConnectionLog
@@ -36,7 +35,6 @@ def test_overrides_win_everywhere_and_only_where_they_may() -> None:
     settings = ClientSettings(NOBODY, {"linger.ms": 77, "compression.type": "lz4", "fetch.wait.max.ms": 9})
     assert settings.plain_producer(5000).items() >= {"linger.ms": 77, "compression.type": "lz4"}.items()
     assert settings.consumer(partition_eof=True)["fetch.wait.max.ms"] == 9
-    assert settings.admin()["compression.type"] == "lz4"
 
 
 def test_what_exactly_once_rests_on() -> None:
@@ -76,7 +74,6 @@ def test_librdkafka_takes_every_configuration() -> None:
     settings = ClientSettings(NOBODY, {"compression.type": "lz4"})
     log = ConnectionLog(NOBODY, "test")
     build(Producer, settings.plain_producer(1_000, batch_bytes=1), log)
-    build(AdminClient, settings.admin(), log)
     build(Consumer, settings.consumer(partition_eof=True), log).close()
 
 

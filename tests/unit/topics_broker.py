@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
+
+from anyio.from_thread import start_blocking_portal
 
 from tests.unit.scripted_broker import ScriptedBroker, speak
 
@@ -24,6 +28,8 @@ with warnings.catch_warnings():
     from kafka.protocol.consumer import (
         ListOffsetsRequest,
         ListOffsetsResponse,
+        OffsetCommitRequest,
+        OffsetCommitResponse,
         OffsetFetchRequest,
         OffsetFetchResponse,
     )
@@ -41,6 +47,7 @@ class TopicsBroker(ScriptedBroker):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.configs: dict[str, dict[str, str]] = {}
+        self.internal: set[str] = set()
         self.committed: dict[int, int] = {}
         self.leaderless = 0
         self.topic_id: Any = None
@@ -50,8 +57,11 @@ class TopicsBroker(ScriptedBroker):
         return self
 
     def _looked_at(self, request: Any, version: int, code: int) -> Any:
+        if request.topics is None:
+            request.topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in self.topics]
         answer = ScriptedBroker._metadata(self, request, version, code)
         for topic in answer.topics:
+            topic.is_internal = topic.name in self.internal
             if self.topic_id is not None:
                 topic.topic_id = self.topic_id
             for partition in topic.partitions:
@@ -170,6 +180,30 @@ class TopicsBroker(ScriptedBroker):
         ]
         return OffsetFetchResponse(groups=groups)
 
+    def _noted(self, request: Any, version: int, code: int) -> Any:
+        of = OffsetCommitResponse.OffsetCommitResponseTopic
+        if not code:
+            for topic in request.topics:
+                self.committed |= {part.partition_index: part.committed_offset for part in topic.partitions}
+        topics = [
+            of(
+                name=topic.name,
+                partitions=[
+                    of.OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code)
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+        return OffsetCommitResponse(topics=topics)
+
+
+@contextmanager
+def served(broker: TopicsBroker) -> Iterator[TopicsBroker]:
+    """Serve it on a thread of its own."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(broker):
+        yield broker
+
 
 def _of_topics(request: Any, general: Any, own: Any) -> None:
     """Let brokers with topics answer in their own way, and all others as before."""
@@ -188,4 +222,5 @@ speak(CreatePartitionsRequest, TopicsBroker._grown)
 speak(DeleteTopicsRequest, TopicsBroker._deleted)
 speak(ListOffsetsRequest, TopicsBroker._ends)
 speak(DeleteRecordsRequest, TopicsBroker._trimmed)
+speak(OffsetCommitRequest, TopicsBroker._noted)
 speak(OffsetFetchRequest, TopicsBroker._positions)

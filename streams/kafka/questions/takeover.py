@@ -299,13 +299,10 @@ class WireTakeOver(Questions):
         if not partitions:
             return {}
         by_leader = await self._by_leader(topic, partitions, deadline)
-
-        async def offsets(timestamp: int) -> dict[int, int]:
-            asking = [self._list_offsets(topic, led, leader, timestamp, deadline) for leader, led in by_leader.items()]
-            return {number: at for found in await asyncio.gather(*asking) for number, at in found.items()}
-
         # All of them at once: a take-over waits for the slowest leader, not for their sum.
-        first, last = await asyncio.gather(offsets(EARLIEST), offsets(LATEST))
+        first, last = await asyncio.gather(
+            *(self._offsets_by_leader(topic, by_leader, at, deadline) for at in (EARLIEST, LATEST))
+        )
         return {number: (first[number], last[number]) for number in partitions}
 
     async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
