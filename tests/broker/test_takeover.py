@@ -43,7 +43,7 @@ def test_what_a_dead_instance_left_open_is_ended_at_once(desk: Desk, seat: Seat)
     def refused() -> bool:
         with pytest.raises(BrokerUnavailable) as told:
             seat.take_over.stable_offsets([3], soon(1.5))
-        return "UnstableOffsetCommit" in str(told.value)
+        return "UNSTABLE_OFFSET_COMMIT" in str(told.value)
 
     until(refused, "it is not said why")
     before = time.monotonic()

@@ -52,9 +52,12 @@ class Cluster:
         kind = type(request).__name__.removesuffix("Request")
         self.asked.append((kind, node))
         if node in self.frozen and kind != self.answered_still:
-            await asyncio.sleep(max(deadline - time.monotonic(), 0.0))
-            self.timed_out = self.timed_out or len(self.asked)
-            raise LostConnection("no answer", "_TIMED_OUT")
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                self.timed_out = self.timed_out or len(self.asked)
+                raise LostConnection("no answer", "_TIMED_OUT") from None
         return getattr(self, re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).lower())(request, node)
 
     def metadata(self, request: Any, _: int) -> Any:

@@ -64,9 +64,8 @@ def test_tls_and_tokens_for_kafka_python() -> None:
 
 def test_the_client_shows_no_secret() -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": SECRET}
-    client = KafkaPythonClient(
-        "127.0.0.1:1", "me", translated(Security.of({"security.protocol": "sasl_plaintext", **who}))
-    )
+    security = Security.of({"security.protocol": "sasl_plaintext", **who})
+    client = KafkaPythonClient("127.0.0.1:1", "me", translated(security))
     assert SECRET not in repr(client)
     client.close(1.0)
 

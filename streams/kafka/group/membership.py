@@ -128,11 +128,7 @@ class KafkaPythonMembership:
     """
 
     def __init__(
-        self,
-        client: KafkaPythonClient,
-        asking: WireClient,
-        settings: GroupSettings,
-        alive: Callable[[], bool] = lambda: True,
+        self, client: KafkaPythonClient, asking: WireClient, settings: GroupSettings, alive: Callable[[], bool]
     ) -> None:
         self._group_id, self._instance, self._static_id = settings.group_id, settings.instance, settings.static_id
         self._topic, self._partitions = settings.topic, settings.partitions

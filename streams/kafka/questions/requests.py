@@ -1,4 +1,4 @@
-"""Requests that several questions share, in the versions that answer what is asked. Coroutines of the client's loop.
+"""Requests that several questions share, in versions that have the answer. Coroutines of the client's loop.
 
 All raise ``BrokerRefusal`` and ``LostConnection``, as ``WireClient.send`` does; ``WireClient.until`` tries again.
 """

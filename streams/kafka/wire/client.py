@@ -115,6 +115,8 @@ class WireClient:
 
         Raises what ``work`` raises, and ``BrokerUnavailable`` when there is no answer, also because of ``close``.
         """
+        if self._thread is not None:
+            self._thread.check()
         if self._is_on_loop():
             raise RuntimeError("a blocking call on the loop that is to answer it; await the coroutine")
         answer: Future[T] = Future()
@@ -168,9 +170,9 @@ class WireClient:
 
     def post(self, work: Callable[[], Any]) -> bool:
         """Run ``work`` (a function or a coroutine function) on the loop. ``False``: it is closed, or not started."""
-        return self._hand_over(self._run, work)
+        return not self._closed and self._hand_over(self._run, work)
 
-    def _hand_over(self, step: Callable[..., None], *work: Callable[[], Any]) -> bool:
+    def _hand_over(self, step: Callable[..., object], *work: Callable[[], Any]) -> bool:
         if self._loop is None or (self._thread is not None and not self._thread.is_alive()):
             return False
         try:
@@ -200,14 +202,14 @@ class WireClient:
         elif self._loop is not None:
             closing: Future[None] = Future()
 
-            def shut() -> None:
+            async def ended() -> None:
                 try:
-                    self._shut()
+                    await asyncio.wait([*self._shut(), asyncio.ensure_future(asyncio.sleep(0))])
                 finally:
                     closing.set_result(None)
 
             try:
-                if self._hand_over(shut):
+                if self._hand_over(lambda: asyncio.ensure_future(ended())):
                     closing.result(max(0.1, deadline - time.monotonic()))
             except TimeoutError:
                 log.warning("the Kafka client of %s did not close its connections in time", self.addresses)
@@ -401,14 +403,21 @@ class WireClient:
         if asyncio.iscoroutine(found):
             self.spawn(found).add_done_callback(_report)
 
-    def _shut(self) -> None:
-        for task in [*self._tasks]:
+    def _shut(self) -> list[asyncio.Task[Any]]:
+        """Cancel what is under way, but for the caller, and close all connections; return the tasks that end by it."""
+        tasks = [*(self._tasks - {asyncio.current_task()})]
+        for task in tasks:
             task.cancel()
         self._lines.close()
         for connection in [*self._own]:
             connection.close(CLOSED)
+        return tasks
 
     def _crashed(self, error: BaseException) -> None:
+        with self._lock:
+            asking = [*(self._asking or ())]
+        for answer in asking:
+            _fail(answer, BrokerUnavailable(f"the I/O thread of the client of {self.addresses} failed: {error!r}"))
         if self.on_crash is not None:
             self.on_crash(error)
 

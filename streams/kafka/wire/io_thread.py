@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import ClassVar
+
+from streams.errors import ConfigError
+from streams.sak.forks import MadeHere
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +26,8 @@ class IoThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._pid, self._users = os.getpid(), 0
+        self._here, self._users = MadeHere("a Kafka client", ConfigError, _forget), 0
+        self._is_ending = False
         self._listeners: list[Callable[[BaseException], None]] = []
         self._thread = threading.Thread(target=self._run, name="kes-group", daemon=True)
 
@@ -56,10 +59,14 @@ class IoThread:
             return not self._thread.is_alive()
         return True
 
+    def check(self) -> None:
+        """Raise ``ConfigError`` in a child of the process that made it."""
+        self._here.check()
+
     def is_alive(self) -> bool:
         """Check whether the thread serves its loop. It does not in a forked process."""
         # The loop of a fork shares the pipe that wakes it up with that of the parent: it must not be touched.
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return not self._here.is_foreign and not self._is_ending and self._thread.is_alive()
 
     def is_current(self) -> bool:
         """Check whether this is the thread."""
@@ -69,12 +76,27 @@ class IoThread:
         try:
             self.loop.run_forever()
         except BaseException as error:  # of a task, SystemExit and KeyboardInterrupt: all others stay in their task
-            _log.exception("the IO thread of the Kafka clients failed")
+            _log.exception("the I/O thread of the Kafka clients failed")
+            # Before the listeners, which fail all that waits: what comes later is refused, and nothing is in between.
+            self._is_ending = True
             for listener in [*self._listeners]:
                 listener(error)
         finally:
-            for task in (tasks := asyncio.all_tasks(self.loop)):
-                task.cancel()
-            if tasks:
-                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+            self.loop.run_until_complete(_ended(1.0))
             self.loop.close()
+
+
+async def _ended(timeout_seconds: float) -> None:
+    """Cancel all tasks but this one, and wait until nothing follows from it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=timeout_seconds)
+    await asyncio.sleep(0)  # what is called when a task is done comes a turn later
+    await asyncio.sleep(0)
+
+
+def _forget() -> None:
+    """Begin anew in a child: the thread is the parent's, and any thread of it may have had the lock."""
+    IoThread._lock, IoThread._shared = threading.Lock(), None

@@ -33,9 +33,9 @@ def only(entries: Sequence[EntryT], what: str) -> EntryT:
     return entries[0]
 
 
-def check_complete(found: Container[int], topic: str, asked: Iterable[int]) -> None:
-    """Raise ``LostConnection`` for an answer that leaves out a partition that was asked for."""
-    for number in asked:
+def check_complete(found: Container[int], topic: str, wanted: Iterable[int]) -> None:
+    """Raise ``LostConnection`` for an answer that leaves out a partition that the request named."""
+    for number in wanted:
         if number not in found:
             raise LostConnection(f"the answer says nothing of {topic}[{number}]", "_BAD_MSG")
 
