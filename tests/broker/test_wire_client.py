@@ -14,7 +14,7 @@ import pytest
 from streams.broker import KafkaBroker, KafkaCluster
 from streams.errors import BrokerUnavailable
 from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
-from streams.kafka.wire.codes import raise_for
+from streams.kafka.wire.codes import is_retriable, raise_for
 from streams.kafka.wire.lines import NEXT_SECONDS
 from streams.kafka.wire.schemas.describe_groups import DescribeGroupsRequest
 from streams.kafka.wire.schemas.list_groups import ListGroupsRequest
@@ -68,7 +68,8 @@ def described(client: WireClient, group: str) -> int:
         limit = min(deadline, time.monotonic() + ANSWER_SECONDS)
         node = await client.coordinator(GROUP, group, limit)
         answer = await client.send(DescribeGroupsRequest(groups=[group]), node, limit)
-        raise_for(answer.groups[0].error_code)
+        if is_retriable(code := answer.groups[0].error_code):  # not: there is no such group
+            raise_for(code)
         return node
 
     return client.ask("asking", deadline, attempt)

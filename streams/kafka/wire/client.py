@@ -52,6 +52,7 @@ _LOG_UNREACHABLE_AFTER = 2.0
 """Seconds without an answer after which the log says so."""
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 1.0, 10.0
 """Seconds for one look for a broker: the first, and the longest, each longer by a half; it may only be slow."""
+_ADVICE = "check the address, security.protocol and that it runs"
 _METADATA = 4  # the least version that makes no topic
 _UNKNOWN_BROKER, _TIMED_OUT = "_UNKNOWN_BROKER", "_TIMED_OUT"
 _PATIENT = Code.UNSTABLE_OFFSET_COMMIT, Code.CONCURRENT_TRANSACTIONS
@@ -90,7 +91,6 @@ class WireClient:
         self._any: Address | None = None  # the broker that has questions for any of them
         self._turn = -1
         self._is_stale = False  # the brokers may be other ones by now
-        self._failure: LostConnection | None = None
         self._is_reported = False  # the log says that no broker answers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -252,31 +252,21 @@ class WireClient:
                 await self.refreshed(min(deadline, clock() + patience))
                 break
             except LostConnection as failure:
-                if self._failure is None or failure.code != _TIMED_OUT:  # it says no more than that the time is over
-                    self._failure = failure
-                self._raise_hopeless(failure)
+                if is_hopeless(failure):
+                    raise self.translated(failure, "connecting") from failure
+                reasons = self._lines.failure()
+                last = LostConnection(reasons) if reasons else failure
+            said = f"no broker answers at {self.addresses} ({plain(str(last), self.addresses)})"
             if clock() + pause >= deadline:
-                raise BrokerUnavailable(self._no_answer()) from self._failure
+                raise BrokerUnavailable(f"{said}; {_ADVICE}") from last
             if not (self._is_reported or quiet) and clock() - start > _LOG_UNREACHABLE_AFTER:
                 self._is_reported = True
-                log.warning("%s; trying on", self._no_answer())
+                log.warning("%s; %s; trying on", said, _ADVICE)
             await asyncio.sleep(pause)
             pause, patience = min(pause * 2, _LONGEST_PAUSE), min(patience * 1.5, _LONGEST_LOOK_SECONDS)
         if self._is_reported:
             self._is_reported = False
             log.info("broker at %s answers", self.addresses)
-
-    def _no_answer(self) -> str:
-        reason = str(self._failure or "")
-        if (words := plain(reason, self.addresses)) != reason:  # nothing listens there at all
-            return words
-        why = f" ({reason})" if reason else ""
-        return f"no broker answers at {self.addresses}{why}; check the address, security.protocol and that it runs"
-
-    def _raise_hopeless(self, failure: LostConnection) -> None:
-        """Raise for wrong credentials and certificates that do not fit: trying again does not cure them."""
-        if is_hopeless(failure):
-            raise self.translated(failure, "connecting") from failure
 
     async def send(
         self,
@@ -381,7 +371,7 @@ class WireClient:
     async def _address_of(self, node: int, deadline: float) -> Address:
         if self._is_stale or node not in self._brokers:
             try:
-                # Bounded: a broker that is known can be asked although the list of them cannot be fetched.
+                # Bounded: a broker that is known may answer although the list of them cannot be fetched.
                 await self.refreshed(min(deadline, asyncio.get_running_loop().time() + _LOOK_SECONDS))
             except LostConnection:
                 if node not in self._brokers:
@@ -394,7 +384,7 @@ class WireClient:
         if answer.brokers:  # none: one that has just started knows none
             self._brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
             self._lines.keep({*self._brokers.values(), *self._bootstrap})
-            self._is_stale, self._failure = False, None
+            self._is_stale = False
 
     def _run(self, work: Callable[[], Any]) -> None:
         if self._closed:  # posted too late: ``close`` fails what waits for it

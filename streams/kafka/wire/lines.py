@@ -45,6 +45,8 @@ class Line:
         self._pause, self._throttled_until = 0.0, -math.inf
         self.retry_at = -math.inf
         """The loop's time before which it does not connect: it has just failed."""
+        self.failure: LostConnection | None = None
+        """The failure of the last try to connect."""
         self.is_silent = False
         """Whether a caller waited in vain, and no answer has come since."""
 
@@ -126,9 +128,10 @@ class Line:
         try:
             await asyncio.sleep(max(0.0, self.retry_at - self._loop.time()))
             self._connection = await self._connect(*self.address)
-            self._pause, self.is_silent = 0.0, False
+            self._pause, self.failure, self.is_silent = 0.0, None, False
             return self._connection
-        except LostConnection:
+        except LostConnection as failure:
+            self.failure = failure
             self._pause = min(max(2 * self._pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             self.retry_at = self._loop.time() + self._pause
             raise
@@ -189,6 +192,10 @@ class Lines:
             for task in opening:
                 task.cancel()  # it only waits; the connections are made, and are used next time
         raise LostConnection("; ".join(dict.fromkeys(failures)))
+
+    def failure(self) -> str:
+        """Return the reasons for which there is no connection, as far as it was tried."""
+        return "; ".join(dict.fromkeys(str(line.failure) for line in self._lines.values() if line.failure is not None))
 
     def keep(self, addresses: Collection[Address]) -> None:
         """Retire the lines to all other addresses: no broker is there any more."""
