@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 
 from streams.errors import ConfigError
 from streams.kafka.connection import ConnectionLog
+from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import RESERVED, ClientSettings, build
 from streams.kafka.wire.settings import ProducerSettings
 from streams.settings.config import EventSourceConfig
@@ -83,6 +84,18 @@ def test_librdkafka_takes_every_configuration() -> None:
 def test_what_librdkafka_refuses_is_named(overrides: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         build_producer(overrides)
+    with pytest.raises(ConfigError, match=named):
+        TopicAdmin(ClientSettings(NOBODY, overrides))
+
+
+def test_what_librdkafka_takes_is_taken_also_where_it_makes_no_client() -> None:
+    callbacks = {"stats_cb": print, "oauth_cb": print, "throttle_cb": print}
+    of_consumers = {"fetch.wait.max.ms": 9, "queued.min.messages": "7"}
+    TopicAdmin(ClientSettings(NOBODY, {"compression.type": "lz4", "socket.keepalive.enable": True, **of_consumers}))
+    ClientSettings(NOBODY, {**callbacks, "statistics.interval.ms": 20}).check()
+    with pytest.raises(ConfigError) as caught:
+        ClientSettings(NOBODY, {"ssl.key.pem": "x", "sasl.kerberos.min.time.before.relogin": "hunter2"}).check()
+    assert "hunter2" not in str(caught.value)
 
 
 def test_addresses() -> None:

@@ -66,10 +66,12 @@ class TopicAdmin(Questions):
 
     Each is bounded by its timeout. What passes (an election, a coordinator that is loading) is tried again until then;
     afterwards ``BrokerUnavailable``, with the addresses and the last error of a connection. ``TopicError``: the request
-    itself is refused; ``ConfigError``: the credentials are. Making one does no I/O; the first request connects.
+    itself is refused; ``ConfigError``: the credentials are. Making one does no I/O, and raises ``ConfigError`` for
+    settings that are wrong; the first request connects.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
+        settings.check()
         self._settings, self._security = settings, Security.of(settings.overrides)
         self.tails = Tails(settings)
         self._closing = threading.Lock()

@@ -96,6 +96,7 @@ class LogView:
     def _client(self) -> WireClient:
         if self._wire is None:
             settings = settings_of(self._options.kafka)
+            settings.check()
             security = Security.of(settings.overrides)
             self._wire = WireClient(settings.bootstrap_servers, settings.client_id, security)
             self._wire.start()
