@@ -154,8 +154,10 @@ def refused(reason: str, addresses: str) -> ConfigError | None:
     """Return the error for the last news of connections that trying again does not cure: wrong credentials, or a
     certificate that one of the two sides does not take. ``None``: it may be cured."""
     if reason.startswith("_AUTHENTICATION"):
-        advice = "check sasl.mechanism, sasl.username and sasl.password, or the token of oauth_cb"
-        return ConfigError(f"Kafka at {addresses} refuses the credentials ({reason}); {advice}")
+        return ConfigError(
+            f"Kafka at {addresses} refuses the credentials ({reason}); check sasl.mechanism, sasl.username and "
+            "sasl.password, or the token of oauth_cb"
+        )
     if reason.startswith("_SSL") or "tls alert" in reason or "sslv3 alert" in reason:
         return ConfigError(
             f"TLS with Kafka at {addresses} failed ({reason}). The broker's certificate must be signed by an authority "
