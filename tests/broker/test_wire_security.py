@@ -125,13 +125,11 @@ def test_what_is_wrong_is_said_by_the_client_too(
 ) -> None:
     """At once, where trying again does not help."""
     address, settings = wrongly(sasl, wrong)
-    if code == "_TRANSPORT":
-        error, said = BrokerUnavailable, said.replace("list_topics", "no broker answers")
-    else:
-        error = ConfigError
+    is_outage = code == "_TRANSPORT"
+    said = said.replace("list_topics", "no broker answers")
     before = time.monotonic()
-    with pytest.raises(error, match=said) as failed:
-        asked(address, settings, 2.0 if code == "_TRANSPORT" else 30.0)
+    with pytest.raises(BrokerUnavailable if is_outage else ConfigError, match=said) as failed:
+        asked(address, settings, 2.0 if is_outage else 30.0)
     assert time.monotonic() - before < 10.0
     assert address in str(failed.value)
     assert "wrong" not in str(failed.value)

@@ -1,4 +1,4 @@
-"""What our client of a cluster does besides: frozen brokers, pipelined requests, throttling, its thread and its loop."""
+"""What our client of a cluster does besides: frozen brokers, late answers, throttling, its thread and its loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import Code
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
-from tests.unit.scripted_broker import MUTE, TORN, ScriptedBroker
+from tests.unit.scripted_broker import MUTE, ScriptedBroker
 from tests.unit.test_forks import refused_in_a_child
 from tests.unit.waiting import PATIENCE, until, wait_until
 from tests.unit.wire_client_kit import NOBODY, Ours, asked
@@ -140,21 +140,26 @@ async def test_a_session_that_ends_gets_a_new_connection_and_what_is_under_way_i
         client = ours.client(broker.bootstrap_servers)
         await asked(ours, client)
 
-        async def across() -> Any:
+        retired = threading.Event()
+
+        async def across() -> tuple[Any, bool]:
             loop = asyncio.get_running_loop()
             line = client._lines.get(client.brokers()[0])
             first = await line.open()
             under_way = client.spawn(client.send(ours.topics("t"), 0, loop.time() + PATIENCE))
             await until(lambda: first._waiting)
             first.expires_at = loop.time()
-            second = await line.open()
-            return (first is second, first.lost is None), (await under_way).topics[0].name, second.lost
+            opening = client.spawn(line.open())
+            await until(lambda: first._is_retired)
+            retired.set()
+            second = await opening
+            answer = await under_way
+            await until(lambda: first.lost)
+            return answer, first is not second and second.lost is None
 
-        broker.answer("Metadata", TORN)
-        said = await asyncio.to_thread(client.call, across, time.monotonic() + PATIENCE)
-        assert said[0][0] is False
-        assert said[1:] == ("t", None)
-        await until(lambda: "ApiVersions" in broker.asked("ApiVersions")[1:])
+        broker.answer("Metadata", lambda _: retired.wait(PATIENCE))
+        answer, is_new = await asyncio.to_thread(client.call, across, time.monotonic() + PATIENCE)
+        assert (answer.topics[0].name, is_new) == ("t", True)
 
 
 async def test_answers_may_be_large_but_not_any_size(ours: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +232,8 @@ async def test_a_blocking_call_on_its_own_loop_is_refused_and_close_is_not(ours:
 
 
 async def test_a_thread_that_ends_by_an_error_is_reported(ours: Ours, caplog: pytest.LogCaptureFixture) -> None:
-    client, crashed = ours.client(NOBODY), []
+    client = ours.client(NOBODY)
+    crashed: list[BaseException] = []
     client.on_crash = crashed.append
 
     def fail() -> None:

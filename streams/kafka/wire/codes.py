@@ -236,23 +236,20 @@ def raise_for(code: int, message: str | None = None) -> None:
         raise BrokerRefusal(code, message)
 
 
-class Coded(Protocol):
-    """An entry of an answer that may be an error."""
-
-    error_code: int
-
-
-EntryT_co = TypeVar("EntryT_co", bound=Coded, covariant=True)
+class _Entry(Protocol):
+    @property
+    def error_code(self) -> int: ...
 
 
-class Entries(Protocol[EntryT_co]):
-    """The entries of one topic."""
+EntryT_co = TypeVar("EntryT_co", bound=_Entry, covariant=True)
 
+
+class _Entries(Protocol[EntryT_co]):
     @property
     def partitions(self) -> Sequence[EntryT_co]: ...
 
 
-def entries_of(topics: Iterable[Entries[EntryT_co]]) -> Iterator[EntryT_co]:
+def entries_of(topics: Iterable[_Entries[EntryT_co]]) -> Iterator[EntryT_co]:
     """Yield the partitions of an answer that lists them by topic. Raises ``BrokerRefusal`` for one that was refused."""
     for topic in topics:
         for entry in topic.partitions:
