@@ -184,7 +184,7 @@ class ClientSettings:
         }
 
     def check(self) -> None:
-        """Raise ``ConfigError`` for an override whose name or value librdkafka refuses. Makes no client, so it takes microseconds."""
+        """Raise ``ConfigError`` for an override whose name or value librdkafka refuses. Makes no client."""
         # For clients that take security alone from here: a name that is misspelt is found before anything is done.
         # librdkafka takes the settings in order, and refuses the last one before it makes anything.
         try:
