@@ -39,7 +39,7 @@ _CLOSE_SECONDS: Final = 2.0
 _TOPIC: Final = 2
 """The number of topics among the resources that have settings."""
 _OWN_REPLICATION: Final = 4
-"""The version of CreateTopics from which the broker's own replication factor may be asked for (-1)."""
+"""The version of CreateTopics from which a topic may have the broker's own replication factor (-1)."""
 _NO_SUCH_TOPIC: Final = Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID
 
 

@@ -18,7 +18,7 @@ _CLOSE_SECONDS: Final = 1.0
 
 
 class LogEnds:
-    """Asks where the committed records of partitions end. One thread; it connects when it is asked first."""
+    """Looks up where the committed records of partitions end. One thread; the first question connects."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
@@ -47,7 +47,7 @@ class LogEnds:
         return answer
 
     def close(self) -> None:
-        """Close the connections. What is asked for gets no answer any more."""
+        """Close the connections. Questions that wait get no answer any more."""
         client, self._client = self._client, None
         if client is not None:
             client.close(_CLOSE_SECONDS)

@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
-import anyio.to_thread
-
 from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.sasl import Credentials, SaslFailure
@@ -163,16 +161,18 @@ class BrokerConnection(asyncio.Protocol):
         name = credentials.mechanism
         if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
+        from anyio import to_thread  # here, so that what reads without a login does not load it
+
         login = credentials.login_at(host)
         highest = self.versions[SaslAuthenticateRequest.API_KEY][1]
         try:
             # On a thread: a token is fetched by the application's function, and SCRAM hashes for milliseconds.
-            message = await anyio.to_thread.run_sync(login.first)
+            message = await to_thread.run_sync(login.first)
             while True:
                 answer = await self._ask(SaslAuthenticateRequest(auth_bytes=message), min(highest, 2))
                 if answer.error_code:
                     raise SaslFailure("the broker refuses the credentials; check the sasl.* settings")
-                following = await anyio.to_thread.run_sync(login.next, answer.auth_bytes)
+                following = await to_thread.run_sync(login.next, answer.auth_bytes)
                 if following is None:
                     break
                 message = following

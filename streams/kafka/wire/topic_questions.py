@@ -1,4 +1,4 @@
-"""Questions about topics and their logs, in the versions that answer what is asked. Coroutines of the client's loop.
+"""Questions about topics and their logs, in versions that have the answer. Coroutines of the client's loop.
 
 All raise ``BrokerRefusal`` and ``LostConnection``, as ``WireClient.send`` does; ``WireClient.until`` tries again.
 """
@@ -77,17 +77,17 @@ async def list_offsets(
     in milliseconds, or ``EARLIEST`` or ``LATEST``, of partitions with this leader. Read uncommitted, so up to the high
     watermark, unless it is to be ``stable``."""
     topic_of = ListOffsetsRequest.ListOffsetsTopic
-    part_of = topic_of.ListOffsetsPartition
+    of = topic_of.ListOffsetsPartition
     # Without a leader epoch: an old one would be refused (FENCED_LEADER_EPOCH) after a broker's restart.
     topics = [
-        topic_of(name=topic, partitions=[part_of(partition_index=number, timestamp=at) for number, at in asked.items()])
-        for topic, asked in times.items()
+        topic_of(name=topic, partitions=[of(partition_index=number, timestamp=at) for number, at in wanted.items()])
+        for topic, wanted in times.items()
     ]
     request = ListOffsetsRequest(isolation_level=int(stable), topics=topics)
     answer = await client.send(request, leader, deadline, least=_WITH_ISOLATION, most=_LIST_OFFSETS)
     found = {
         topic.name: {entry.partition_index: entry.offset for entry in entries_of([topic])} for topic in answer.topics
     }
-    for topic, asked in times.items():
-        check_complete(found.get(topic, {}), topic, asked)
+    for topic, wanted in times.items():
+        check_complete(found.get(topic, {}), topic, wanted)
     return found

@@ -229,7 +229,7 @@ class LogView:
             by_leader.setdefault(leader, {}).setdefault(place.topic, {})[place.partition] = at
         client = self._client()
         answers = await asyncio.gather(
-            *(list_offsets(client, asked, leader, limit, stable=stable) for leader, asked in by_leader.items())
+            *(list_offsets(client, wanted, leader, limit, stable=stable) for leader, wanted in by_leader.items())
         )
         return {
             TopicPartition(topic, number): offset
