@@ -34,6 +34,9 @@ T = TypeVar("T")
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 """Seconds between two looks at a topic: the first pause, and the longest, each twice as long as the one before."""
+_CHANGE_SECONDS: Final = 9.0
+"""Seconds that a broker may take for a change of topics: a second request would not tell who made the change. Less than
+those after which a connection is taken for dead."""
 _CLOSE_SECONDS: Final = 2.0
 """Seconds for the end of the connections."""
 _TOPIC: Final = 2
@@ -79,7 +82,6 @@ class TopicAdmin(Questions):
 
     def describe(self, names: Collection[str], timeout_seconds: float = 10.0) -> dict[str, TopicDescription | None]:
         """Describe topics; ``None`` for one that does not exist. Never creates one (as a metadata request may)."""
-
         names = askable(names)
 
         async def attempt(limit: float) -> dict[str, TopicDescription | None]:
@@ -124,8 +126,9 @@ class TopicAdmin(Questions):
             if found >= partitions:  # also after an answer that was lost
                 return found
             wanted = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=partitions)
+            node, limit = await self._controller(limit), _limit_of_change(deadline)
             request = CreatePartitionsRequest(topics=[wanted], timeout_ms=milliseconds_until(limit))
-            answer = await self._client.send(request, await self._controller(limit), limit)
+            answer = await self._client.send(request, node, limit)
             result = only(answer.results, f"topic {name}")
             # Another client, or our own first attempt, was faster than the metadata.
             if result.error_code != Code.INVALID_PARTITIONS:
@@ -152,9 +155,10 @@ class TopicAdmin(Questions):
         deadline, wanted = time.monotonic() + timeout_seconds, askable(names)
 
         async def attempt(limit: float) -> None:
+            node, limit = await self._controller(limit), _limit_of_change(deadline)
             states = [DeleteTopicsRequest.DeleteTopicState(name=name) for name in wanted]
             request = DeleteTopicsRequest(topics=states, topic_names=wanted, timeout_ms=milliseconds_until(limit))
-            answer = await self._client.send(request, await self._controller(limit), limit)
+            answer = await self._client.send(request, node, limit)
             for result in answer.responses:
                 if result.error_code not in _NO_SUCH_TOPIC:
                     _check("deleting topic", "Delete", result.name or "", result.error_code, result.error_message)
@@ -280,8 +284,9 @@ class TopicAdmin(Questions):
         ]
 
         async def attempt(limit: float) -> None:
+            node, limit = await self._controller(limit), _limit_of_change(deadline)
             request = CreateTopicsRequest(topics=wanted, timeout_ms=milliseconds_until(limit))
-            answer = await self._client.send(request, await self._controller(limit), limit, least=_OWN_REPLICATION)
+            answer = await self._client.send(request, node, limit, least=_OWN_REPLICATION)
             created.update(result.name for result in answer.topics if not result.error_code)
             for result in answer.topics:
                 # Another client may have made it meanwhile, or our own first attempt, whose answer was lost.
@@ -402,6 +407,10 @@ def _described(name: str, topic: TopicMetadata, configs: dict[str, str]) -> Topi
         replication_factor=max((len(partition.replica_nodes) for partition in topic.partitions), default=0),
         configs=configs,
     )
+
+
+def _limit_of_change(deadline: float) -> float:
+    return min(time.monotonic() + _CHANGE_SECONDS, deadline)
 
 
 def _check(doing: str, operation: str, topic: str, code: int, message: str | None = None) -> None:
