@@ -53,10 +53,14 @@ async def describe_group(
     return None, described
 
 
-async def leave_group(client: WireClient, group_id: str, member_id: str, instance: str | None, deadline: float) -> bool:
-    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it."""
+async def leave_group(
+    client: WireClient, group_id: str, member_id: str, instance: str | None, deadline: float, reason: str = ""
+) -> bool:
+    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it.
+    ``reason`` is for the broker's log."""
+    # Not on a member's own connection: a JoinGroup that waits there would hold this up.
     node = await client.coordinator(GROUP, group_id, deadline)
-    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
+    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance, reason=reason or None)
     request = LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver])
     answer = await client.send(request, node, deadline, least=_WITH_MEMBERS)
     raise_for(answer.error_code)

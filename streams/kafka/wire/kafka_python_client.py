@@ -1,17 +1,19 @@
 """The kafka-python client of a membership: its IO thread, its connections, its end.
 
-Threads: kafka-python runs one IO thread (an event loop of its own). Coroutines below run there; ``post`` and ``close``
+Threads: kafka-python runs one IO thread (an event loop of its own). Coroutines below run there; ``call`` and ``close``
 are for all other threads. No record goes through here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
 
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 from streams.kafka.permissions import Right, denied
@@ -26,6 +28,8 @@ from streams.settings.sources import checked_addresses
 log = logging.getLogger(__name__)
 
 _CARRY_CREDENTIALS = ("SaslAuthenticateRequest", "SaslBytesRequest")
+
+T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 10_000
 """Milliseconds for an answer, before the connection is taken for dead. A JoinGroup has its own time, from the rebalance
@@ -61,6 +65,8 @@ class KafkaPythonClient:
         self.manager: Any = ConnectionManager(self.net, **settings)
         self.kafka: Any = KafkaNetClient(net=self.net, manager=self.manager)
         self._closed = False
+        self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, no answer will come
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the IO thread. Repeating it is harmless."""
@@ -71,6 +77,40 @@ class KafkaPythonClient:
 
     # ------------------------------------------------------------------ for other threads
 
+    def call(self, work: Callable[[], Awaitable[T]], deadline: float) -> T:
+        """Run ``work`` on the IO thread and wait for it. ``work`` keeps to the deadline by itself, within a second.
+
+        Raises what ``work`` raises, and ``BrokerUnavailable`` when there is no answer, also because of ``close``.
+        """
+        answer: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                found = await work()
+            except StreamsError as error:
+                _fail(answer, error)
+            except Exception as error:  # closed below us, kafka-python raises whatever it happens to meet
+                _fail(answer, self._was_closed(error) if self._closed else error)
+            else:
+                with contextlib.suppress(InvalidStateError):
+                    answer.set_result(found)
+
+        with self._lock:
+            if self._asking is not None:
+                self._asking.add(answer)
+        try:
+            # Noted before it is posted: ``close`` fails all that are noted, and a call behind it is refused here.
+            if self._asking is None or not self.post(run):
+                raise BrokerUnavailable(f"the client of {self.addresses} is closed")
+            # A second more than the work has: its own error comes first, and says what it waited for.
+            return answer.result(max(0.0, deadline - time.monotonic()) + 1.0)
+        except TimeoutError:
+            raise BrokerUnavailable(f"no answer from {self.addresses} in time") from None
+        finally:
+            with self._lock:
+                if self._asking is not None:
+                    self._asking.discard(answer)
+
     def post(self, work: Callable[[], Any]) -> bool:
         """Run ``work`` (a function or a coroutine function) on the IO thread. ``False``: that thread has ended."""
         try:
@@ -80,11 +120,19 @@ class KafkaPythonClient:
         return True
 
     def close(self, timeout_seconds: float) -> None:
-        """End the IO thread and all connections. Repeating it is harmless."""
+        """End the IO thread and all connections; calls that wait for an answer fail. Repeating it is harmless."""
         if self._closed:
             return
         self._closed = True
-        deadline = time.monotonic() + timeout_seconds
+        try:
+            self._end(time.monotonic() + timeout_seconds)
+        finally:
+            with self._lock:
+                asking, self._asking = self._asking or set(), None
+            for answer in asking:  # that came too late for the thread, or are left with it
+                _fail(answer, self._was_closed())
+
+    def _end(self, deadline: float) -> None:
         if self.net._io_thread is not None:
             closing: Future[None] = Future()
 
@@ -105,6 +153,11 @@ class KafkaPythonClient:
                 log.warning("the Kafka client of %s did not end in time; its thread is left behind", self.addresses)
                 return
         self.net.close()
+
+    def _was_closed(self, cause: BaseException | None = None) -> BrokerUnavailable:
+        closed = BrokerUnavailable(f"the client of {self.addresses} was closed")
+        closed.__cause__ = cause
+        return closed
 
     # ------------------------------------------------------------------ for the IO thread
 
@@ -186,6 +239,11 @@ class KafkaPythonClient:
         if isinstance(error, kafka_errors.UnknownTopicOrPartitionError | kafka_errors.InvalidTopicError):
             return TopicError(f"{where}: topic or partition does not exist")
         return BrokerUnavailable(f"{where}: no answer in time, the last was {type(error).__name__}")
+
+
+def _fail(answer: Future[Any], error: BaseException) -> None:
+    with contextlib.suppress(InvalidStateError):  # set already, by the IO thread or by ``close``
+        answer.set_exception(error)
 
 
 def raise_for(error_code: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable
-from streams.kafka.group.membership import connect_group
+from streams.kafka.group.connect import connect_group
 from streams.kafka.questions import takeover
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.security import Security
