@@ -11,26 +11,26 @@ from streams.kafka.translate import (
     BAD_OFFSET,
     BLOCKED,
     FENCED,
-    GROUP_KINDS,
     NO_SUCH_TOPIC,
     REFUSED,
     UNDECIDED,
     broker_unavailable,
     error_of,
 )
+from streams.kafka.wire.answers import GROUP, Meaning
 
 STREAMS = Path(streams.__file__).parent
 E = KafkaError
 
 
 def test_the_tables_do_not_contradict_each_other() -> None:
-    assert not FENCED & GROUP_KINDS.keys()
+    assert not FENCED & GROUP.keys()
     assert not FENCED & REFUSED
-    assert not GROUP_KINDS.keys() & REFUSED
-    assert not UNDECIDED & (REFUSED | FENCED | BAD_OFFSET | GROUP_KINDS.keys())
-    assert not BLOCKED.keys() & (REFUSED | FENCED | GROUP_KINDS.keys() | UNDECIDED)
+    assert not GROUP.keys() & REFUSED
+    assert not UNDECIDED & (REFUSED | FENCED | BAD_OFFSET | GROUP.keys())
+    assert not BLOCKED.keys() & (REFUSED | FENCED | GROUP.keys() | UNDECIDED)
     assert REFUSED | BLOCKED.keys() >= NO_SUCH_TOPIC
-    assert set(GROUP_KINDS.values()) == {"stale", "lost"}
+    assert set(GROUP.values()) == {Meaning.STALE, Meaning.LOST}
 
 
 def test_lists_of_codes_are_here_only() -> None:
