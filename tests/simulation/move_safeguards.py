@@ -73,7 +73,7 @@ def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owne
     return original(read, partition, owner, None)
 
 
-@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions", seed=18)
+@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions")
 def withdrawn_orders_count_when_carried_out(self: Holdings, partition: int, order: Order) -> None:
     self.owned -= {partition}
     self.releasing = {number: other for number, other in self.releasing.items() if number != partition}

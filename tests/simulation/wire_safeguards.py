@@ -22,12 +22,12 @@ async def a_commit_counts_when_it_is_answered(original: Any, self: WireSlot, req
     requested()
 
 
-@missed("answers", *LOST, seed=17)
+@missed("answers", *LOST, seed=5)
 def what_is_in_the_log_is_taken_for_refused(patch: Patch) -> None:
     patch.setitem(answers.PRODUCE, 46, Meaning.REFUSED)  # type: ignore[arg-type]
 
 
-@instead(TransactionSession, "_round", "sequences", *LOST, seed=5)
+@instead(TransactionSession, "_round", "sequences", *LOST, seed=6)
 async def what_may_be_in_the_log_gets_other_sequences(
     original: Any, self: TransactionSession, parts: Any, pieces: Any, offsets: Any, bases: Any
 ) -> Any:
@@ -90,7 +90,7 @@ async def a_slot_goes_on_after_an_abort_whatever_the_protocol(original: Any, sel
     self.is_open = True
 
 
-@instead(TransactionPool, "_next_to_send", "R2", *LOST)
+@instead(TransactionPool, "_next_to_send", "R2", *LOST, seed=1)
 async def younger_is_sent_before_older(original: Any, self: TransactionPool) -> Transaction:
     sendable = [txn for txn in self.unsettled if txn.state is TransactionState.SENDABLE]
     return sendable[-1] if sendable else await original(self)
