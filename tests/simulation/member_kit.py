@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from streams.core.assignor import sticky_plan
 from streams.kafka.group.group_settings import GroupSettings
@@ -15,7 +15,7 @@ from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.connection import connect
 from streams.kafka.wire.security import PLAINTEXT
-from streams.model.group import Assigned, Fatal, GroupEvent, Revoked
+from streams.model.group import Assigned, Assignor, Fatal, GroupEvent, Revoked
 from streams.testing.simulation.faults import Conditions, Faults, Strike
 from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.process import Process
@@ -56,18 +56,20 @@ class Machine:
         return max(0.0, self.frozen_until - self.loop.time())
 
 
-class _Link(WireLink):
+class SimLink(WireLink):
     """Its caller is on the loop: it does not wait."""
 
     def call(self, work: Callable[[], Any], deadline: float) -> None:
         self.departure = self._client.spawn(work())
 
     def close(self, timeout_seconds: float) -> None:
-        self.departure.add_done_callback(lambda _: super(_Link, self).close(timeout_seconds))
+        self.departure.add_done_callback(lambda _: super(SimLink, self).close(timeout_seconds))
 
 
 class Member:
     """One member, and what it tells. ``releases``: what is revoked is given up at once."""
+
+    assignors: ClassVar[dict[str, Assignor]] = {"cooperative-sticky": sticky_plan}
 
     def __init__(self, asker: Asker, name: str, *, releases: bool = True, **settings: Any) -> None:
         self.machine, self.releases, self.name = Machine(asker), releases, name
@@ -79,18 +81,22 @@ class Member:
             topic="topic",
             partitions=4,
             instance=name,
-            assignors=settings.pop("assignors", {"cooperative-sticky": sticky_plan}),
+            assignors=settings.pop("assignors", self.assignors),
             session_timeout_ms=int(settings.pop("session", SESSION) * 1000),
             heartbeat_interval_ms=int(BEAT * 1000),
             rebalance_timeout_ms=int(settings.pop("rebalance", REBALANCE) * 1000),
             **settings,
         )
         self.is_alive = True
-        self.link = _Link(client, checked, asker.loop.time)
-        self.membership = GroupMembership(self.link, checked, lambda: self.is_alive, sequence=1)
+        self.membership = self.made(client, checked)
         self.events: list[GroupEvent] = []
         self.history: list[tuple[float, GroupEvent, Any]] = []
         self.membership.start(self._hear)
+
+    def made(self, client: WireClient, settings: GroupSettings) -> GroupMembership:
+        """Make the membership."""
+        link = SimLink(client, settings, self.machine.loop.time)
+        return GroupMembership(link, settings, lambda: self.is_alive, sequence=1)
 
     def _hear(self, event: GroupEvent) -> None:
         self.events.append(event)
