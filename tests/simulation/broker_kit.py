@@ -199,11 +199,11 @@ class _Link(SimLink, BrokerLink): ...
 class BrokerMember(Member):
     """A member of such a group."""
 
-    assignors = {}
-
     def __init__(self, asker: Asker, name: str, **settings: Any) -> None:
         self.transaction_ms = settings.pop("transaction_ms", 5000)
-        super().__init__(asker, name, server_assignor=settings.pop("server_assignor", "uniform"), **settings)
+        super().__init__(
+            asker, name, assignors={}, server_assignor=settings.pop("server_assignor", "uniform"), **settings
+        )
 
     def made(self, client: WireClient, settings: GroupSettings) -> BrokerMembership:
         self.client = client

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from streams.core.assignor import sticky_plan
 from streams.kafka.group.group_settings import GroupSettings
@@ -15,7 +15,7 @@ from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.connection import connect
 from streams.kafka.wire.security import PLAINTEXT
-from streams.model.group import Assigned, Assignor, Fatal, GroupEvent, Revoked
+from streams.model.group import Assigned, Fatal, GroupEvent, Revoked
 from streams.testing.simulation.faults import Conditions, Faults, Strike
 from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.process import Process
@@ -69,8 +69,6 @@ class SimLink(WireLink):
 class Member:
     """One member, and what it tells. ``releases``: what is revoked is given up at once."""
 
-    assignors: ClassVar[dict[str, Assignor]] = {"cooperative-sticky": sticky_plan}
-
     def __init__(self, asker: Asker, name: str, *, releases: bool = True, **settings: Any) -> None:
         self.machine, self.releases, self.name = Machine(asker), releases, name
         network = SimNetwork(cast("Process", self.machine), asker.wire)
@@ -81,7 +79,7 @@ class Member:
             topic="topic",
             partitions=4,
             instance=name,
-            assignors=settings.pop("assignors", self.assignors),
+            assignors=settings.pop("assignors", {"cooperative-sticky": sticky_plan}),
             session_timeout_ms=int(settings.pop("session", SESSION) * 1000),
             heartbeat_interval_ms=int(BEAT * 1000),
             rebalance_timeout_ms=int(settings.pop("rebalance", REBALANCE) * 1000),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from streams.errors import ConfigError
 from streams.kafka.wire import group_bytes
@@ -24,7 +23,7 @@ class GroupSettings:
     topic: str
     partitions: int
     instance: str
-    assignors: Mapping[str, Assignor] = MappingProxyType({})
+    assignors: Mapping[str, Assignor] = field(default_factory=dict)
     server_assignor: str = ""
     session_timeout_ms: int = 6000
     heartbeat_interval_ms: int = 300
