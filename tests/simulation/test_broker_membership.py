@@ -351,7 +351,7 @@ async def a_group_that_rebalances_is_waited_for_and_kafkas_own_is_taken_over(ask
 
 
 async def a_group_that_the_broker_does_not_convert_is_fatal_after_a_session(asker: Asker, group: SharedGroup) -> None:
-    began, group.refuses = asker.loop.time(), [Code.GROUP_ID_NOT_FOUND] * 1000
+    began, group.refuses = asker.loop.time(), [int(Code.GROUP_ID_NOT_FOUND)] * 1000
     member = BrokerMember(asker, "a")
     await until(member.is_fatal)
     assert asker.loop.time() - began > SESSION
