@@ -85,7 +85,7 @@ async def test_what_holds_up_a_restore_is_ended_as_it_ended_elsewhere(
     else:
         async with slot_at(lab.bootstrap, f"{lab.group}.gone.kes~0", topic=lab.output) as slot:
             await send(slot, lab.output, 0)
-            offset = await asyncio.to_thread(leave_hanging, client, changelog, 0, slot._who[1:])
+            offset = await asyncio.to_thread(leave_hanging, client, changelog, 0, slot._session.who[1:])
             await (slot.commit(lambda: None) if how else slot.abort())
     place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
     second = source_of(lab, **quick)
@@ -144,7 +144,7 @@ async def test_the_proof_decides_how_it_is_ended(
         stray = Output(lab.output, b"0", b"k", None, 1, 0, 0, 0)
         await other.flush(await encoding(other, [stray]), {lab.topic: {0: 1}}, lambda: ANYBODY)
         await other.commit(lambda: None)
-        offset = await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._who[1:])
+        offset = await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._session.who[1:])
         await (slot.commit(lambda: None) if commit else slot.abort())
         if version == 2:  # a later transaction elsewhere
             await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 2}}, lambda: ANYBODY)
@@ -200,11 +200,11 @@ async def test_a_slot_that_lost_its_broker_ends_its_last_transaction_again(
     async with slot_at(lab.bootstrap, "id", topic=lab.output) as slot:
         outputs = [Output(lab.output, b"1", b"k", None, number, 0, 0, 0) for number in range(2)]
         await slot.flush(await encoding(slot, outputs[:1]), {lab.topic: {0: 1}}, lambda: ANYBODY)
-        await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._who[1:])
+        await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._session.who[1:])
         slot._last.writes([(lab.output, 1)])
         await (slot.commit(lambda: None) if commit else slot.abort())
         assert (await lab.watermarks(lab.output))[1].stable == 0
-        next(iter(slot._connections.values())).close()
+        next(iter(slot._session.connections.values())).close()
         was_shaken = slot.is_shaken
         await slot.flush(await encoding(slot, outputs[1:]), {lab.topic: {0: 2}}, lambda: ANYBODY)
         await (slot.abort() if commit else slot.commit(lambda: None))

@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaError
-
 from streams.errors import TransactionFailed
 from streams.kafka.wire.codec import AnswerT, Request
-from streams.kafka.wire.codes import is_retriable, name_of
+from streams.kafka.wire.codes import Code, is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
 from streams.kafka.wire.placement import BATCH_HEAD, Placement
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
@@ -205,7 +203,7 @@ class Cluster:
         if not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
                 since = self._unknown.get(topic, (0, now))[1]
-                self._unknown[topic] = (code or KafkaError.UNKNOWN_TOPIC_OR_PART, since)
+                self._unknown[topic] = (code or Code.UNKNOWN_TOPIC_OR_PARTITION, since)
             return
         self._unknown.pop(topic, None)
         leaders = [-1] * len(partitions)
