@@ -79,7 +79,8 @@ def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) ->
     evicted.release = True
     assert other.take_over.remove_member(old.member_id, None, soon())
     assert commits.commit(old.metadata) == "UNKNOWN_MEMBER_ID"
-    since = evicted.events.index(evicted.lost()) + 1
+    lost = evicted.lost()
+    since = evicted.events.index(lost) + 1
     evicted.wait(lambda event: isinstance(event, Assigned) and bool(event.owned), since)
     settled(evicted, other)
     again = evicted.assigned()[-1]

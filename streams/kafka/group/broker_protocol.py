@@ -1,7 +1,7 @@
 """One member of a group that the broker shares out (KIP-848): ConsumerGroupHeartbeat, and nothing else.
 
-A member joins with epoch 0, hears of its partitions by the answers, and says in each heartbeat which it owns. That is
-the acknowledgement: a partition that was taken away is another member's once a heartbeat comes without it. So every
+A member joins with epoch 0. The answers name its partitions, and each heartbeat names those that it owns. That is the
+acknowledgement: a partition that was taken away is another member's once a heartbeat comes without it. So every
 heartbeat is a full one, and lost requests and answers cost time only. What an answer means is in ``broker_answers``.
 
 The member id is chosen here, anew after each loss: the broker takes epochs of the present life of an id.
@@ -48,7 +48,7 @@ class BrokerHooks(Hooks, Protocol):
 
     @property
     def owned(self) -> frozenset[int]:
-        """Return the partitions that are not given up, as the broker is told."""
+        """Return the partitions that are not given up, for the next heartbeat."""
         ...
 
     async def shared_out(self, epoch: int, own: frozenset[int]) -> None:
@@ -71,7 +71,7 @@ class BrokerProtocol(JoinProtocol):
         self._session = seconds
 
     async def _join(self) -> bytes:
-        """Join, unless the member has only heard of other partitions. Raises ``Halted``."""
+        """Join, unless the member has only been given other partitions. Raises ``Halted``."""
         if self._generation >= 0:
             self._must_join = False
             return b""
@@ -82,7 +82,7 @@ class BrokerProtocol(JoinProtocol):
         except (LostConnection, BrokerRefusal) as error:
             raise self._halted(GroupRequest.FIND, error) from error
         self._must_join = False
-        # The same id when it is asked again: the broker may have taken the request whose answer is missing.
+        # Under the same id when it is repeated: the broker may have taken the request whose answer is missing.
         self.member_id = self.member_id or str(uuid.uuid4())
         self._own = frozenset()
         try:
@@ -125,7 +125,7 @@ class BrokerProtocol(JoinProtocol):
         self._check(kind, answer.error_code)
         if not epoch <= answer.member_epoch or answer.member_epoch < 1:
             # A coordinator that went back in time: it counts anew, and old epochs would fit again under this id. (Or
-            # one that has not decided yet: then it is asked again.)
+            # one that has not decided yet: then the join is repeated.)
             step = JoinStep.LEAVE_AND_JOIN_ANEW if epoch > 0 else JoinStep.WAIT
             raise Halted(step, BrokerRefusal(Code.FENCED_MEMBER_EPOCH))
         self._interval = answer.heartbeat_interval_ms / 1000 or self._interval
