@@ -56,6 +56,7 @@ class SharedGroup:
         self.foreign: list[tuple[str, str]] = []  # client id and member id of members that nothing else is known of
         self.topic_id = asker.wire.topic_id("topic")
         self.beats: list[Any] = []
+        self.codes: list[int] = []
         asker.wire.serve(
             {
                 "ConsumerGroupHeartbeat": self._heartbeat,
@@ -101,6 +102,7 @@ class SharedGroup:
         self.beats.append(body)
         code = self.wire.not_here(GROUP, node, strike) or (self.refuses.pop(0) if self.refuses else 0)
         code = code or self._admit(body, request.client_id)
+        self.codes.append(code)
         if code or body.member_epoch < 0:
             return request.encoded(error_code=code, member_id=body.member_id, member_epoch=body.member_epoch)
         member = self.members[body.member_id]

@@ -191,6 +191,16 @@ async def an_epoch_that_is_fenced_gives_the_id_back(asker: Asker, group: SharedG
     assert [beat.member_epoch for beat in group.beats if beat.member_id == former][-1] == -1
 
 
+async def a_fenced_static_member_joins_when_its_name_is_free_again(asker: Asker, group: SharedGroup) -> None:
+    member = BrokerMember(asker, "a", static=True)
+    await shared(member)
+    group.members[member.id].epoch = group.members[member.id].before = 77
+    await until(lambda: member.of(Lost))
+    await shared(member)
+    await elapse(1.0)
+    assert Code.UNRELEASED_INSTANCE_ID not in group.codes
+
+
 async def a_coordinator_that_forgot_the_group_is_joined_anew_under_another_id(asker: Asker, group: SharedGroup) -> None:
     first, second = BrokerMember(asker, "a"), BrokerMember(asker, "b")
     await shared(first, second)
