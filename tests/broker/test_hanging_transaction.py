@@ -151,7 +151,7 @@ async def test_the_proof_decides_how_it_is_ended(
             await slot.abort()
     if not reads_log:
         denied = ConfigError("not authorised")
-        monkeypatch.setattr(HangingTransactions, "_log_partitions", Mock(side_effect=denied))
+        monkeypatch.setattr(HangingTransactions, "_log_leaders", Mock(side_effect=denied))
         monkeypatch.setattr(HangingTransactions, "_known", AsyncMock(return_value={}))
     if said.startswith("refused: "):
         with pytest.raises(OffsetError, match=said.replace("refused", "neither committed nor aborted")):
