@@ -7,6 +7,7 @@ away; a partition is assigned when no other member holds it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,13 @@ from streams.kafka.group.broker_protocol import BrokerLink
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import Code
+from streams.model.group import Fatal
 from streams.testing.simulation.faults import Strike
+from streams.testing.simulation.virtual_time import VirtualTimeLoop
 from streams.testing.simulation.wire_requests import Request
 
-from .member_kit import Member, SimLink
-from .wire_asker import GROUP, Asker
+from .member_kit import Member, SimLink, until
+from .wire_asker import GROUP, Asker, run
 
 SESSION, BEAT = 6.0, 0.5
 PARTITIONS = frozenset(range(4))
@@ -212,3 +215,40 @@ class BrokerMember(Member):
         self.take_over = RosterTakeOver(client, GROUP, "topic")
         link = _Link(client, settings, self.machine.loop.time)
         return BrokerMembership(link, settings, self.take_over, lambda: self.is_alive, self.transaction_ms)
+
+
+Scene = Callable[[Asker, SharedGroup], Coroutine[Any, Any, None]]
+
+
+def scenes_of(names: dict[str, Any]) -> list[Scene]:
+    """List the scenes of a module."""
+    return [
+        each for each in names.values() if asyncio.iscoroutinefunction(each) and each.__module__ == names["__name__"]
+    ]
+
+
+def play(scene: Scene) -> None:
+    """Run a scene on two nodes, in virtual time."""
+
+    async def script(loop: VirtualTimeLoop) -> None:
+        asker = Asker(loop, nodes=2)
+        await scene(asker, SharedGroup(asker))
+
+    run(script)
+
+
+async def shared(*members: BrokerMember, seconds: float = 60.0) -> None:
+    """Wait until these share all partitions evenly, and are members."""
+
+    def done() -> bool:
+        owned = sorted(number for member in members for number in member.owned)
+        counts = [len(member.owned) for member in members]
+        is_even = max(counts) - min(counts) <= 1
+        return is_even and owned == sorted(PARTITIONS) and all(member.generation > 0 for member in members)
+
+    await until(done, seconds, f"{[(member.name, member.owned, member.events[-2:]) for member in members]}")
+
+
+def fatal(member: BrokerMember) -> Exception:
+    (event,) = member.of(Fatal)
+    return event.error  # type: ignore[no-any-return]

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
+from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.codes import Code
-from streams.model.group import Assigned, Fatal, Lost, Revoked
+from streams.model.group import Assigned, Lost, Revoked
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import VirtualTimeLoop, elapse
 
-from .broker_kit import BEAT, PARTITIONS, SESSION, BrokerMember, SharedGroup
+from .broker_kit import BEAT, PARTITIONS, SESSION, BrokerMember, Scene, SharedGroup, fatal, play, scenes_of, shared
 from .member_kit import until
 from .wire_asker import GROUP, Asker, run
-
-Scene = Callable[[Asker, SharedGroup], Coroutine[Any, Any, None]]
-
-
-async def shared(*members: BrokerMember, seconds: float = 60.0) -> None:
-    """Wait until these share all partitions evenly, and are members."""
-
-    def done() -> bool:
-        owned = sorted(number for member in members for number in member.owned)
-        counts = [len(member.owned) for member in members]
-        is_even = max(counts) - min(counts) <= 1
-        return is_even and owned == sorted(PARTITIONS) and all(member.generation > 0 for member in members)
-
-    await until(done, seconds, f"{[(member.name, member.owned, member.events[-2:]) for member in members]}")
 
 
 def release(member: BrokerMember) -> None:
     revoked = member.of(Revoked)[-1]
     member.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
-
-
-def fatal(member: BrokerMember) -> Exception:
-    (event,) = member.of(Fatal)
-    return event.error  # type: ignore[no-any-return]
 
 
 async def two_share_and_one_that_closes_gives_everything_back(asker: Asker, group: SharedGroup) -> None:
@@ -344,42 +323,6 @@ async def a_coordinator_that_moves_is_found(asker: Asker, group: SharedGroup) ->
     assert member.of(Lost) == []
 
 
-async def a_group_of_members_of_ours_is_not_taken_over(asker: Asker, group: SharedGroup) -> None:
-    group.classic = "kes-incremental-2"
-    member = BrokerMember(asker, "a")
-    await until(member.is_fatal)
-    assert isinstance(fatal(member), MembershipFatal)
-    assert "stop all of them" in str(fatal(member))
-    assert "ConsumerGroupHeartbeat" not in member.machine.sent
-
-
-async def a_group_that_rebalances_is_waited_for_and_kafkas_own_is_taken_over(asker: Asker, group: SharedGroup) -> None:
-    group.classic = ""
-    member = BrokerMember(asker, "a")
-    await elapse(5.0)
-    assert member.events == []
-    group.classic = "range"
-    await shared(member)
-
-
-async def a_group_that_the_broker_does_not_convert_is_fatal_after_a_session(asker: Asker, group: SharedGroup) -> None:
-    began, group.refuses = asker.loop.time(), [int(Code.GROUP_ID_NOT_FOUND)] * 1000
-    member = BrokerMember(asker, "a")
-    await until(member.is_fatal)
-    assert asker.loop.time() - began > SESSION
-    assert "group.consumer.migration.policy" in str(fatal(member))
-
-
-async def a_transaction_that_outlives_the_brokers_session_is_refused(asker: Asker, group: SharedGroup) -> None:
-    member = BrokerMember(asker, "a", transaction_ms=6000)
-    await until(member.is_fatal)
-    assert isinstance(fatal(member), ConfigError)
-    assert "transaction_timeout_seconds (6)" in str(fatal(member))
-    assert "kafka-configs" in str(fatal(member))
-    group.configs = Code.CLUSTER_AUTHORIZATION_FAILED
-    await shared(BrokerMember(asker, "b", transaction_ms=6000))
-
-
 async def nobody_is_fenced_by_a_list_that_does_not_have_ourselves(asker: Asker, group: SharedGroup) -> None:
     member = BrokerMember(asker, "a")
     await shared(member)
@@ -414,40 +357,6 @@ def test_every_request_may_be_lost_late_or_refused_for_once(name: str, strike: S
     run(script)
 
 
-SCENES = [
-    scene
-    for scene in [*globals().values()]
-    if asyncio.iscoroutinefunction(scene) and scene.__module__ == __name__ and scene is not shared
-]
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", scenes_of(globals()), ids=lambda scene: scene.__name__)
 def test_scene(scene: Scene) -> None:
-    async def script(loop: VirtualTimeLoop) -> None:
-        asker = Asker(loop, nodes=2)
-        await scene(asker, SharedGroup(asker))
-
-    run(script)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (Code.UNSUPPORTED_ASSIGNOR, "group.consumer.assignors"),
-        (Code.UNSUPPORTED_VERSION, "Kafka 4.0"),
-        (Code.GROUP_AUTHORIZATION_FAILED, "needs Read on group"),
-        (Code.TOPIC_AUTHORIZATION_FAILED, "needs Describe on topic"),
-        (Code.GROUP_MAX_SIZE_REACHED, "group.max.size"),
-        (Code.INVALID_GROUP_ID, "refuses this group id"),
-        (Code.INVALID_REQUEST, "INVALID_REQUEST"),
-    ],
-)
-def test_a_refusal_is_fatal_by_name(code: Code, said: str) -> None:
-    async def script(loop: VirtualTimeLoop) -> None:
-        asker = Asker(loop, nodes=2)
-        SharedGroup(asker).refuses = [code]
-        member = BrokerMember(asker, "a")
-        await until(member.is_fatal)
-        assert said in str(fatal(member))
-
-    run(script)
+    play(scene)
