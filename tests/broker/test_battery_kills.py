@@ -1,6 +1,6 @@
 """Battery T2, numbers 1, 2 and 8: SIGKILL at every named point, and at random under load. The oracle must be exact, and
 the stores what the changelog says. Points of moves: ``test_battery_moves.py``. With librdkafka's members in full:
-``BANK_MEMBERSHIP=librdkafka`` (or ``broker``) before ``pytest``, here and for ``test_battery_members.py``."""
+``BANK_MEMBERSHIP=broker`` before ``pytest``, here and for ``test_battery_members.py``."""
 
 from __future__ import annotations
 
