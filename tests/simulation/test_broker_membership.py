@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -311,6 +312,23 @@ async def a_topic_that_was_made_anew_is_another_one(asker: Asker, group: SharedG
     await until(lambda: member.owned == PARTITIONS and member.generation > 0)
     await until(lambda: group.beats[-1].topic_partitions)
     assert group.beats[-1].topic_partitions[0].topic_id == group.topic_id
+
+
+async def a_join_that_names_an_unknown_topic_is_one(asker: Asker, group: SharedGroup) -> None:
+    """And the question for the topic fails: heartbeats begin all the same, and tell the rest."""
+    member = BrokerMember(asker, "a")
+    group.topic_id = uuid4()
+
+    def note(name: str) -> None:
+        if name == "ConsumerGroupHeartbeat" and not group.members:
+            member.machine.strikes["Metadata"] = [Strike.REQUEST_LOST]
+
+    member.machine.on_send = note
+    await until(lambda: member.generation > 0)
+    await elapse(SESSION + 2.0)
+    assert (member.of(Lost), member.owned) == ([], frozenset())
+    group.topic_id = asker.wire.topic_id("topic")
+    await shared(member)
 
 
 async def a_coordinator_that_moves_is_found(asker: Asker, group: SharedGroup) -> None:

@@ -72,16 +72,20 @@ class BrokerProtocol(JoinProtocol):
 
     async def _join(self) -> bytes:
         """Join, unless the member has only been given other partitions. Raises ``Halted``."""
-        if self._generation >= 0:
-            self._must_join = False
-            return b""
+        if self._generation < 0:
+            await self._join_anew()
+        self._must_join = False
+        if self._beats is None:
+            self._beats = self._client.spawn(self._beat())
+        return b""
+
+    async def _join_anew(self) -> None:
         if self._departure is not None:
             await self._departure  # until then the broker holds the static name, and the partitions
         try:
             await self._line.ready()
         except (LostConnection, BrokerRefusal) as error:
             raise self._halted(GroupRequest.FIND, error) from error
-        self._must_join = False
         # Under the same id when it is repeated: the broker may have taken the request whose answer is missing.
         self.member_id = self.member_id or str(uuid.uuid4())
         self._own = frozenset()
@@ -91,8 +95,6 @@ class BrokerProtocol(JoinProtocol):
         except (LostConnection, BrokerRefusal) as error:
             raise self._halted(GroupRequest.JOIN, error) from error
         self._at_work = self._loop.time()
-        self._beats = self._client.spawn(self._beat())
-        return b""
 
     async def _apply(self, data: bytes) -> None:
         await self._membership.shared_out(self._generation, self._own)
