@@ -1,6 +1,6 @@
 """One member of a consumer group, as a pure machine: its metadata, its claims, the barrier, and when it has to join.
 
-Every membership drives this machine: ours over either stack, and librdkafka's.
+Every membership drives this machine.
 Three rules of the exactly-once protocol are kept here:
 
 * **Incarnation first.** A loss replaces the group metadata before all else. A transaction that began under an
