@@ -63,7 +63,7 @@ def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, 
     return _misread(self, original, partition, when, for_my_name)
 
 
-@instead(Replicas, "take", "marker: generation", "pendulum", seed=399)
+@instead(Replicas, "take", "marker: generation", "pendulum", seed=100)
 def old_markers_count_too(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
