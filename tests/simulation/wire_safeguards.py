@@ -76,7 +76,7 @@ def calls_have_no_deadline(original: Any, self: WireSlot, call: str, seconds: fl
     return original(self, call, 1e6)
 
 
-@instead(TransactionSession, "initialize", "sequences", *LOST)
+@instead(TransactionSession, "initialize", "sequences", *LOST, seed=1)
 async def an_id_is_used_again_as_it_was(original: Any, self: TransactionSession) -> None:
     """What the failed transaction has sent is not aborted, and what is under way is not fenced."""
     if self.who.producer_id < 0:
