@@ -75,7 +75,6 @@ class PartitionReader:
                     raise broker_unavailable(
                         f"reading {_shown(topic, positions, ranges)}: no progress for {stalled_after_seconds:g} s",
                         self._settings.bootstrap_servers,
-                        None,
                         consumer.reason or "an open transaction may hold the end of the log back",
                     )
         finally:
