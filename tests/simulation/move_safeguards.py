@@ -142,7 +142,7 @@ def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     patch.setattr(TakeOvers, "_start", at_once)
 
 
-@instead(Replicas, "_received", "copies", "everything", "refused_under_way", seed=522)
+@instead(Replicas, "_received", "copies", "everything", "refused_under_way", seed=355)
 def the_tails_epoch_is_not_looked_at(original: Any, self: Replicas, partition: int, epoch: int, *read: Any) -> None:
     copy = self._copies.get(partition)
     original(self, partition, -1 if copy is None else copy.epoch, *read)
