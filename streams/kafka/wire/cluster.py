@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final
+from uuid import UUID
 
 from confluent_kafka import KafkaError
 
@@ -58,6 +59,10 @@ class Cluster:
         """The topics that are known, for encoding."""
         self.leaders: dict[str, list[int]] = {}
         """The leader of each partition; -1: none."""
+        self.epochs: dict[str, list[int]] = {}
+        """The epoch of the leader of each partition."""
+        self.ids: dict[str, UUID] = {}
+        """The id of each topic; of a broker that has none, 0."""
         self.noted_at: dict[str, float] = {}
         """The loop's time of the newest metadata of each topic."""
         self._unknown: dict[str, tuple[int, float]] = {}
@@ -90,9 +95,14 @@ class Cluster:
                 raise LostConnection(f"the metadata of {topic.name} skip partitions, or name them twice", "_BAD_MSG")
         self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for topic in answer.topics:
-            self._note(topic.name or "", topic.error_code, topic.partitions)
+            self._note(topic.name or "", topic)
         if has_all:
             self._refreshed_at = asyncio.get_running_loop().time()
+
+    def forget(self, topic: str) -> None:
+        """Forget a topic, so that the next metadata say whether it is still there."""
+        self.placements.pop(topic, None)
+        self.leaders.pop(topic, None)
 
     def refresh_if_old(self) -> None:
         """Fetch everything again, in the background, if it is old."""
@@ -193,28 +203,25 @@ class Cluster:
     async def _connect(self, host: str, port: int) -> BrokerConnection:
         return await connect(host, port, self.settings.client_id, self.settings.security)
 
-    def _note(
-        self,
-        topic: str,
-        code: int,
-        partitions: Sequence[MetadataResponse.MetadataResponseTopic.MetadataResponsePartition],
-    ) -> None:
+    def _note(self, topic: str, said: MetadataResponse.MetadataResponseTopic) -> None:
+        partitions = said.partitions
         now = asyncio.get_running_loop().time()
         self._wanted.pop(topic, None)
         self.noted_at[topic] = now
         if not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
                 since = self._unknown.get(topic, (0, now))[1]
-                self._unknown[topic] = (code or KafkaError.UNKNOWN_TOPIC_OR_PART, since)
+                self._unknown[topic] = (said.error_code or KafkaError.UNKNOWN_TOPIC_OR_PART, since)
             return
         self._unknown.pop(topic, None)
-        leaders = [-1] * len(partitions)
+        leaders, epochs = [-1] * len(partitions), [-1] * len(partitions)
         for entry in partitions:
             leaders[entry.partition_index] = entry.leader_id
+            epochs[entry.partition_index] = entry.leader_epoch
         known = self.placements.get(topic)
         if known is None or known.count != len(leaders):  # a transaction under way keeps the one it has
             self.placements[topic] = Placement(topic, len(leaders), FIRST_BATCH_LIMIT)
-        self.leaders[topic] = leaders
+        self.leaders[topic], self.epochs[topic], self.ids[topic] = leaders, epochs, said.topic_id
 
     def _refresh_behind(self, name: str, topics: Collection[str]) -> None:
         task = self._refreshes.get(name)

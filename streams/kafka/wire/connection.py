@@ -50,6 +50,8 @@ class BrokerConnection(asyncio.Protocol):
 
     def __init__(self, address: str, client_id: str) -> None:
         self._address = address
+        self.largest_answer = LARGEST_ANSWER
+        """Bytes of an answer, at most."""
         self._client_id = client_id.encode()
         self._buffer = bytearray()
         self._waiting: deque[tuple[int, asyncio.Future[bytes]]] = deque()
@@ -63,6 +65,8 @@ class BrokerConnection(asyncio.Protocol):
         self.expires_at = math.inf
         """The loop's time at which the connection is to be replaced: its session must authenticate again."""
         self.lost: LostConnection | None = None
+        self.received_at = -math.inf
+        """The loop's time at which the last bytes came."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport. asyncio calls this."""
@@ -73,14 +77,15 @@ class BrokerConnection(asyncio.Protocol):
         """Give each complete frame to the request that waits for it. asyncio calls this."""
         buffer = self._buffer
         buffer += data
+        self.received_at = self._loop.time()
         while len(buffer) >= 4:
             size = int.from_bytes(buffer[:4], "big", signed=True)
-            if not 4 <= size <= LARGEST_ANSWER:
+            if not 4 <= size <= self.largest_answer:
                 self._end(f"a frame of {size} bytes is no answer of Kafka: is it the right port?")
                 return
             if len(buffer) < size + 4:
                 return
-            frame = bytes(buffer[4 : size + 4])
+            frame = bytes(memoryview(buffer)[4 : size + 4])
             del buffer[: size + 4]
             # Answers come in the order of the requests. Another number is not skipped: all later answers would meet the
             # wrong requests.
@@ -115,11 +120,16 @@ class BrokerConnection(asyncio.Protocol):
 
         Returns the answer. Raises ``LostConnection``, also for an answer that cannot be decoded.
         """
-        least, highest = self.versions.get(request.API_KEY, (0, -1))
-        version = min(most, highest, request.LAST_VERSION)
-        if version < max(least, request.FIRST_VERSION):
-            raise self._failure(f"the broker does not take {type(request).__name__}", "UNSUPPORTED_VERSION")
-        return await self._ask(request, version)
+        return await self._ask(request, self.version_of(type(request), most))
+
+    def version_of(self, kind: type[Request[AnswerT]], most: int) -> int:
+        """Return the highest version that both sides take, at most ``most``. Raises ``LostConnection``: there is
+        none."""
+        least, highest = self.versions.get(kind.API_KEY, (0, -1))
+        version = min(most, highest, kind.LAST_VERSION)
+        if version < max(least, kind.FIRST_VERSION):
+            raise self._failure(f"the broker does not take {kind.__name__}", "UNSUPPORTED_VERSION")
+        return version
 
     def close(self) -> None:
         """Close at once, whatever is under way."""
