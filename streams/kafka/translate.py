@@ -165,7 +165,9 @@ def nothing_listens(addresses: str) -> str:
 def plain(reason: str, addresses: str) -> str:
     """Return the last news of the connections, in plain words where no broker is there at all."""
     # Of several brokers another one may be there, and a broker may advertise an address that refuses.
-    refused = "Connection refused" in reason and "," not in addresses and f"{addresses.strip()}/" in reason
+    address = addresses.strip()
+    is_named = f"{address}/" in reason or f"{address}: " in reason  # in librdkafka's words, and in those of `wire`
+    refused = "Connection refused" in reason and "," not in addresses and is_named
     return nothing_listens(addresses) if refused else reason
 
 

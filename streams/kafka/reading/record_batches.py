@@ -1,9 +1,9 @@
 """The record batches of one partition in the answer to a Fetch: which are whole, which are committed, what is in them.
 
 A head is read before its checksum is compared, because where the next fetch begins must be known before anything is
-decoded. The checksum covers all of a batch but its first 21 bytes. Of these a wrong length or format is found by what it
-leads to, and a wrong leader epoch changes no record; a wrong offset that fits between its neighbours cannot be found by
-any client: brokers write it without computing the checksum anew.
+decoded. The checksum covers all of a batch but its first 21 bytes. Of these a wrong length or format is found by what
+it leads to, and a wrong leader epoch changes no record; a wrong offset that fits between its neighbours cannot be found
+by any client: brokers write it without computing the checksum anew.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class FetchedBatches:
 
     ``aborted``: producer id and first offset of the aborted transactions, as the answer has them; without them
     (``None``) all records are given, committed or not. ``following``: the offset behind the last whole batch, where the
-    next fetch begins. ``leader_epoch``: that of the last whole batch. ``is_cut``: not one batch is whole, although there
-    are bytes.
+    next fetch begins. ``leader_epoch``: that of the last whole batch. ``is_cut``: there are bytes, but no whole batch.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from streams.errors import TransactionFailed
 from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
+from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.placement import BATCH_HEAD, Placement
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
@@ -44,10 +45,15 @@ _DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
 
 class Cluster:
     """The state of the cluster, as far as the slots need it. ``wall_seconds`` returns the time for records that have
-    none of their own."""
+    none of their own. ``needed``: as of ``BrokerConnection.introduce``."""
 
-    def __init__(self, settings: ProducerSettings, wall_seconds: Callable[[], float] = time.time) -> None:
-        self.settings, self._wall_seconds = settings, wall_seconds
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        wall_seconds: Callable[[], float] = time.time,
+        needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
+    ) -> None:
+        self.settings, self._wall_seconds, self._needed = settings, wall_seconds, needed
         self._bootstrap = [_address(part) for part in settings.bootstrap_servers.split(",")]
         self._brokers: dict[int, tuple[str, int]] = {}
         self._any: BrokerConnection | None = None
@@ -201,7 +207,7 @@ class Cluster:
             self._any = None
 
     async def _connect(self, host: str, port: int) -> BrokerConnection:
-        return await connect(host, port, self.settings.client_id, self.settings.security)
+        return await connect(host, port, self.settings.client_id, self.settings.security, needed=self._needed)
 
     def _note(self, topic: str, said: MetadataResponse.MetadataResponseTopic) -> None:
         partitions = said.partitions

@@ -1,4 +1,4 @@
-"""The codecs of record batches: gzip of the standard library, and cramjam's, which are imported when they are needed."""
+"""The codecs of record batches: gzip of the standard library, and cramjam's, imported when they are needed."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ new request.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import socket
 import ssl
@@ -29,8 +30,8 @@ from streams.kafka.wire.security import Security
 CONNECT_SECONDS: Final = 10.0
 """Seconds for one connection, with TLS, versions and login."""
 LARGEST_ANSWER: Final = 16 * 1024 * 1024
-"""Bytes of an answer, at most. Answers to a producer are small, so a larger length is garbage (another program's
-port)."""
+"""Bytes of an answer, at most, unless the caller expects more. Answers to a producer are small, so a larger length is
+garbage (another program's port)."""
 SESSION_SHARE: Final = 0.85
 """Share of a session's lifetime (KIP-368) after which a connection is replaced, between two transactions. A broker
 closes connections whose session is over."""
@@ -51,7 +52,7 @@ class BrokerConnection(asyncio.Protocol):
     def __init__(self, address: str, client_id: str) -> None:
         self._address = address
         self.largest_answer = LARGEST_ANSWER
-        """Bytes of an answer, at most."""
+        """Bytes of an answer, at most. Who expects more sets it, once it is known that this is a broker."""
         self._client_id = client_id.encode()
         self._buffer = bytearray()
         self._waiting: deque[tuple[int, asyncio.Future[bytes]]] = deque()
@@ -131,19 +132,20 @@ class BrokerConnection(asyncio.Protocol):
             raise self._failure(f"the broker does not take {kind.__name__}", "UNSUPPORTED_VERSION")
         return version
 
-    def close(self) -> None:
+    def close(self, reason: str = "the connection was closed here") -> None:
         """Close at once, whatever is under way."""
-        self._end("the connection was closed here")
+        self._end(reason)
 
-    async def introduce(self) -> None:
-        """Learn which versions and features the broker has. Raises ``LostConnection``."""
+    async def introduce(self, needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS) -> None:
+        """Learn which versions and features the broker has. ``needed``: name and least version, by the key of the
+        request. Raises ``LostConnection``."""
         request = ApiVersionsRequest(client_software_name="kafka-event-source", client_software_version="1")
         answer = await self._ask(request, _API_VERSIONS)
         if answer.error_code:
             raise self._failure("the broker is too old: Kafka 3.0 or newer is needed", "UNSUPPORTED_VERSION")
         self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
         self.features = {entry.name: entry.max_version_level for entry in answer.finalized_features}
-        for key, (name, least) in LEAST_VERSIONS.items():
+        for key, (name, least) in needed.items():
             if self.versions.get(key, (0, -1))[1] < least:
                 raise self._failure(
                     f"the broker does not take {name} in version {least}: Kafka 3.0 or newer is needed",
@@ -197,8 +199,16 @@ class BrokerConnection(asyncio.Protocol):
                 future.set_exception(LostConnection(str(self.lost), self.lost.code))
 
 
-async def connect(host: str, port: int, client_id: str, security: Security) -> BrokerConnection:
-    """Connect to a broker, learn its versions, and authenticate. Raises ``LostConnection``, with the address."""
+async def connect(
+    host: str,
+    port: int,
+    client_id: str,
+    security: Security,
+    *,
+    needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
+) -> BrokerConnection:
+    """Connect to a broker, learn its versions, and authenticate. ``needed``: as of ``introduce``; by default what a
+    producer needs. Raises ``LostConnection``, with the address."""
     context, address = security.tls, f"{host}:{port}"
     connection: BrokerConnection | None = None
     is_ready = False
@@ -211,7 +221,7 @@ async def connect(host: str, port: int, client_id: str, security: Security) -> B
                 ssl=context,
                 server_hostname=host if context else None,
             )
-            await connection.introduce()
+            await connection.introduce(needed)
             if security.sasl is not None:
                 await connection.authenticate(host, security.sasl)
         is_ready = True
@@ -225,7 +235,9 @@ async def connect(host: str, port: int, client_id: str, security: Security) -> B
     except TimeoutError:
         failure = LostConnection(f"{address}: no connection within {CONNECT_SECONDS:g} seconds")
     except OSError as error:
-        failure = LostConnection(f"{address}: {error.strerror or error}")
+        # asyncio has words of its own for it; of a name with several addresses, those of each in one text.
+        is_refused = f"[Errno {errno.ECONNREFUSED}]" in str(error)
+        failure = LostConnection(f"{address}: {'Connection refused' if is_refused else error.strerror or error}")
     except Exception as error:  # of a token function or of Kerberos; its text may hold a secret
         failure = LostConnection(f"{address}: authentication failed: {type(error).__name__}")
     finally:
