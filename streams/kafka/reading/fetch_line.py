@@ -71,7 +71,7 @@ class LogPartition:
 
 
 class FetchOptions:
-    """What all requests of a reading have in common. ``topic_id``: 0 where brokers have none."""
+    """Values that all requests of a reading have in common. ``topic_id``: 0 where brokers have none."""
 
     def __init__(self, topic: str, *, wait_ms: int, committed_only: bool) -> None:
         self.topic, self.wait_ms, self.committed_only = topic, wait_ms, committed_only

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
-import anyio.to_thread
-
 from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.sasl import Credentials, SaslFailure
@@ -155,6 +153,8 @@ class BrokerConnection(asyncio.Protocol):
     async def authenticate(self, host: str, credentials: Credentials) -> None:
         """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused, or the
         broker does not prove that it knows them)."""
+        import anyio.to_thread  # 40 modules, which a task of Spark that has no login does without
+
         name = credentials.mechanism
         if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
