@@ -174,6 +174,20 @@ def test_a_leader_that_dies_or_is_frozen_is_replaced(brokers: LogBrokers, monkey
         assert read(brokers, {0: (0, 12)}, cancelled=moves) == {0: [*range(12)]}, said
 
 
+@two_brokers
+def test_a_broker_that_takes_connections_and_says_nothing(brokers: LogBrokers) -> None:
+    brokers.answer("ApiVersions", None, NO_ANSWER)  # the first one is for questions
+
+    def moves() -> bool:
+        if not brokers.script["ApiVersions"]:
+            brokers.leaders[0] = 1
+        return False
+
+    began = time.monotonic()
+    assert read(brokers, {0: (0, 12)}, cancelled=moves) == {0: [*range(12)]}
+    assert time.monotonic() - began < 5.0, "a connection has ten seconds"
+
+
 @pytest.mark.parametrize("code", [5, 6, 9, 74, 75, 78, 7, 56, 13, -1, 3, 100, 103])
 def test_what_passes_is_tried_again(brokers: LogBrokers, code: int) -> None:
     def refuse(answer: Any) -> None:

@@ -120,7 +120,7 @@ class FetchLine:
             return
         connection = self._connection
         if connection is None or connection.lost is not None or now >= connection.expires_at:
-            self._opening = self._clock.create_task(self._reading.connection(self.node))
+            self._opening, self._waited = self._clock.create_task(self._reading.connection(self.node)), 0.0
             return
         most = _BY_NAME if not self._options.topic_id.int else FetchRequest.LAST_VERSION
         self._version = connection.version_of(FetchRequest, most)
@@ -139,6 +139,8 @@ class FetchLine:
         try:
             if self._opening is not None and self._opening.done():
                 opened, self._opening = self._opening, None
+                if opened.cancelled():
+                    raise LostConnection(f"broker {self.node}: no connection within {self._patience / 2:g} seconds")
                 self._connection = opened.result()
             if self._answer is None or not self._answer.done():
                 return None
@@ -160,18 +162,19 @@ class FetchLine:
         return FetchAnswer(found.error_code, partitions)
 
     def waited(self, seconds: float) -> None:
-        """Count the time that the loop has waited. A connection that is silent for too long is closed: ``take`` raises
-        then."""
+        """Count the time that the loop has waited. A connection that is silent for too long is given up: then ``take``
+        raises."""
         connection = self._connection
-        if self._answer is None or connection is None:
-            return
-        if connection.received_at != self._received_at:
+        if self._answer is not None and connection is not None and connection.received_at != self._received_at:
             self._received_at, self._waited = connection.received_at, 0.0
-            return
         self._waited += seconds
-        if self._waited > self._patience + self._options.wait_ms / 1000:
+        if self.under_way is None or self._waited <= self._patience + self._options.wait_ms / 1000:
+            return
+        if self._opening is not None:
+            self._opening.cancel()
+        elif connection is not None:
             connection.close(f"no answer within {self._patience:g} seconds")
-            self._patience = min(2 * self._patience, LONGEST_PATIENCE_SECONDS)
+        self._waited, self._patience = 0.0, min(2 * self._patience, LONGEST_PATIENCE_SECONDS)
 
     def close(self) -> None:
         """Wait for nothing any more. An answer that comes is passed over."""

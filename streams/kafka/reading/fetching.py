@@ -184,8 +184,12 @@ class LogFetcher:
                 line.waited(clock() - began)
 
     def _lines_in_use(self) -> Iterator[FetchLine]:
-        for node in {one.leader for one in self._partitions.values()} - self._lines.keys() - {-1}:
+        leaders = {one.leader for one in self._partitions.values()} - {-1}
+        for node in leaders - self._lines.keys():
             self._lines[node] = FetchLine(node, self._loop, self._options)
+        for node in self._lines.keys() - leaders:
+            if self._lines[node].under_way is None:
+                del self._lines[node]
         yield from [*self._lines.values()]
 
     def _take_answer(self, line: FetchLine) -> None:
