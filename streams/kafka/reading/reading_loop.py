@@ -18,10 +18,9 @@ from streams.kafka.wire.cluster import Cluster, SlotConnections
 from streams.kafka.wire.connection import BrokerConnection
 from streams.kafka.wire.security import Security
 from streams.kafka.wire.settings import ProducerSettings
+from streams.kafka.wire.wide_connection import WideConnection
 
 T = TypeVar("T")
-
-_LARGEST_ANSWER = 2**31 - 1  # a record may be larger than the fetch: a broker gives the first batch as a whole
 
 
 class ReadingLoop:
@@ -30,7 +29,7 @@ class ReadingLoop:
     def __init__(self, settings: ClientSettings) -> None:
         security = Security.of(settings.overrides)
         limits = ProducerSettings(settings.bootstrap_servers, settings.client_id, security, 0, None)
-        self.cluster = Cluster(limits, needed={})
+        self.cluster = Cluster(limits, needed={}, kind=WideConnection)
         self._connections = SlotConnections(self.cluster)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -46,9 +45,7 @@ class ReadingLoop:
 
     async def connection(self, node: int) -> BrokerConnection:
         """Return the connection to a broker. On the loop. Raises ``LostConnection``."""
-        found = await self._connections.get(node)
-        found.largest_answer = _LARGEST_ANSWER
-        return found
+        return await self._connections.get(node)
 
     def close(self) -> None:
         """Close connections and loop. Repeating it is harmless; ``run`` makes others."""

@@ -45,15 +45,16 @@ _DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
 
 class Cluster:
     """The state of the cluster, as far as the slots need it. ``wall_seconds`` returns the time for records that have
-    none of their own. ``needed``: as of ``BrokerConnection.introduce``."""
+    none of their own. ``needed`` and ``kind``: as of ``connect``."""
 
     def __init__(
         self,
         settings: ProducerSettings,
         wall_seconds: Callable[[], float] = time.time,
         needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
+        kind: type[BrokerConnection] = BrokerConnection,
     ) -> None:
-        self.settings, self._wall_seconds, self._needed = settings, wall_seconds, needed
+        self.settings, self._wall_seconds, self._needed, self._kind = settings, wall_seconds, needed, kind
         self._bootstrap = [_address(part) for part in settings.bootstrap_servers.split(",")]
         self._brokers: dict[int, tuple[str, int]] = {}
         self._any: BrokerConnection | None = None
@@ -207,7 +208,8 @@ class Cluster:
             self._any = None
 
     async def _connect(self, host: str, port: int) -> BrokerConnection:
-        return await connect(host, port, self.settings.client_id, self.settings.security, needed=self._needed)
+        settings = self.settings
+        return await connect(host, port, settings.client_id, settings.security, needed=self._needed, kind=self._kind)
 
     def _note(self, topic: str, said: MetadataResponse.MetadataResponseTopic) -> None:
         partitions = said.partitions

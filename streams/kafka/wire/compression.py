@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
@@ -47,7 +48,7 @@ def compression_of(settings: Mapping[str, object]) -> Compression | None:
     if name == "gzip":
         # mtime=0: the same records are the same bytes, also a second later.
         return Compression(ATTRIBUTES[name], lambda data: gzip.compress(data, compresslevel=level, mtime=0))
-    codec = getattr(import_module("cramjam"), name)
+    codec = getattr(_cramjam(), name)
     if name == "snappy":
         # Raw: Kafka does not read snappy's own framing format.
         return Compression(ATTRIBUTES[name], lambda data: bytes(codec.compress_raw(data)))
@@ -70,6 +71,11 @@ def lz4_frame(data: Any, compress_block: Callable[[Any], Any]) -> bytes:
     return b"".join([*pieces, struct.pack("<I", 0)])
 
 
+@cache
+def _cramjam() -> Any:
+    return import_module("cramjam")
+
+
 def decompressed(attribute: int, data: bytes) -> bytes:
     """Return what a batch holds, by the codec's number in its attributes. Any thread.
 
@@ -81,7 +87,7 @@ def decompressed(attribute: int, data: bytes) -> bytes:
     try:
         if name == "gzip":
             return gzip.decompress(data)
-        codec = import_module("cramjam")
+        codec = _cramjam()
         if name == "snappy":
             return _from_snappy(data, codec.snappy.decompress_raw)
         return bytes(codec.lz4.decompress(data) if name == "lz4" else codec.zstd.decompress(data))

@@ -50,7 +50,7 @@ class BrokerConnection(asyncio.Protocol):
     def __init__(self, address: str, client_id: str) -> None:
         self._address = address
         self.largest_answer = LARGEST_ANSWER
-        """Bytes of an answer, at most. Who expects more sets it, once it is known that this is a broker."""
+        """Bytes of an answer, at most."""
         self._client_id = client_id.encode()
         self._buffer = bytearray()
         self._waiting: deque[tuple[int, asyncio.Future[bytes]]] = deque()
@@ -86,14 +86,20 @@ class BrokerConnection(asyncio.Protocol):
                 return
             frame = bytes(memoryview(buffer)[4 : size + 4])
             del buffer[: size + 4]
-            # Answers come in the order of the requests. Another number is not skipped: all later answers would meet the
-            # wrong requests.
-            if not self._waiting or int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]:
-                self._end("an answer to a request that was not made")
+            if not self._answered(frame):
                 return
-            _, future = self._waiting.popleft()
-            if not future.done():  # its caller was cancelled
-                future.set_result(frame)
+
+    def _answered(self, frame: bytes) -> bool:
+        """Give a frame to the request that waits for it. ``False``: there is none."""
+        # Answers come in the order of the requests. Another number is not skipped: all later answers would meet the
+        # wrong requests.
+        if not self._waiting or int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]:
+            self._end("an answer to a request that was not made")
+            return False
+        _, future = self._waiting.popleft()
+        if not future.done():  # its caller was cancelled
+            future.set_result(frame)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the requests that wait for an answer. asyncio calls this."""
@@ -206,16 +212,17 @@ async def connect(
     security: Security,
     *,
     needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
+    kind: type[BrokerConnection] = BrokerConnection,
 ) -> BrokerConnection:
     """Connect to a broker, learn its versions, and authenticate. ``needed``: as of ``introduce``; by default what a
-    producer needs. Raises ``LostConnection``, with the address."""
+    producer needs. ``kind``: a class of connections. Raises ``LostConnection``, with the address."""
     context, address = security.tls, f"{host}:{port}"
     connection: BrokerConnection | None = None
     is_ready = False
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: BrokerConnection(address, client_id),
+                lambda: kind(address, client_id),
                 host,
                 port,
                 ssl=context,
