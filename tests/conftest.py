@@ -5,6 +5,7 @@ import gc
 import logging
 import re
 import signal
+import traceback
 import tracemalloc  # noqa: F401  # pytest asks it about warnings from finalizers, and one of those may run in its import
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 # A run in the background of a shell ignores Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Python 3.11 parses the source line of each frame that it prints, and its parser counts its depth for all threads
+# together: two at a time, or a finalizer that logs in the middle of one, end in a SystemError (gh-106905; once in some
+# hundred runs). pytest's handler of logs raises it in the middle of what is tested. A line without carets will do.
+if hasattr(traceback, "_extract_caret_anchors_from_line_segment"):
+    _anchors: Callable[[str], Any] = traceback._extract_caret_anchors_from_line_segment
+
+    def _anchors_or_none(segment: str) -> Any:
+        with contextlib.suppress(SystemError):
+            return _anchors(segment)
+
+    traceback._extract_caret_anchors_from_line_segment = _anchors_or_none
 
 # A change is judged by the same examples each time; new ones are looked for by `--hypothesis-profile=search`.
 # Nothing is judged by the time that it takes: a machine may stand still.

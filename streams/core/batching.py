@@ -41,6 +41,13 @@ class Seal(enum.Enum):
     """Go on filling it; decide again when a transaction has settled."""
 
 
+class Rule(PoolConfig, frozen=True, kw_only=True):
+    """Settings whose delay moves with each commit. They are not checked again."""
+
+    def __post_init__(self) -> None:
+        """Nothing: the settings that it was made of were checked."""
+
+
 def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float, in_flight: int) -> Seal:
     """Decide the next step for an open transaction of ``size`` = max(events, records), opened ``age_seconds`` ago by
     its first event, while ``in_flight`` sealed transactions are not settled yet."""
@@ -57,7 +64,9 @@ def decide(config: PoolConfig, *, size: int, size_bytes: int, age_seconds: float
 
 def first(config: PoolConfig) -> PoolConfig:
     """Return the rule before the first commit."""
-    return config if config.batch_delay_seconds is not None else _delayed(config, LONGEST_DELAY_SECONDS)
+    if config.batch_delay_seconds is not None:
+        return config
+    return _delayed(Rule(**msgspec.structs.asdict(config)), LONGEST_DELAY_SECONDS)
 
 
 def paced(rule: PoolConfig, config: PoolConfig, commit_seconds: float) -> PoolConfig:

@@ -135,6 +135,8 @@ class Router:
         """The visits of the source, by name: the handler, and the table of its store (``None``: the store is one)."""
         self.tracer: Tracer | None = None
         """What records the spans of events; ``None``: nothing does."""
+        self.runs_ahead = True
+        """Whether any route, as far as they are known, has work that runs ahead of its turn."""
         self._frozen = False
 
     def add(self, route: Route) -> None:
@@ -179,6 +181,8 @@ class Router:
     def freeze(self) -> None:
         """Refuse changes from now on: the source starts."""
         self._frozen = True
+        routes = [*self.routes.values(), *([self.default] if self.default is not None else [])]
+        self.runs_ahead = any(route.ahead is not None for route in routes)
 
     @property
     def is_frozen(self) -> bool:

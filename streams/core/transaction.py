@@ -107,21 +107,18 @@ class Admitted(msgspec.Struct, gc=False):
         return found
 
 
-class Cut:
+class Cut(msgspec.Struct, eq=False):
     """One partition's part in a transaction: everything up to ``offset`` (the next one to read), and its changes.
     ``release`` is the marker that hands the partition over with this transaction, if it is its last one here.
     ``record`` and ``end`` are the offset record that was sent last, and its offset in the changelog (-1: not known);
     they are known only if state is kept on disk."""
 
-    __slots__ = ("changes", "end", "events", "offset", "record", "release")
-
-    def __init__(self) -> None:
-        self.offset: Position = -1
-        self.events = 0
-        self.changes: dict[bytes, Change] = {}
-        self.release: bytes | None = None
-        self.record = b""
-        self.end = -1
+    offset: Position = -1
+    events: int = 0
+    changes: dict[bytes, Change] = {}
+    release: bytes | None = None
+    record: bytes = b""
+    end: int = -1
 
 
 class Transaction:

@@ -8,16 +8,16 @@ import asyncio
 class _Waiters:
     """Tasks that wait for the same thing."""
 
-    __slots__ = ("_futures", "woken")
+    __slots__ = ("futures", "woken")
 
     def __init__(self) -> None:
         self.woken = False
-        self._futures: list[asyncio.Future[None]] = []
+        self.futures: list[asyncio.Future[None]] = []
 
     def wake(self) -> None:
         """Wake the waiting tasks; tasks that come later do not wait."""
         self.woken = True
-        for future in self._futures:
+        for future in self.futures:
             _end(future)
 
     async def wait(self, timeout: float | None) -> None:
@@ -25,12 +25,12 @@ class _Waiters:
         # object of anyio for each wait, which looks for its backend first, was a tenth of what these cost.
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self._futures.append(future)
+        self.futures.append(future)
         alarm = None if timeout is None else loop.call_later(max(timeout, 0), _end, future)
         try:
             await future
         finally:
-            self._futures.remove(future)
+            self.futures.remove(future)
             if alarm is not None:
                 alarm.cancel()
 
@@ -62,7 +62,10 @@ class Signal:
         # Only the first of the tasks that were woken together takes the flag back: a later one would take a new
         # notification.
         if notified and self._waiters is waiters:
-            self._waiters = _Waiters()
+            if waiters.futures:
+                self._waiters = _Waiters()
+            else:  # nearly always: no other task has waited
+                waiters.woken = False
         return notified
 
 

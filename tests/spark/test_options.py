@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import Consumer
 
 from streams.errors import ConfigError
-from streams.kafka.writing.forwarding import settings_of
 from streams.spark.kafka import client
 from streams.spark.options import TokenCallback, addressed, agreed, checked, kafka_settings
 from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
 from streams.spark.writing.sink import target_of
 from streams.spark.writing.write_options import stream_write_options, write_options
+from tests.spark.tokens import signing_in
 
 pytestmark = pytest.mark.spark
 READ = {"kafka.bootstrap.servers": "b:1", "subscribe": "a, b"}
@@ -301,7 +301,7 @@ def test_a_callback_for_tokens_goes_with_the_settings(make: Any) -> None:
     token, expires = callback("")
     assert token.count(".") == 2
     assert expires > time.time()
-    assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
+    assert signing_in(kafka).count(".") == 2
 
 
 def test_a_worker_that_cannot_import_the_callback() -> None:

@@ -23,7 +23,6 @@ from streams import (
     Table,
 )
 from streams.errors import ConfigError, EventFailure, StreamsError
-from streams.kafka.writing.forwarding import settings_of
 from streams.spark.kafka import client
 from streams.spark.replaying import bootstrapping, replay_task
 from tests.spark import tokens
@@ -189,7 +188,7 @@ def test_a_bootstrap_signs_in_by_the_token_function_of_its_source() -> None:
     config = bank(client_settings={**sasl, "compression.level": 3}, bootstrap_servers="127.0.0.1:9").config
     kafka = bootstrapping._target(config).kafka
     with contextlib.closing(client(Consumer, kafka, {"group.id": "g"})):
-        assert settings_of(kafka, "x").security["sasl_oauth_token_provider"].token().count(".") == 2
+        assert tokens.signing_in(kafka).count(".") == 2
     assert kafka["compression.level"] == "3"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def module(title: str, names: list[str]) -> str:
     imports += ["", "import msgspec"] if "msgspec." in body else []
     base = "Message, Request, WireField" if "(Request[" in body else "Message, WireField"
     text = _HEAD.format(title=title) + "\n".join([*imports, "", f"from streams.kafka.wire.codec import {base}"])
-    command = ["ruff", "format", "--stdin-filename", str(FOLDER / "generated.py"), "-"]
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FOLDER / "generated.py"), "-"]
     return subprocess.run(command, input=f"{text}\n\n{body}\n", text=True, capture_output=True, check=True).stdout
 
 

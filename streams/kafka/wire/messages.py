@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from streams.kafka.wire.codec import MalformedAnswer as MalformedAnswer
 from streams.kafka.wire.codec import WireBytes
@@ -96,16 +96,15 @@ def refused(
     gets the offset of the first record, of those that did not fail."""
     answer, failed, left = _Answer(frame), {}, set(asked)
     for _ in range(answer.array()):
-        topic = answer.text()
-        for _ in range(answer.array()):
-            # As a whole where nothing failed: of live traffic a request has as many partitions as records.
-            written = answer.take_done(_WRITTEN, _WRITTEN_ENDS)
-            if written is not None:
-                partition, base = written[0], written[2]
-                left.discard((topic, partition))
-                if bases is not None:
-                    bases[topic, partition] = base
-                continue
+        topic, partitions = answer.text(), answer.array()
+        # As a whole where nothing failed: of live traffic a request has as many partitions as records.
+        if done := answer.take_done(partitions, _WRITTEN, _WRITTEN_ENDS):
+            written = {(topic, values[0]): values[2] for values in done}
+            left -= written.keys()
+            if bases is not None:
+                bases |= written
+            partitions = 0
+        for _ in range(partitions):
             partition, code = answer.take(_PARTITION)
             (base,) = answer.take(_INT64)
             answer.skip(16)  # append time, start of the log
@@ -142,12 +141,11 @@ def partition_codes(frame: bytes, asked: Iterable[WirePartition]) -> dict[WirePa
     answer, failed, left = _Answer(frame), {}, set(asked)
     answer.skip(4)  # throttle time
     for _ in range(answer.array()):
-        topic = answer.text()
-        for _ in range(answer.array()):
-            noted = answer.take_done(_NOTED, _NOTED_ENDS)
-            if noted is not None:
-                left.discard((topic, noted[0]))
-                continue
+        topic, partitions = answer.text(), answer.array()
+        if done := answer.take_done(partitions, _NOTED, _NOTED_ENDS):
+            left -= {(topic, values[0]) for values in done}
+            partitions = 0
+        for _ in range(partitions):
             partition, code = answer.take(_PARTITION)
             answer.tags()
             left.discard((topic, partition))
@@ -224,11 +222,10 @@ def _who(who: Identity) -> bytes:
 
 _PARTITION: Final = struct.Struct(">ih")
 # Partition and code; of Produce also base offset, append time, start of the log, records at fault, message; tags.
-_NOTED: Final = struct.Struct(">ihB")
+_NOTED: Final = struct.Struct(">ih1s")
 _NOTED_ENDS: Final = (b"\0",)
-_WRITTEN: Final = struct.Struct(">ihqqqBBB")
+_WRITTEN: Final = struct.Struct(">ihqqq3s")
 _WRITTEN_ENDS: Final = (b"\1\0\0", b"\1\1\0")  # no record, and no message, or an empty one
-_NO_CODE: Final = b"\0\0"
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 _INT16: Final = struct.Struct(">h")
@@ -240,13 +237,19 @@ class Fields(WireBytes):
 
     __slots__ = ()
 
-    def take_done(self, shape: struct.Struct, ends: tuple[bytes, ...]) -> tuple[int, ...] | None:
-        """Take a partition's values, which begin with its number and a code, if the code is 0 and they end so."""
-        at, end, data = self.at, self.at + shape.size, self.data
-        if end <= self.end and data.startswith(_NO_CODE, at + 4) and data.endswith(ends, at, end):
-            self.at = end
-            return shape.unpack_from(data, at)
-        return None
+    def take_done(self, partitions: int, shape: struct.Struct, ends: tuple[bytes, ...]) -> list[tuple[Any, ...]]:
+        """Take the values of so many partitions, which begin with number and code, if all codes are 0 and all end so;
+        else none."""
+        end = self.at + shape.size * partitions
+        if end > self.end:
+            return []
+        # A partition with other values has another size. What is behind it is read amiss here, but itself is not.
+        found = list(shape.iter_unpack(self.data[self.at : end]))
+        for values in found:
+            if values[1] or values[-1] not in ends:
+                return []
+        self.at = end
+        return found
 
     def array(self) -> int:
         return max(0, self.unsigned() - 1)

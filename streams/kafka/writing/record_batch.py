@@ -8,7 +8,6 @@ is sent again after an abort are the same rows under a new head.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -33,8 +32,7 @@ MOST_HEADERS: Final = 1_000
 """Lists of headers whose encoding one transaction remembers; then it begins anew."""
 
 
-@dataclass(slots=True, eq=False)
-class Part:
+class Part(msgspec.Struct, eq=False):
     """One batch on its way. ``sequence``: that of its first record. ``first``: the index of that record among those
     that the transaction sends to the partition."""
 
@@ -183,15 +181,17 @@ class EncodedRecords:
         ``sequences``: the next sequence of each partition under this producer's epoch; they are moved on.
         """
         rounds: list[list[Part]] = []
-        for topic, partition, batches in self.parts():
-            first, sequence = 0, sequences.get((topic, partition), 0)
-            for depth, batch in enumerate(batches):
-                if depth == len(rounds):
-                    rounds.append([])
-                rounds[depth].append(Part(topic, partition, batch, sequence, first))
-                first += batch.records
-                sequence = (sequence + batch.records) & 0x7FFFFFFF  # behind 2**31 - 1 they begin at 0 again
-            sequences[topic, partition] = sequence
+        for topic, known in self._topics.items():
+            for partition, rows in known.rows.items():
+                where, depth, first = (topic, partition), 0, 0
+                sequence = sequences.get(where, 0)
+                for batch in rows.batches():
+                    if depth == len(rounds):
+                        rounds.append([])
+                    rounds[depth].append(Part(topic, partition, batch, sequence, first))
+                    depth, first = depth + 1, first + batch.records
+                    sequence = (sequence + batch.records) & 0x7FFFFFFF  # behind 2**31 - 1 they begin at 0 again
+                sequences[where] = sequence
         return rounds
 
     def output_at(self, topic: str, partition: int, index: int) -> Output | None:

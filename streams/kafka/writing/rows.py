@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import google_crc32c
+import msgspec
 
 from streams.kafka.wire.compression import Compression
 from streams.kafka.wire.placement import Placement
@@ -46,7 +47,7 @@ def row(delta_ms: int, count: int, key: bytes | None, value: bytes | None, heade
     return b"".join([*pieces, headers])
 
 
-class Batch(NamedTuple):
+class Batch(msgspec.Struct, frozen=True):
     """The records of one batch. ``rows``: the length of a record, the record, and so on. ``size``: their bytes."""
 
     rows: list[bytes]
@@ -69,26 +70,24 @@ class Batch(NamedTuple):
         return [_HEAD.pack(0, len(tail) + len(records) + 9, -1, 2, checksum), tail, records]
 
 
-class Rows:
+class Rows(msgspec.Struct, eq=False):
     """The batches of one partition: those that are full, and the one that is being filled. ``head``: how a record with
     the time ``stamp`` begins."""
 
-    __slots__ = ("count", "first_ms", "full", "head", "last_ms", "rows", "size", "stamp")
-
-    def __init__(self) -> None:
-        self.full: list[Batch] = []
-        self.rows: list[bytes] = []
-        self.count = 0
-        self.size = 0
-        self.first_ms = self.last_ms = 0
-        self.stamp: int | None = None
-        self.head = b""
+    full: list[Batch] = []
+    rows: list[bytes] = []
+    count: int = 0
+    size: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    stamp: int | None = None
+    head: bytes = b""
 
     def add(self, stamp: int, key: bytes | None, value: bytes | None, headers: bytes, limit: int) -> None:
         """Add any record; in a new batch if this one would get more than ``limit`` bytes."""
         record = row(stamp - self.first_ms, self.count, key, value, headers)
         if self.count and self.size + len(record) + LENGTHS > limit:
-            self.full += self._batch()
+            self.full = self.batches()
             self.rows, self.count, self.size, self.stamp = [], 0, 0, None
         if not self.count:  # time and position count from the first record of a batch: this one is encoded again
             self.first_ms = self.last_ms = stamp
@@ -101,10 +100,8 @@ class Rows:
 
     def batches(self) -> list[Batch]:
         """Return all batches, in order."""
-        return [*self.full, *self._batch()] if self.full else self._batch()
-
-    def _batch(self) -> list[Batch]:
-        return [Batch(self.rows, self.count, self.size, self.first_ms, self.last_ms)] if self.count else []
+        last = [Batch(self.rows, self.count, self.size, self.first_ms, self.last_ms)] if self.count else []
+        return [*self.full, *last] if self.full else last
 
 
 class TopicRows:

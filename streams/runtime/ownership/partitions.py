@@ -66,6 +66,7 @@ class Partitions:
         """Some partition is in another state now, or gone."""
         self.restored: dict[int, tuple[int, float]] = {}  # taken over: records of the changelog, and seconds
         self._epoch = 0
+        self._most_queued = 0  # bytes of all queues, if nothing was handled since they were looked at
         self._placement_sample = PLACEMENT_SAMPLE
         self._warned_tables: set[str] = set()
         self._fresh: list[PartitionWorker] = []  # of restarts that are about to take over
@@ -137,7 +138,7 @@ class Partitions:
                 self._member.input.handled(len(records), batch.sizes[partition])
             else:
                 worker.inbox.add(records, batch.sizes[partition])
-        self._bound_memory()
+        self._bound_memory(batch)
         if self._placement_sample:
             self._check_placement(batch)
 
@@ -153,7 +154,7 @@ class Partitions:
             assert worker.inputs is not None
             found = records if spec is None else spec.received(records)
             worker.inputs.add(input_number, found, batch.sizes[partition], now, at_end=partition in batch.at_end)
-        self._bound_memory()
+        self._bound_memory(batch)
         if self._placement_sample:
             self._check_placement(batch)
 
@@ -187,13 +188,17 @@ class Partitions:
         if most is not None and (most.counted or most.counted_size):  # an empty queue would never be resumed
             most.hold()
 
-    def _bound_memory(self) -> None:
+    def _bound_memory(self, batch: Polled) -> None:
         """Bound the sum of all queues. Paused partitions keep their records, so with many slow ones the sum matters,
         too. Beyond half of the bound the other half is shared: a partition that holds its share is paused, one that
         holds less goes on."""
         rest = self._member.config.queues.max_queued_bytes_total // 2
+        self._most_queued += sum(batch.sizes.values())
+        if self._most_queued <= rest:  # whatever was handled meanwhile: no look at each queue for a handful of records
+            return
         inboxes = [inbox for worker in self.workers.values() for inbox in worker.inboxes]
-        if sum([inbox.size for inbox in inboxes]) > rest:
+        self._most_queued = sum([inbox.size for inbox in inboxes])
+        if self._most_queued > rest:
             for inbox in inboxes:
                 if inbox.records and inbox.size * len(inboxes) >= rest:
                     inbox.hold()

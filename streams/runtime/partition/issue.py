@@ -39,6 +39,8 @@ class Issuer:
 
     def goes_ahead(self, record: IncomingRecord) -> bool:
         """Check for a record whose work runs ahead of its turn."""
+        if not self._router.runs_ahead:
+            return False
         route = self._route(record)[0]
         return route is not None and route.ahead is not None
 

@@ -214,9 +214,12 @@ class PartitionWorker(Partition):
         ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
         self._task = asyncio.current_task()
+        interjected = has_looked = False
         try:
             while True:
-                interjected = not self.is_closing and await self._between()
+                if not has_looked:
+                    interjected = not self.is_closing and await self._between()
+                has_looked = False
                 if self.is_closing:  # it may have been closed during the await, and its inboxes are empty then
                     break
                 if self._buffer.is_ready:
@@ -224,7 +227,7 @@ class PartitionWorker(Partition):
                 elif self.inputs is not None and await self._run_merged(self.inputs):
                     pass  # and look at what is between two events
                 elif records := self._next_records():
-                    await self.handle(records)
+                    interjected, has_looked = await self.handle(records), True
                 elif not interjected:
                     await self._wait()
             # Nothing new begins. Work that has begun may have effects outside, so its events still have their turns.
@@ -245,11 +248,11 @@ class PartitionWorker(Partition):
         self._reads_from = inputs.current.inbox
         return records
 
-    async def handle(self, records: list[IncomingRecord]) -> None:
+    async def handle(self, records: list[IncomingRecord]) -> bool:
         """Handle what the inbox gave, in order, or as much of it as there is before the intake is closed; the last of
-        it may be left in the reorder buffer. Raises as ``run``."""
+        it may be left in the reorder buffer. Returns the answer of ``_between`` behind it. Raises as ``run``."""
         pool = self.engine.pool
-        position = 0
+        position, interjected = 0, False
         while position < len(records) and not self.is_closing:
             # Behind work that runs ahead all events wait: admitted before it they would leave a gap in front of them.
             if self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
@@ -262,8 +265,10 @@ class PartitionWorker(Partition):
                 position = await self.run_slice(records, start)
                 if not self.is_closing:  # a closed intake has dropped its records, and given back their room
                     self._reads_from.handled(position - start)
+            interjected = False
             if not self.is_closing:  # interjections and timers do not wait for the end of a batch
-                await self._between()
+                interjected = await self._between()
+        return interjected
 
     async def settle_line(self) -> None:
         """Take the turns of all that is in the reorder buffer, for as long as that may be committed."""
@@ -325,6 +330,9 @@ class PartitionWorker(Partition):
             self._steps, self._breathed_at = 0, self.engine.now()
 
     async def _wait(self) -> None:
+        if self.inputs is None and self._timetable.is_empty and not self.timers and not self.timekeeper.has_news:
+            await self._wake.wait()
+            return
         now = self.engine.now()
         times = [self._timetable.seconds_to_next(now)]
         if self._fires_timers:
