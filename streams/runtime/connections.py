@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streams.core.strategies import PlanSettings, assignor
+from streams.kafka.group.connect import connect_group
 from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
-from streams.kafka.group.membership import connect_group
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.takeover import SourceLog
@@ -17,6 +17,7 @@ from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire import kafka_python_settings
 from streams.kafka.wire.cluster import Cluster
+from streams.kafka.wire.security import Security
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.plain_producer import PlainProducer
@@ -162,7 +163,7 @@ class KafkaConnections:
             "heartbeat_interval_ms": int(config.timeouts.heartbeat_interval_seconds * 1000),
             "rebalance_timeout_ms": int(config.timeouts.rebalance_timeout_seconds * 1000),
             "static": config.group.static_membership,
-            "security": self._security,
+            "security": Security.of(config.client_settings),
             "alive": alive,
             "changelog": config.changelog,
         }

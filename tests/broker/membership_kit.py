@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,11 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka import admin as _admin
 
 from streams.core.assignor import sticky_plan
+from streams.kafka.group.connect import connect_group
+from streams.kafka.group.coordinator import KafkaPythonLink
 from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
-from streams.kafka.group.membership import connect_group
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire.kafka_python_settings import security_of
+from streams.kafka.wire.security import Security
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked
 from tests.unit.waiting import PATIENCE, wait_until
 
@@ -56,7 +58,7 @@ class Seat:
         settings = {
             "session_timeout_ms": SESSION_MS,
             "heartbeat_interval_ms": HEARTBEAT_MS,
-            "security": security_of({}),
+            "security": Security.of({}),
             **settings,
         }
         if kind == "streams":
@@ -86,14 +88,43 @@ class Seat:
 
     def die(self) -> None:
         """Say nothing to the group, as if killed: the session has to expire. A member of ``streams``."""
-        self.membership._coordinator._generation.member_id = ""
+
+        async def leave(*_: Any) -> None: ...
+
+        self.membership._link.leave = leave
         self.close()
 
     def freeze(self) -> Callable[[], None]:
         """No heartbeats until what is returned is called."""
         thawed = threading.Event()
-        self.membership._client.post(lambda: thawed.wait(60.0))
+        if isinstance(self.membership._link, KafkaPythonLink):
+            self.membership._link.post(lambda: thawed.wait(60.0))
+            return thawed.set
+        line = self.membership._link._protocol._line  # its thread is that of all members of the process
+        ready = line.ready
+
+        async def ready_later() -> Any:
+            while not thawed.is_set():
+                await asyncio.sleep(0.01)
+            return await ready()
+
+        line.ready = ready_later
         return thawed.set
+
+    def when_it_gives_up(self, note: Callable[[], None]) -> None:
+        """Call ``note`` when the broker has its LeaveGroup, of a member that gives itself up."""
+        link = self.membership._link
+        if isinstance(link, KafkaPythonLink):
+            assert link._coordinator is not None
+            link._coordinator._handle_leave_group_response = lambda _: note()
+        else:
+            leave = link._protocol._leave_as
+
+            async def noted(*args: Any) -> None:
+                await leave(*args)
+                note()
+
+            link._protocol._leave_as = noted
 
     @property
     def metadata(self) -> bytes:

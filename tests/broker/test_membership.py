@@ -47,7 +47,7 @@ def test_a_member_that_closes_while_it_joins_holds_up_nobody(desk: Desk) -> None
     desk.seat("b")
     revoked = busy.first(Revoked)
     third = desk.seat("c")
-    until(lambda: third.membership._coordinator is not None and third.membership._coordinator.member_id != "", "no id")
+    until(lambda: third.membership.joining_as != "", "no id")
     third.membership.close(5.0)
     busy.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
     busy.wait(
@@ -76,9 +76,8 @@ def test_a_member_that_gives_itself_up_leaves_when_it_is_void(desk: Desk) -> Non
     alive.set()
     seat = desk.seat("a", alive=alive.is_set, rebalance_timeout_ms=1500)
     seat.owning(PARTITIONS)
-    coordinator, left_with = seat.membership._coordinator, []
-    assert coordinator is not None
-    coordinator._handle_leave_group_response = lambda _: left_with.append(seat.membership.group_metadata.generation)
+    left_with: list[int] = []
+    seat.when_it_gives_up(lambda: left_with.append(seat.membership.group_metadata.generation))
     alive.clear()
     assert seat.lost().incarnation == 1
     until(lambda: left_with == [-1], "it leaves before it is void, or not at all")

@@ -17,8 +17,7 @@ import pytest
 from streams import AsyncJobScheduler, EventContext
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
-from streams.kafka.group import membership as membership_module
-from streams.kafka.group.membership import connect_group
+from streams.kafka.group.connect import connect_group
 from streams.kafka.questions.takeover import KafkaPythonTakeOver
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 from streams.runtime import engine as lifecycle
@@ -105,24 +104,26 @@ def test_what_meets_a_client_that_is_closed_is_no_failure_of_the_membership(
     closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     member, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan})
-    try:
+    pauses = []
 
-        async def connected() -> None: ...
+    async def connected() -> None: ...
 
-        async def step(_: Any) -> None:
-            member._stopped = closing
-            raise RuntimeError("NetworkSelector closed!")
+    async def step() -> None:
+        member._stopped = closing
+        raise RuntimeError("NetworkSelector closed!")
 
-        monkeypatch.setattr(member._client, "connected", connected)
-        monkeypatch.setattr(member, "_step", step)
-        monkeypatch.setattr(membership_module, "GroupCoordinator", lambda *_, **__: None)
-        running = member._run()
-        running.send(None)  # up to the pause after it
-        running.close()
-        assert ("unexpected failure" in caplog.text) is not closing
-    finally:
-        member._coordinator = None
-        member.close(1.0)
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        member._stopped = True
+
+    monkeypatch.setattr(member, "_step", step)
+    monkeypatch.setattr(member._link, "connected", connected)
+    monkeypatch.setattr(member._link, "sleep", sleep)
+    with pytest.raises(StopIteration):
+        member._run().send(None)
+    member.close(1.0)
+    assert pauses == [1.0]
+    assert ("unexpected failure" in caplog.text) is not closing
 
 
 # ------------------------------------------------------------------------------------------------ the event source

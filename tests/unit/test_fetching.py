@@ -262,6 +262,11 @@ def test_brokers_without_topic_ids(brokers: LogBrokers) -> None:
     assert read(brokers, {0: (0, 12)}) == {0: [*range(12)]}
 
 
+def test_a_broker_that_is_too_old_is_named(brokers: LogBrokers) -> None:
+    brokers.fetch_versions = (0, 3)
+    assert "the broker does not take FetchRequest" in fails_with(BrokerUnavailable, brokers, {0: (0, 12)}, seconds=0.5)
+
+
 def test_a_leader_epoch_that_goes_back_is_not_believed(brokers: LogBrokers) -> None:
     brokers.epochs[0] = 5
 

@@ -1,17 +1,23 @@
-"""The membership without a broker: what it says of itself, and what it refuses."""
+"""The membership without a broker: what it says of itself, and what it refuses, over both clients."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import anyio.lowlevel
 import msgspec
 import pytest
 
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
-from streams.kafka.group.membership import KafkaPythonMembership, connect_group
+from streams.kafka.group.connect import KAFKA_PYTHON, WIRE, connect_group
+from streams.kafka.group.group_settings import GroupSettings
+from streams.kafka.group.membership import GroupMembership
+from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire import group_bytes
+from streams.kafka.wire.client import WireClient
 from streams.model.group import (
     Assigned,
     Assignment,
@@ -24,49 +30,100 @@ from streams.model.group import (
     Revoked,
 )
 
-
-@pytest.fixture
-def membership() -> Iterator[KafkaPythonMembership]:
-    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan})
-    yield membership
-    membership._deliver = None  # most of them never started: there is nobody to leave the group
-    membership.close(1.0)
+STACKS = (KAFKA_PYTHON, WIRE)
 
 
-def report(membership: KafkaPythonMembership) -> bytes:
+class Stack:
+    """A membership over kafka-python, whose coroutines are driven by hand."""
+
+    def __init__(self) -> None:
+        self.membership, _ = connect_group(
+            "127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan}, over=KAFKA_PYTHON
+        )
+
+    def run(self, steps: Any) -> None:
+        """A coroutine that does not have to wait."""
+        with pytest.raises(StopIteration):
+            steps.send(None)
+
+    def wait(self, steps: Any) -> None:
+        """A coroutine that has to wait."""
+        steps.send(None)
+
+    def drain(self) -> None:
+        """Do what was posted."""
+        link: Any = self.membership._link
+        link._client.net.drain()
+
+    def close(self) -> None:
+        self.membership.close(1.0)
+
+
+class WireStack(Stack):
+    """One over our own wire, on a loop of its own."""
+
+    def __init__(self) -> None:
+        settings = GroupSettings(
+            group_id="g", topic="t", partitions=4, instance="a", assignors={"cooperative-sticky": sticky_plan}
+        )
+        self._loop = asyncio.new_event_loop()
+        self._tasks: dict[Any, asyncio.Task[Any]] = {}
+        link = WireLink(WireClient("127.0.0.1:1", "a", loop=self._loop), settings)
+        self.membership = GroupMembership(link, settings)
+
+    def run(self, steps: Any) -> None:
+        task = self._tasks.pop(steps, None) or self._loop.create_task(steps)
+        self._loop.run_until_complete(asyncio.wait_for(task, 5.0))
+
+    def wait(self, steps: Any) -> None:
+        if steps not in self._tasks:
+            self._tasks[steps] = self._loop.create_task(steps)
+        self.drain()
+        assert not self._tasks[steps].done()
+
+    def drain(self) -> None:
+        async def turns() -> None:
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+
+        self._loop.run_until_complete(turns())
+
+    def close(self) -> None:
+        async def close() -> None:
+            self.membership.close(1.0)
+
+        self._loop.run_until_complete(close())
+        self._loop.close()
+
+
+@pytest.fixture(params=STACKS)
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    made = Stack() if request.param == KAFKA_PYTHON else WireStack()
+    yield made
+    made.membership._deliver = None  # none of them started: there is nobody to leave the group
+    made.close()
+
+
+def report(membership: GroupMembership) -> bytes:
     """The bytes of the next JoinGroup."""
     ((protocol, data),) = membership.subscriptions()
     assert protocol == "kes-cooperative-sticky-2"
     return data
 
 
-def run(steps: Any) -> None:
-    """A coroutine that does not have to wait."""
-    with pytest.raises(StopIteration):
-        steps.send(None)
-
-
-def wait(steps: Any) -> None:
-    """A coroutine that has to wait."""
-    steps.send(None)
-
-
-class Joins:
-    """In place of the coordinator client: counts requests to join again."""
-
-    count = 0
-
-    def request_rejoin(self) -> None:
-        self.count += 1
-
-
 class Member:
     """A membership that is driven by hand: reports, plans, and what the engine says in between."""
 
-    def __init__(self, membership: KafkaPythonMembership) -> None:
-        self.membership, self.generation = membership, 0
+    def __init__(self, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stack, self.membership, self.generation = stack, stack.membership, 0
+        self.run, self.wait, self.drain = stack.run, stack.wait, stack.drain
         self.heard: list[GroupEvent] = []
-        membership._deliver = self.heard.append
+        self.membership._deliver = self.heard.append
+        self.joins = 0
+        monkeypatch.setattr(self.membership._link, "request_rejoin", self._joins_again)
+
+    def _joins_again(self) -> None:
+        self.joins += 1
 
     def plan(self, assignment: Assignment, meanwhile: Callable[[], None] = lambda: None) -> Any:
         """A rebalance: report, what comes ``meanwhile``, and the coroutine that applies the assignment."""
@@ -82,13 +139,6 @@ class Member:
         self.membership.released([partition], incarnation, self.membership.group_metadata.generation)
         self.drain()
 
-    def drain(self) -> None:
-        self.membership._client.net.drain()
-
-    def count_joins(self) -> Joins:
-        self.membership._coordinator = joins = Joins()  # type: ignore[assignment]
-        return joins
-
     @property
     def reported(self) -> MemberReport:
         return self.membership._state.holdings.reported
@@ -99,10 +149,8 @@ class Member:
 
 
 @pytest.fixture
-def member(membership: KafkaPythonMembership) -> Iterator[Member]:
-    made = Member(membership)
-    yield made
-    membership._coordinator = None
+def member(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Member:
+    return Member(stack, monkeypatch)
 
 
 def test_another_member_id_is_another_incarnation(member: Member) -> None:
@@ -119,71 +167,71 @@ def test_another_member_id_is_another_incarnation(member: Member) -> None:
 
 def test_an_assignment_that_comes_after_the_loss_is_not_applied(member: Member) -> None:
     """Lost between the answers to JoinGroup and SyncGroup."""
-    run(member.plan(Assignment(own=frozenset({1})), lambda: member.membership.voided("session expired")))
+    member.run(member.plan(Assignment(own=frozenset({1})), lambda: member.membership.voided("session expired")))
     data = group_bytes.encode_assignment("t", Assignment(own=frozenset({1}), sequence=member.reported.sequence))
-    run(member.membership.joined(-1, data))
+    member.run(member.membership.joined(-1, data))
     assert [type(event) for event in member.heard] == [Lost]
     assert member.owned == frozenset()
 
 
 def test_what_is_awaited_and_not_ours_any_more_is_revoked_too(member: Member) -> None:
     """The marker may be there before the engine hears that somebody else gets it."""
-    run(member.plan(Assignment(own=frozenset({1}), incoming={3: 0})))
+    member.run(member.plan(Assignment(own=frozenset({1}), incoming={3: 0})))
     barrier = member.plan(Assignment())
-    wait(barrier)
+    member.wait(barrier)
     assert member.heard[-1] == Revoked(0, 2, frozenset({1, 3}))
     member.membership.took(3, 1)
     member.drain()
     assert member.owned == frozenset({1}), "that was another incarnation's"
     member.membership.took(3, 0)
     member.release(1, 0)
-    wait(barrier)
+    member.wait(barrier)
     member.release(3, 0)
-    run(barrier)
+    member.run(barrier)
     assert isinstance(member.heard[-1], Assigned)
     assert member.owned == frozenset()
 
 
 def test_what_is_handed_over_meanwhile_ends_the_barrier(member: Member) -> None:
     for plan in (Assignment(own=frozenset({2})), Assignment(release={2: "other"})):
-        run(member.plan(plan))
+        member.run(member.plan(plan))
     barrier = member.plan(Assignment())
     for to in ("another", "other"):
-        wait(barrier)
+        member.wait(barrier)
         member.membership.handed_over(2, Order(to, 2))
         member.drain()
-    run(barrier)
+    member.run(barrier)
     assert isinstance(member.heard[-1], Assigned)
     assert member.owned == frozenset()
 
 
 def test_an_announcement_joins_again_once_it_has_something_new(member: Member) -> None:
-    run(member.plan(Assignment()))
-    joins = member.count_joins()
+    member.run(member.plan(Assignment()))
+    before = member.joins
     copies = Copies(ready=frozenset({1}))
     for announce, count in ((False, 0), (True, 1)):
         member.membership.report(copies, announce=announce)
         member.drain()
-        assert joins.count == count
-    run(member.plan(Assignment(), lambda: member.membership.report(Copies(), announce=True)))
-    assert joins.count == 3, "once at the time, which kafka-python forgets, and once when the join is complete"
-    run(member.plan(Assignment()))
-    assert joins.count == 3
+        assert member.joins - before == count
+    member.run(member.plan(Assignment(), lambda: member.membership.report(Copies(), announce=True)))
+    assert member.joins - before == 3, "once at the time, which kafka-python forgets, and once when it has joined"
+    member.run(member.plan(Assignment()))
+    assert member.joins - before == 3
 
 
 def test_leaving_is_told_once_and_what_comes_meanwhile_at_once(member: Member) -> None:
-    run(member.plan(Assignment()))
-    joins = member.count_joins()
-    run(member.plan(Assignment(incoming={3: 0}), member.membership.leave))
-    assert joins.count == 2, "it came while the join was under way"
-    run(member.plan(Assignment(incoming={3: 1})))
+    member.run(member.plan(Assignment()))
+    before = member.joins
+    member.run(member.plan(Assignment(incoming={3: 0}), member.membership.leave))
+    assert member.joins - before == 2, "it came while the join was under way"
+    member.run(member.plan(Assignment(incoming={3: 1})))
     assert member.reported.leaving
     member.membership.leave()
     member.drain()
-    assert joins.count == 2
+    assert member.joins - before == 2
     member.membership.took(3, 0)
     member.drain()
-    assert joins.count == 3
+    assert member.joins - before == 3
 
 
 def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
@@ -211,10 +259,18 @@ def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     membership.close(1.0)
 
 
-def test_started_once(membership: KafkaPythonMembership) -> None:
+@pytest.mark.parametrize("over", STACKS)
+def test_started_once(over: str) -> None:
+    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"range": sticky_plan}, over=over)
     membership.start(lambda event: None)
     with pytest.raises(RuntimeError, match="once"):
         membership.start(lambda event: None)
+    membership.close(1.0)
+
+
+def test_a_stack_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"KES_GROUP_OVER must be wire or kafka-python, not 'pigeon'"):
+        connect_group("127.0.0.1:1", "g", "t", 4, "a", {"range": sticky_plan}, over="pigeon")
 
 
 @pytest.mark.parametrize(

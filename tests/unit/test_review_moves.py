@@ -10,8 +10,8 @@ import pytest
 from streams import Change, EventContext, EventSource
 from streams.core.assignor import sticky_plan
 from streams.core.partition import PartitionState
+from streams.kafka.group.connect import KAFKA_PYTHON, connect_group
 from streams.kafka.group.coordinator import GroupCoordinator
-from streams.kafka.group.membership import connect_group
 from streams.model.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
 from streams.runtime.transactions.pool import TransactionPool
@@ -153,13 +153,14 @@ class Kept:
     def close(self) -> None: ...
 
 
-async def test_who_was_lost_joins_under_another_id() -> None:
+def test_who_was_lost_joins_under_another_id() -> None:
     """Orders and markers name member ids: a coordinator that went back in time must not meet one of them again."""
-    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan})
+    membership, _ = connect_group(
+        "127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan}, over=KAFKA_PYTHON
+    )
     try:
-        coordinator = GroupCoordinator(
-            membership, membership._client, api_version=(2, 8), **membership._settings.for_coordinator()
-        )
+        client: Any = membership._link
+        coordinator = GroupCoordinator(membership, client._client, client._explained, api_version=(2, 8), group_id="g")
         coordinator._generation = type(coordinator._generation)(20, "a-1", "p")
         membership.published(20, "a-1")
         coordinator.reset_generation("a-1")  # what kafka-python makes of ILLEGAL_GENERATION

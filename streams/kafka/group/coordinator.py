@@ -10,12 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from streams.errors import ConfigError, MembershipFatal, StreamsError
+from streams.errors import MembershipFatal, StreamsError
 from streams.kafka import permissions
+from streams.kafka.group.group_settings import GroupSettings
+from streams.kafka.group.link import CannotJoinYet, Hooks, NoCommonStrategy, Notifier
+from streams.kafka.group.refusals import explained
 from streams.kafka.questions.groups import leave_group
-from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator
+from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, WakeupNotifier
 from streams.kafka.wire.kafka_python import errors as kafka_errors
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 
@@ -38,44 +42,17 @@ FATAL = (
 """Errors that trying again does not cure."""
 
 
-class Hooks(Protocol):
-    """Calls of the coordinator client to the membership. All on the IO thread."""
-
-    def subscriptions(self) -> list[tuple[str, bytes]]:
-        """Return (protocol, bytes) for the next JoinGroup, the preferred protocol first."""
-        ...
-
-    def lead(self, protocol: str, members: dict[str, bytes]) -> dict[str, bytes]:
-        """Assign as leader: member id -> subscription to member id -> assignment, by the protocol chosen. Heartbeats
-        wait for it."""
-        ...
-
-    def published(self, generation: int, member_id: str) -> None:
-        """Take the JoinGroup answer: this generation is valid for commits from now on."""
-        ...
-
-    async def joined(self, generation: int, data: bytes) -> None:
-        """Apply the assignment of a complete rebalance. Heartbeats go on meanwhile."""
-        ...
-
-    def voided(self, reason: str) -> None:
-        """Void the membership: nothing that was owned is owned any more."""
-        ...
-
-    def woken(self) -> None:
-        """Wake the main coroutine: it has something to do."""
-        ...
-
-    def fatal(self, error: BaseException) -> None:
-        """End the membership: the group refuses this member."""
-        ...
-
-
 class GroupCoordinator(BaseCoordinator):
     """One member of one group on the wire."""
 
-    def __init__(self, hooks: Hooks, client: KafkaPythonClient, **settings: Any) -> None:
-        self._hooks = hooks
+    def __init__(
+        self,
+        hooks: Hooks,
+        client: KafkaPythonClient,
+        explain: Callable[[BaseException], StreamsError],
+        **settings: Any,
+    ) -> None:
+        self._hooks, self._explain = hooks, explain
         self._connections = client
         self._closing = False
         self._silent = False
@@ -138,7 +115,7 @@ class GroupCoordinator(BaseCoordinator):
         try:
             answer = super()._handle_heartbeat_response(response, send_time)
         except (kafka_errors.FencedInstanceIdError, kafka_errors.GroupAuthorizationFailedError) as error:
-            self._hooks.fatal(error)  # kafka-python 3.0 logs it, stops heartbeating and stays "stable"
+            self._hooks.fatal(self._explain(error))  # kafka-python 3.0 logs it, stops heartbeating and stays "stable"
             raise
         self._answers()
         return answer
@@ -192,56 +169,92 @@ class GroupCoordinator(BaseCoordinator):
         self._close_heartbeat()
 
 
-def explained(
-    error: BaseException, client: KafkaPythonClient, group_id: str, instance: str, strategies: tuple[str, ...]
-) -> StreamsError:
-    """Translate one of ``FATAL``: the message names the refusal and the remedy."""
-    group = f"group {group_id}"
-    common = refused(getattr(error, "message", ""), group_id, instance)
-    if common is not None:
-        return common
-    if isinstance(error, kafka_errors.InconsistentGroupProtocolError):
-        ours = ", ".join(strategies)
-        return MembershipFatal(
-            f"{group}: no strategy of this member ({ours}) is known to all members of the running group. To change the "
-            "strategy of a running group, give all members both strategies, the new one first, and restart them one by "
-            "one; then restart them one by one without the old one. A group with members of something else than this "
-            "toolkit cannot be joined: use another group id"
+class KafkaPythonLink:
+    """One member's client (``link.Link``) over kafka-python."""
+
+    def __init__(self, client: KafkaPythonClient, settings: GroupSettings) -> None:
+        self._client, self._settings = client, settings
+        self._coordinator: GroupCoordinator | None = None
+        self._hooks: Hooks | None = None
+
+    @property
+    def member_id(self) -> str:
+        """See ``link.Link``, also for all others."""
+        return "" if self._coordinator is None else self._coordinator.member_id
+
+    def start(self, hooks: Hooks, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._hooks = hooks
+        self._client.net.on_crash = self._crashed
+        self._client.start()
+        self._client.post(main)
+
+    def _crashed(self, error: BaseException) -> None:
+        assert self._hooks is not None
+        group = f"group {self._settings.group_id}"
+        self._hooks.fatal(MembershipFatal(f"{group}: the thread of the membership failed: {error!r}"))
+
+    def post(self, work: Callable[[], Any]) -> bool:
+        return self._client.post(work)
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, None]], deadline: float) -> None:
+        self._client.call(work, deadline)
+
+    def close(self, timeout_seconds: float) -> None:
+        self._client.close(timeout_seconds)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def notifier(self) -> Notifier:
+        made: Notifier = WakeupNotifier(self._client.net)
+        return made
+
+    async def sleep(self, seconds: float) -> None:
+        await self._client.net.sleep(seconds)
+
+    async def connected(self) -> None:
+        await self._client.connected()
+        assert self._hooks is not None
+        settings = self._settings
+        self._coordinator = GroupCoordinator(
+            self._hooks,
+            self._client,
+            self._explained,
+            api_version=self._client.manager.broker_version,
+            group_id=settings.group_id,
+            group_instance_id=settings.static_id,
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            max_poll_interval_ms=settings.rebalance_timeout_ms,
         )
-    translated = client.translated(error, f"joining {group}", [permissions.on_group("Read", group_id)])
-    return translated if isinstance(translated, ConfigError) else MembershipFatal(f"{group}: {error!r}")
 
+    async def ensure_joined(self) -> None:
+        # Without ``poll_heartbeat`` kafka-python leaves the group after the rebalance timeout.
+        assert self._coordinator is not None
+        try:
+            await self._coordinator.ensure_active_group_async(timeout_ms=None)
+            self._coordinator.poll_heartbeat()
+        except kafka_errors.InconsistentGroupProtocolError as error:
+            raise NoCommonStrategy from error
+        except FATAL as error:
+            raise self._explained(error) from error
+        except kafka_errors.KafkaError as error:
+            raise CannotJoinYet(type(error).__name__, is_outage=error.retriable) from error
 
-def refused(code: str, group_id: str, instance: str) -> StreamsError | None:
-    """Translate a refusal that any member may get, by its name in the protocol. ``None``: another error."""
-    group = f"group {group_id}"
-    match code:
-        case "FENCED_INSTANCE_ID":
-            return MembershipFatal(f"{group}: another process joined as instance {instance!r}; this one has to stop")
-        case "INVALID_SESSION_TIMEOUT":
-            return ConfigError(
-                f"{group}: the broker refuses the session timeout; it must be within the broker's "
-                "group.min.session.timeout.ms (6000 unless set) and group.max.session.timeout.ms"
-            )
-        case "GROUP_MAX_SIZE_REACHED":
-            return MembershipFatal(f"{group}: it is full (the broker's group.max.size)")
-        case "INVALID_GROUP_ID":
-            return ConfigError(f"{group}: the broker refuses this group id")
-        case _:
-            return None
+    def _explained(self, error: BaseException) -> StreamsError:
+        settings = self._settings
+        needed = [permissions.on_group("Read", settings.group_id)]
+        translated = self._client.translated(error, f"joining group {settings.group_id}", needed)
+        code = getattr(error, "message", "") or repr(error)
+        return explained(code, settings.group_id, settings.instance, translated)
 
+    def request_rejoin(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.request_rejoin()
 
-def name_taken(group_id: str, instance: str) -> MembershipFatal:
-    """Make the error for another member with this instance name that does not go away."""
-    return MembershipFatal(
-        f"group {group_id}: another member is named {instance!r}; each process needs an instance name of its own"
-    )
+    def stop(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.stop()
 
-
-def not_understood(group_id: str, error: ValueError) -> MembershipFatal:
-    """Make the error for assignments that are not this toolkit's, or are for other settings."""
-    return MembershipFatal(
-        f"group {group_id}: its leader's assignments are not understood ({error}); all members must run this toolkit "
-        "with the same topic and number of partitions. A group that the broker shares out (KIP-848) has to be empty "
-        "first, or use another group id"
-    )
+    async def leave(self, member_id: str, deadline: float) -> None:
+        await leave_group(self._client, self._settings.group_id, member_id, self._settings.static_id, deadline)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from confluent_kafka import Consumer
 
@@ -16,6 +16,8 @@ from streams.kafka.group.librdkafka_membership import LibrdkafkaMembership
 from streams.kafka.settings import ClientSettings, build
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.kafka_python_settings import translated
+from streams.kafka.wire.security import PLAINTEXT, Security
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +78,14 @@ def connect_librdkafka_group(
     rebalance_timeout_ms: int = 15000,
     transaction_timeout_ms: int = 5000,
     static: bool = False,
-    security: Mapping[str, Any] | None = None,
+    security: Security = PLAINTEXT,
     alive: Callable[[], bool] = lambda: True,
     changelog: str = "",
 ) -> tuple[LibrdkafkaMembership, RosterTakeOver]:
     """A membership by librdkafka and the take-over questions. ``membership.close`` closes both. No I/O yet.
 
     ``broker_side``: the protocol of KIP-848, in which session and heartbeat are settings of the broker, and the two
-    here have no effect. ``security`` are kafka-python settings (``kafka_python_settings.translate``). Raises
+    here have no effect. Raises
     ``ConfigError``.
     """
     group_bytes.checked_name("group.id", group_id)
@@ -113,7 +115,7 @@ def connect_librdkafka_group(
             "heartbeat.interval.ms": heartbeat_interval_ms,
         }
         eager = strategies[0] in EAGER  # those of a member are all eager, or none is
-    client = KafkaPythonClient(settings.bootstrap_servers, instance, security or {})
+    client = KafkaPythonClient(settings.bootstrap_servers, instance, translated(security))
     take_over = RosterTakeOver(client, group_id, topic, changelog=changelog)
 
     def make_consumer(connection_log: ConnectionLog) -> Consumer:

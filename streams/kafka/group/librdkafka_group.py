@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal, StreamsError
 from streams.kafka import permissions
 from streams.kafka.connection import ConnectionLog
-from streams.kafka.group.coordinator import refused
+from streams.kafka.group.refusals import refused
 from streams.kafka.permissions import denied
 from streams.kafka.questions.groups import describe_group
 from streams.kafka.questions.takeover import KafkaPythonTakeOver

@@ -32,8 +32,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from streams.core.group_member import GroupMember
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.kafka.connection import ConnectionLog
-from streams.kafka.group.coordinator import name_taken
 from streams.kafka.group.librdkafka_group import GroupLog, Roster, RosterTakeOver, Term, explained, name_of
+from streams.kafka.group.refusals import name_taken
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
 from streams.model.group import Assigned, Assignment, Copies, Fatal, GroupEvent, GroupMetadata, Lost, Order

@@ -122,9 +122,14 @@ class FetchLine:
         if connection is None or connection.lost is not None or now >= connection.expires_at:
             self._opening, self._waited = self._clock.create_task(self._reading.connection(self.node)), 0.0
             return
-        most = _BY_NAME if not self._options.topic_id.int else FetchRequest.LAST_VERSION
-        self._version = connection.version_of(FetchRequest, most)
         self._request = self._fetch(wanted)
+        try:
+            most = _BY_NAME if not self._options.topic_id.int else FetchRequest.LAST_VERSION
+            self._version = connection.version_of(FetchRequest, most)
+        except LostConnection as failure:
+            self._answer = self._clock.create_future()
+            self._answer.set_exception(failure)
+            return
         self._fetched = {one.number: (one, one.next_offset) for one in wanted}
         self._waited = 0.0
         self._answer = connection.call(

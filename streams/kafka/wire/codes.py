@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 
 class Code(IntEnum):
@@ -233,3 +234,24 @@ def raise_for(code: int, message: str | None = None) -> None:
     """Raise ``BrokerRefusal`` for a code that is not 0."""
     if code:
         raise BrokerRefusal(code, message)
+
+
+class _Entry(Protocol):
+    @property
+    def error_code(self) -> int: ...
+
+
+EntryT_co = TypeVar("EntryT_co", bound=_Entry, covariant=True)
+
+
+class _Entries(Protocol[EntryT_co]):
+    @property
+    def partitions(self) -> Sequence[EntryT_co]: ...
+
+
+def entries_of(topics: Iterable[_Entries[EntryT_co]]) -> Iterator[EntryT_co]:
+    """Yield the partitions of an answer that lists them by topic. Raises ``BrokerRefusal`` for one that was refused."""
+    for topic in topics:
+        for entry in topic.partitions:
+            raise_for(entry.error_code)
+            yield entry

@@ -47,10 +47,10 @@ class LostConnection(ConnectionError):
 class BrokerConnection(asyncio.Protocol):
     """An open connection. On the loop. ``connect`` makes one."""
 
-    def __init__(self, address: str, client_id: str) -> None:
+    def __init__(self, address: str, client_id: str, largest_answer: int = LARGEST_ANSWER) -> None:
         self._address = address
-        self.largest_answer = LARGEST_ANSWER
-        """Bytes of an answer, at most."""
+        self._largest_answer = largest_answer
+        self._is_retired = False
         self._client_id = client_id.encode()
         self._buffer = bytearray()
         self._waiting: deque[tuple[int, asyncio.Future[bytes]]] = deque()
@@ -79,7 +79,7 @@ class BrokerConnection(asyncio.Protocol):
         self.received_at = self._loop.time()
         while len(buffer) >= 4:
             size = int.from_bytes(buffer[:4], "big", signed=True)
-            if not 4 <= size <= self.largest_answer:
+            if not 4 <= size <= self._largest_answer:
                 self._end(f"a frame of {size} bytes is no answer of Kafka: is it the right port?")
                 return
             if len(buffer) < size + 4:
@@ -99,6 +99,8 @@ class BrokerConnection(asyncio.Protocol):
         _, future = self._waiting.popleft()
         if not future.done():  # its caller was cancelled
             future.set_result(frame)
+        if self._is_retired and not self._waiting:
+            self.close()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -120,25 +122,32 @@ class BrokerConnection(asyncio.Protocol):
         self._transport.writelines([struct.pack(">i", size), head, *parts])
         return future
 
-    async def ask(self, request: Request[AnswerT], most: int) -> AnswerT:
-        """Send a request in the highest version that both sides take, at most ``most``.
+    async def ask(self, request: Request[AnswerT], most: int, least: int = 0) -> AnswerT:
+        """Send a request in the highest version that both sides take, at most ``most`` and at least ``least``.
 
         Returns the answer. Raises ``LostConnection``, also for an answer that cannot be decoded.
         """
-        return await self._ask(request, self.version_of(type(request), most))
+        return await self._ask(request, self.version_of(type(request), most, least))
 
-    def version_of(self, kind: type[Request[AnswerT]], most: int) -> int:
-        """Return the highest version that both sides take, at most ``most``. Raises ``LostConnection``: there is
-        none."""
-        least, highest = self.versions.get(kind.API_KEY, (0, -1))
-        version = min(most, highest, kind.LAST_VERSION)
-        if version < max(least, kind.FIRST_VERSION):
-            raise self._failure(f"the broker does not take {kind.__name__}", "UNSUPPORTED_VERSION")
+    def version_of(self, kind: type[Request[AnswerT]], most: int, least: int = 0) -> int:
+        """Return the highest version that both sides take, at most ``most`` and at least ``least``. Raises
+        ``LostConnection``: there is none."""
+        lowest, highest = self.versions.get(kind.API_KEY, (0, -1))
+        version, least = min(most, highest, kind.LAST_VERSION), max(lowest, least, kind.FIRST_VERSION)
+        if version < least:
+            above = f" in version {least} or above" if highest >= 0 and least else ""
+            raise self._failure(f"the broker does not take {kind.__name__}{above}", "UNSUPPORTED_VERSION")
         return version
 
     def close(self, reason: str = "the connection was closed here") -> None:
         """Close at once, whatever is under way."""
         self._end(reason)
+
+    def retire(self) -> None:
+        """Close as soon as all requests under way have their answers. No further one may be sent."""
+        self._is_retired = True
+        if not self._waiting:
+            self.close()
 
     async def introduce(self, needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS) -> None:
         """Learn which versions and features the broker has. ``needed``: name and least version, by the key of the
@@ -212,6 +221,7 @@ async def connect(
     security: Security,
     *,
     needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
+    largest_answer: int = LARGEST_ANSWER,
     kind: type[BrokerConnection] = BrokerConnection,
 ) -> BrokerConnection:
     """Connect to a broker, learn its versions, and authenticate. ``needed``: as of ``introduce``; by default what a
@@ -222,7 +232,7 @@ async def connect(
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: kind(address, client_id),
+                lambda: kind(address, client_id, largest_answer),
                 host,
                 port,
                 ssl=context,

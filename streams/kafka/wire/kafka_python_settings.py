@@ -12,11 +12,15 @@ from streams.kafka.wire.security import Security
 
 def security_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return kafka-python's settings for the security of these librdkafka settings. Raises as ``Security.of``."""
-    security = Security.of(settings)
-    translated: dict[str, Any] = {"security_protocol": "SASL_" * bool(security.sasl) + _TRANSPORT[bool(security.tls)]}
+    return translated(Security.of(settings))
+
+
+def translated(security: Security) -> dict[str, Any]:
+    """Return kafka-python's settings for the security of connections."""
+    settings: dict[str, Any] = {"security_protocol": "SASL_" * bool(security.sasl) + _TRANSPORT[bool(security.tls)]}
     if security.tls is not None:
-        translated["ssl_context"] = security.tls
-    return translated | _sasl(security.sasl)
+        settings["ssl_context"] = security.tls
+    return settings | _sasl(security.sasl)
 
 
 _TRANSPORT = ("PLAINTEXT", "SSL")

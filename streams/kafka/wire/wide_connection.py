@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final, cast
 
-from streams.kafka.wire.connection import BrokerConnection
+from streams.kafka.wire.connection import LARGEST_ANSWER, BrokerConnection
 from streams.kafka.wire.messages import LEAST_VERSIONS
 
 _LARGEST_ANSWER: Final = 2**31 - 1  # a record may be larger than a fetch: a broker gives the first batch as a whole
@@ -18,8 +18,8 @@ class WideConnection(BrokerConnection, asyncio.BufferedProtocol):
     """An open connection whose large frames are memoryviews. Collecting pieces would copy each byte three times, into
     memory that grows: of a log that is read, as much as the rest of reading."""
 
-    def __init__(self, address: str, client_id: str) -> None:
-        super().__init__(address, client_id)
+    def __init__(self, address: str, client_id: str, largest_answer: int = LARGEST_ANSWER) -> None:
+        super().__init__(address, client_id, largest_answer)
         self._small = memoryview(bytearray(_SMALL_BYTES))
         self._large: memoryview | None = None
         self._received = 0
@@ -28,7 +28,7 @@ class WideConnection(BrokerConnection, asyncio.BufferedProtocol):
         """Learn which versions and features the broker has; until then large answers are those of another kind of
         server. Raises ``LostConnection``."""
         await super().introduce(needed)
-        self.largest_answer = _LARGEST_ANSWER
+        self._largest_answer = _LARGEST_ANSWER
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go. asyncio calls this."""

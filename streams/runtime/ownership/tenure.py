@@ -14,10 +14,11 @@ from typing import Final, Protocol
 
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable
-from streams.kafka.group.membership import connect_group
+from streams.kafka.group.connect import connect_group
 from streams.kafka.questions import takeover
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.security import Security
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Membership, Revoked, TakeOver
 from streams.settings.config import host_name
 
@@ -121,7 +122,7 @@ class GroupTenures:
             partitions,
             f"{host_name()}-{uuid.uuid4().hex[:12]}",
             {"cooperative-sticky": sticky_plan},
-            security=kafka_python_settings.security_of(settings.overrides),
+            security=Security.of(settings.overrides),
             session_timeout_ms=int(session_seconds * 1000),
             heartbeat_interval_ms=int(HEARTBEAT_SECONDS * 1000),
             rebalance_timeout_ms=int(rebalance_seconds * 1000),

@@ -1,0 +1,77 @@
+"""A membership and the take-over questions on one client: which stack speaks the group protocol is decided here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from streams.errors import ConfigError
+from streams.kafka.group.coordinator import KafkaPythonLink
+from streams.kafka.group.group_settings import GroupSettings
+from streams.kafka.group.link import Hooks, Link
+from streams.kafka.group.membership import GroupMembership
+from streams.kafka.group.wire_link import WireLink
+from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.security import PLAINTEXT, Security
+from streams.model.group import Assignor
+
+KAFKA_PYTHON: Final = "kafka-python"
+WIRE: Final = "wire"
+OVER: Final = "KES_GROUP_OVER"
+"""A private choice, for one release: the environment variable that names the stack."""
+DEFAULT: Final = KAFKA_PYTHON
+
+
+def connect_group(
+    bootstrap_servers: str,
+    group_id: str,
+    topic: str,
+    partitions: int,
+    instance: str,
+    assignors: Mapping[str, Assignor],
+    *,
+    security: Security = PLAINTEXT,
+    alive: Callable[[], bool] = lambda: True,
+    over: str = "",
+    **settings: Any,
+) -> tuple[GroupMembership, KafkaPythonTakeOver]:
+    """A membership and the take-over questions on one shared client. ``membership.close`` closes both. No I/O yet.
+
+    ``assignors``: strategy name -> how it shares, the preferred one first. ``settings`` are ``changelog``, timeouts and
+    ``static`` (``GroupSettings``). ``alive``: see ``GroupMembership``. ``over``: the stack, by default that of the
+    environment. Raises ``ConfigError``.
+    """
+    over = over or os.environ.get(OVER, DEFAULT)
+    if over not in (KAFKA_PYTHON, WIRE):
+        raise ConfigError(f"{OVER} must be {WIRE} or {KAFKA_PYTHON}, not {over!r}")
+    changelog = settings.pop("changelog", "")
+    checked = GroupSettings(
+        group_id=group_id, topic=topic, instance=instance, partitions=partitions, assignors=assignors, **settings
+    )
+    questions = KafkaPythonClient(bootstrap_servers, instance, kafka_python_settings.translated(security))
+    take_over = KafkaPythonTakeOver(questions, group_id, topic, changelog=changelog)
+    if over == WIRE:
+        link: Link = _WireLink(WireClient(bootstrap_servers, instance, security), checked, questions)
+    else:
+        link = KafkaPythonLink(questions, checked)
+    return GroupMembership(link, checked, alive), take_over
+
+
+class _WireLink(WireLink):
+    """Starts and ends the client of the take-over too, which is another stack's."""
+
+    def __init__(self, client: WireClient, settings: GroupSettings, questions: KafkaPythonClient) -> None:
+        super().__init__(client, settings)
+        self._questions = questions
+
+    def start(self, hooks: Hooks, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._questions.start()
+        super().start(hooks, main)
+
+    def close(self, timeout_seconds: float) -> None:
+        super().close(timeout_seconds)
+        self._questions.close(timeout_seconds)
