@@ -216,7 +216,11 @@ class LogBrokers:
         self.script: dict[str, deque[Any]] = {}
         self.requests: list[tuple[int, str, Any]] = []
         self.is_there = True
-        self.leader_hint = True
+        self.keeps_sessions = True
+        self.sessions: dict[int, dict[int, Any]] = {}
+        """Of each session the partitions, as they were requested."""
+        self._epochs_of: dict[int, int] = {}
+        self._seen: dict[tuple[int, int], int] = {}
         self.brokers = brokers
         self.ports: list[int] = []
         self._loop = asyncio.new_event_loop()
@@ -351,17 +355,40 @@ class LogBrokers:
         return ListOffsetsResponse(topics=[of(name=self.topic, partitions=found)])
 
     async def _fetch(self, number: int, request: Any, version: int) -> Message:
-        of = FetchResponse.FetchableTopicResponse
-        found, left = [], request.max_bytes
-        for topic in request.topics:
-            for one in topic.partitions:
+        session, epoch = request.session_id, request.session_epoch
+        requested = {one.partition: (topic, one) for topic in request.topics for one in topic.partitions}
+        if epoch > 0:
+            if session not in self.sessions or self._epochs_of[session] != epoch:
+                return FetchResponse(error_code=71 if session in self.sessions else 70)
+            known = self.sessions[session]
+            known.update(requested)
+            for gone in request.forgotten_topics_data:
+                for partition in gone.partitions:
+                    del known[partition]
+            requested = known
+            self._epochs_of[session] += 1
+        elif epoch == 0:
+            self.sessions.pop(session, None)
+            session = 100 + len(self._epochs_of) if self.keeps_sessions else 0
+            self.sessions[session], self._epochs_of[session] = dict(requested), 1
+        until = self._loop.time() + request.max_wait_ms / 1000
+        while True:
+            found, left = [], request.max_bytes
+            for topic, one in requested.values():
                 data = self._fetched(number, topic, one, request.isolation_level == 1, left, version)
                 left -= len(data.records or b"")
-                found.append(data)
-        if not any(one.records or one.error_code for one in found):
-            await asyncio.sleep(request.max_wait_ms / 1000)
+                is_new = (
+                    data.records or data.error_code or self._seen.get((session, one.partition)) != data.high_watermark
+                )
+                if epoch <= 0 or is_new:
+                    found.append(data)
+            if any(one.records or one.error_code for one in found) or self._loop.time() >= until:
+                break
+            await asyncio.sleep(0.005)
+        self._seen.update({(session, one.partition_index): one.high_watermark for one in found})
+        of = FetchResponse.FetchableTopicResponse
         responses = [of(topic=self.topic, topic_id=self.topic_id, partitions=found)] if found else []
-        return FetchResponse(responses=responses)
+        return FetchResponse(session_id=max(session, 0), responses=responses)
 
     def _fetched(self, number: int, topic: Any, one: Any, committed_only: bool, left: int, version: int) -> Any:
         of = FetchResponse.FetchableTopicResponse.PartitionData

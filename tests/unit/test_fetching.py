@@ -15,6 +15,7 @@ import pytest
 
 from streams.errors import BrokerUnavailable, LogDamaged, OffsetError, Stopped, StreamsError, TopicError, TopicReplaced
 from streams.kafka.reading import fetch_line, fetching
+from streams.kafka.reading.fetch_session import LOOKING_UP
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
@@ -27,6 +28,12 @@ PATIENCE = 20.0
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_line, "FIRST_PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(fetching, "UNKNOWN_SECONDS", 0.3)
+
+
+def small(monkeypatch: pytest.MonkeyPatch, partition: int = 1, answer: int = 8 << 20) -> None:
+    """Let a fetch bring a batch at a time, or as many bytes."""
+    kind = LOOKING_UP._replace(near_bytes=partition, far_bytes=partition, answer_bytes=answer)
+    monkeypatch.setattr("streams.kafka.reading.reader.LOOKING_UP", kind)
 
 
 def log_of(*batches: int, start: int = 0, size: int = 1) -> Log:
@@ -91,8 +98,7 @@ def test_random_logs_in_small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"SEED={seed}")
     rng = random.Random(seed)
     for _ in range(15):
-        monkeypatch.setattr(fetch_line, "PARTITION_BYTES", rng.choice([1, 500, 1 << 20]))
-        monkeypatch.setattr(fetch_line, "ANSWER_BYTES", rng.choice([1, 3000, 8 << 20]))
+        small(monkeypatch, rng.choice([1, 500, 1 << 20]), rng.choice([1, 3000, 8 << 20]))
         logs = {number: random_log(rng, rng.choice([1, 10, 40])) for number in range(3)}
         for log in logs.values():
             for producer in [*log.open]:
@@ -109,7 +115,7 @@ def test_random_logs_in_small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_next_fetch_is_on_its_way_before_an_answer_is_decoded(
     brokers: LogBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch_line, "PARTITION_BYTES", 1)
+    small(monkeypatch)
     seen: list[int] = []
 
     def slow() -> bool:
@@ -147,7 +153,7 @@ def test_a_first_batch_that_is_cut_off_is_fetched_with_more_bytes(brokers: LogBr
 
 @two_brokers
 def test_a_leader_that_moves_is_followed(brokers: LogBrokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_line, "PARTITION_BYTES", 1)
+    small(monkeypatch)
 
     def moves(answer: Any) -> None:
         brokers.leaders[0], brokers.epochs[0] = 1, 3
@@ -161,7 +167,7 @@ def test_a_leader_that_moves_is_followed(brokers: LogBrokers, monkeypatch: pytes
 
 @two_brokers
 def test_a_leader_that_dies_or_is_frozen_is_replaced(brokers: LogBrokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_line, "PARTITION_BYTES", 1)
+    small(monkeypatch)
     for said in (GONE, NO_ANSWER, GARBAGE):
         brokers.leaders[0] = 0
         brokers.answer("Fetch", None, said)
@@ -220,7 +226,7 @@ def test_what_does_not_pass_names_the_partition(
 
 
 def test_a_log_trimmed_behind_the_reader_or_cut_before_it(brokers: LogBrokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_line, "PARTITION_BYTES", 1)
+    small(monkeypatch)
     brokers.answer("Fetch", lambda _: setattr(brokers.logs[0], "start", 5))
     assert "t[0]: offset 3 is not in the log" in fails_with(OffsetError, brokers, {0: (0, 12)})
     brokers.logs[0] = log_of(3, 4, 5)

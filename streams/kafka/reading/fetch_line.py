@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
-from uuid import UUID
+from typing import Any, Final
 
+from streams.kafka.reading.fetch_session import LOG_START, FetchOptions, FetchSession, LogPartition
 from streams.kafka.reading.reading_loop import ReadingLoop
-from streams.kafka.wire.codec import MalformedAnswer, decode_answer, encode, is_flexible
+from streams.kafka.wire.codec import MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
 from streams.kafka.wire.schemas.fetch import FetchRequest, FetchResponse
+from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 
-PARTITION_BYTES: Final = 1 << 20
-"""Bytes of one partition in an answer, where there is more; a first batch that is larger comes as a whole."""
-ANSWER_BYTES: Final = 8 << 20
-"""Bytes of an answer, as ``PARTITION_BYTES``. Twice as much may be held: what is decoded, and what comes behind it."""
 FIRST_PATIENCE_SECONDS: Final = 3.0
 LONGEST_PATIENCE_SECONDS: Final = 24.0
 """Seconds without a byte of an answer until the connection is replaced, and the leaders are looked up: the first time,
@@ -31,55 +28,17 @@ FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 1.0
 """Seconds between two tries to reach a broker: the first pause, and the longest, each twice as long as the one
 before."""
-_COMMITTED: Final = 1
-_BY_NAME: Final = 12  # the last version that names topics by their names
-NO_ID: Final = UUID(int=0)
-"""The id of all topics, where brokers have none."""
+_BY_NAME: Final = 12  # the last version of Fetch that names topics by their names
+_OFFSETS: Final = 8  # the version of ListOffsets, at most
+_EARLIEST: Final = -2  # in the place of a time
+_LONG_MS: Final = 50
+"""Milliseconds: a request that the broker may hold for longer is given up for partitions that are added."""
 
 PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
 
 
-class LogPartition:
-    """One partition that is read. ``position``: all below it was returned. ``next_offset``: the next fetch begins
-    there; ``end``: no fetch begins there or behind. ``leader`` is -1 while it is looked up; ``leader_epoch`` is that of
-    the metadata, ``fetched_epoch`` that of the last batch. ``stable`` and ``high`` are the last stable offset and the
-    high watermark, as the last answer has them (-1: none yet)."""
-
-    __slots__ = (
-        "end",
-        "fetched_epoch",
-        "high",
-        "is_at_end",
-        "leader",
-        "leader_epoch",
-        "most_bytes",
-        "next_offset",
-        "number",
-        "position",
-        "retry_at",
-        "stable",
-    )
-
-    def __init__(self, number: int, offset: int, end: int) -> None:
-        self.number, self.end = number, end
-        self.position = self.next_offset = offset
-        self.leader = self.leader_epoch = self.fetched_epoch = -1
-        self.high = self.stable = -1
-        self.most_bytes = PARTITION_BYTES
-        self.retry_at = 0.0
-        self.is_at_end = False
-
-
-class FetchOptions:
-    """Values that all requests of a reading have in common. ``topic_id``: 0 where brokers have none."""
-
-    def __init__(self, topic: str, *, wait_ms: int, committed_only: bool) -> None:
-        self.topic, self.wait_ms, self.committed_only = topic, wait_ms, committed_only
-        self.topic_id = NO_ID
-
-
 class FetchAnswer:
-    """The answer of a broker: of each partition, with the offset that was requested."""
+    """The answer of a broker: of each partition, with the offset that was requested. ``code``: an error of all."""
 
     def __init__(self, code: int, partitions: list[tuple[LogPartition, int, PartitionData]]) -> None:
         self.code, self.partitions = code, partitions
@@ -91,12 +50,14 @@ class FetchLine:
     def __init__(self, node: int, loop: ReadingLoop, options: FetchOptions) -> None:
         self.node, self._reading, self._options = node, loop, options
         self._clock = asyncio.get_running_loop()
+        self._session = FetchSession(options)
         self._connection: BrokerConnection | None = None
         self._opening: asyncio.Task[BrokerConnection] | None = None
         self._answer: asyncio.Future[bytes] | None = None
-        self._request = FetchRequest()
+        self._request: Request[Any] = FetchRequest()
         self._version = 0
-        self._fetched: dict[int, tuple[LogPartition, int]] = {}
+        self._requested: dict[int, tuple[LogPartition, int]] = {}
+        self._wait_ms = options.kind.wait_ms
         self._waited = self._pause = 0.0
         self._patience = FIRST_PATIENCE_SECONDS
         self._retry_at = 0.0
@@ -111,32 +72,37 @@ class FetchLine:
         """Fetch those of the partitions that this broker leads, unless a request is under way. Connects if need be; the
         next call sends then."""
         now = self._clock.time()
-        if self.under_way is not None or now < self._retry_at:
-            return
         wanted = [
             one for one in partitions if one.leader == self.node and one.next_offset < one.end and now >= one.retry_at
         ]
-        if not wanted:
+        if self._answer is not None and self._wait_ms > _LONG_MS and any(map(self._is_new, wanted)):
+            self._give_up()
+        if not wanted or self.under_way is not None or now < self._retry_at:
             return
         connection = self._connection
         if connection is None or connection.lost is not None or now >= connection.expires_at:
             self._opening, self._waited = self._clock.create_task(self._reading.connection(self.node)), 0.0
             return
-        self._request = self._fetch(wanted)
+        beginning = [one for one in wanted if one.next_offset == LOG_START]
+        wanted = beginning or wanted
+        self._requested = {one.number: (one, one.next_offset) for one in wanted}
+        if beginning:
+            self._request, most = self._beginnings(beginning), _OFFSETS
+        else:
+            self._request = self._session.request(wanted, self._wait_ms)
+            most = FetchRequest.LAST_VERSION if self._options.topic_id.int else _BY_NAME
+        kind, self._waited = type(self._request), 0.0
         try:
-            most = _BY_NAME if not self._options.topic_id.int else FetchRequest.LAST_VERSION
-            self._version = connection.version_of(FetchRequest, most)
+            self._version = connection.version_of(kind, most)
         except LostConnection as failure:
             self._answer = self._clock.create_future()
             self._answer.set_exception(failure)
             return
-        self._fetched = {one.number: (one, one.next_offset) for one in wanted}
-        self._waited = 0.0
         self._answer = connection.call(
-            FetchRequest.API_KEY,
+            kind.API_KEY,
             self._version,
             [encode(self._request, self._version)],
-            flexible=is_flexible(FetchRequest, self._version),
+            flexible=is_flexible(kind, self._version),
         )
 
     def take(self) -> FetchAnswer | None:
@@ -150,21 +116,18 @@ class FetchLine:
             if self._answer is None or not self._answer.done():
                 return None
             answered, self._answer = self._answer, None
-            found = decode_answer(self._request, self._version, answered.result())
-            partitions = self._matched(found)
+            found = self._read(answered.result())
         except LostConnection:
             self._fail()
             raise
         except MalformedAnswer as error:
-            reason = f"the answer to Fetch cannot be used: {error}"
+            reason = f"the answer to {api_name(self._request)} cannot be used: {error}"
             if self._connection is not None:
                 self._connection.close(reason)
             self._fail()
             raise LostConnection(reason, "_BAD_MSG") from error
         self._pause, self._patience = 0.0, FIRST_PATIENCE_SECONDS
-        if found.throttle_time_ms > 0:
-            self._retry_at = self._clock.time() + min(found.throttle_time_ms / 1000, MOST_THROTTLE_SECONDS)
-        return FetchAnswer(found.error_code, partitions)
+        return found
 
     def waited(self, seconds: float) -> None:
         """Count the time that the loop has waited. A connection that is silent for too long is given up: then ``take``
@@ -173,7 +136,7 @@ class FetchLine:
         if self._answer is not None and connection is not None and connection.received_at != self._received_at:
             self._received_at, self._waited = connection.received_at, 0.0
         self._waited += seconds
-        if self.under_way is None or self._waited <= self._patience + self._options.wait_ms / 1000:
+        if self.under_way is None or self._waited <= self._patience + self._wait_ms / 1000:
             return
         if self._opening is not None:
             self._opening.cancel()
@@ -186,35 +149,77 @@ class FetchLine:
         if (under_way := self.under_way) is not None:
             under_way.cancel()
 
+    def _is_new(self, partition: LogPartition) -> bool:
+        """Check for a partition that the request under way does not have."""
+        requested = self._requested.get(partition.number)
+        return requested is None or requested[0] is not partition
+
+    def _give_up(self) -> None:
+        """Leave the request that the broker holds: another connection is there sooner than its answer."""
+        if self._answer is not None:
+            self._answer.cancel()
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._answer, self._wait_ms = None, None, self._options.kind.wait_ms
+        self._session.reset()
+
     def _fail(self) -> None:
         self._connection, self._answer = None, None
+        self._session.reset()
         self._pause = min(max(2 * self._pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
         self._retry_at = self._clock.time() + self._pause
 
-    def _fetch(self, wanted: list[LogPartition]) -> FetchRequest:
-        of = FetchRequest.FetchTopic
-        options = self._options
-        partitions = [
-            of.FetchPartition(
-                partition=one.number,
-                current_leader_epoch=one.leader_epoch,
-                fetch_offset=one.next_offset,
-                last_fetched_epoch=one.fetched_epoch,
-                partition_max_bytes=one.most_bytes,
-            )
-            for one in wanted
-        ]
-        return FetchRequest(
-            max_wait_ms=options.wait_ms,
-            min_bytes=1,
-            max_bytes=ANSWER_BYTES,
-            isolation_level=_COMMITTED if options.committed_only else 0,
-            topics=[of(topic=options.topic, topic_id=options.topic_id, partitions=partitions)],
-        )
+    def _read(self, frame: bytes) -> FetchAnswer:
+        """Decode an answer. Raises ``MalformedAnswer``."""
+        if isinstance(self._request, ListOffsetsRequest):
+            offsets = decode_answer(self._request, self._version, frame)
+            self._keep_to(offsets.throttle_time_ms)
+            return FetchAnswer(0, self._begin(offsets))
+        is_partial = self._session.is_partial
+        found: FetchResponse = decode_answer(self._request, self._version, frame)
+        self._keep_to(found.throttle_time_ms)
+        if not self._session.goes_on(found):
+            return FetchAnswer(0, [])
+        # A broker that throttles says how long, and nothing else.
+        may_lack = is_partial or found.throttle_time_ms > 0 or found.error_code != 0
+        partitions = self._matched(found, may_lack)
+        kind, is_empty = self._options.kind, not any(data.records or data.error_code for _, _, data in partitions)
+        self._wait_ms = min(2 * self._wait_ms, kind.longest_wait_ms) if is_empty else kind.wait_ms
+        return FetchAnswer(found.error_code, partitions)
 
-    def _matched(self, found: FetchResponse) -> list[tuple[LogPartition, int, PartitionData]]:
+    def _keep_to(self, throttle_ms: int) -> None:
+        if throttle_ms > 0:
+            self._retry_at = self._clock.time() + min(throttle_ms / 1000, MOST_THROTTLE_SECONDS)
+
+    def _beginnings(self, partitions: list[LogPartition]) -> ListOffsetsRequest:
+        of = ListOffsetsRequest.ListOffsetsTopic
+        wanted = [
+            of.ListOffsetsPartition(
+                partition_index=one.number, current_leader_epoch=one.leader_epoch, timestamp=_EARLIEST
+            )
+            for one in partitions
+        ]
+        return ListOffsetsRequest(topics=[of(name=self._options.topic, partitions=wanted)])
+
+    def _begin(self, found: ListOffsetsResponse) -> list[tuple[LogPartition, int, PartitionData]]:
+        """Let partitions begin where their logs do; return those that were refused."""
+        left, refused = dict(self._requested), []
+        for topic in found.topics:
+            for entry in topic.partitions:
+                partition, offset = left.pop(entry.partition_index, (None, 0))
+                if partition is None or (not entry.error_code and entry.offset < 0):
+                    raise MalformedAnswer(f"it has {entry.offset} as the offset of partition {entry.partition_index}")
+                if entry.error_code:
+                    refused.append((partition, offset, PartitionData(error_code=entry.error_code)))
+                else:
+                    partition.next_offset = entry.offset
+        if left:
+            raise MalformedAnswer(f"it says nothing of {self._options.topic}[{next(iter(left))}]")
+        return refused
+
+    def _matched(self, found: FetchResponse, may_lack: bool) -> list[tuple[LogPartition, int, PartitionData]]:
         """Match what the answer says with what was requested. Raises ``MalformedAnswer``."""
-        options, left = self._options, dict(self._fetched)
+        options, left = self._options, dict(self._requested)
         matched: list[tuple[LogPartition, int, PartitionData]] = []
         for topic in found.responses:
             named = topic.topic_id != options.topic_id if self._version > _BY_NAME else topic.topic != options.topic
@@ -223,7 +228,6 @@ class FetchLine:
                 if requested is None:
                     raise MalformedAnswer(f"it is about partition {data.partition_index}, which was not requested")
                 matched.append((*requested, data))
-        # A broker that throttles says how long, and nothing else.
-        if left and not found.throttle_time_ms and not found.error_code:
+        if left and not may_lack:
             raise MalformedAnswer(f"it says nothing of {options.topic}[{next(iter(left))}]")
         return matched

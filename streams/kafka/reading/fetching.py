@@ -18,9 +18,11 @@ from typing import Any, Final
 from streams.errors import LogDamaged, StreamsError, TopicReplaced
 from streams.kafka.connection import ConnectionLog
 from streams.kafka.reading import failures
-from streams.kafka.reading.fetch_line import NO_ID, FetchAnswer, FetchLine, FetchOptions, LogPartition, PartitionData
+from streams.kafka.reading.fetch_line import FetchAnswer, FetchLine, PartitionData
+from streams.kafka.reading.fetch_session import LOG_START, NO_ID, FetchKind, FetchOptions, LogPartition
 from streams.kafka.reading.reading_loop import ReadingLoop
 from streams.kafka.reading.record_batches import FetchedBatches
+from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.codes import Code, is_retriable, is_stale_metadata, name_of
 from streams.kafka.wire.connection import LostConnection
 from streams.records import IncomingRecord, PolledPartition
@@ -42,23 +44,24 @@ _MAYBE_GONE: Final = frozenset((Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TO
 class LogFetcher:
     """Reads partitions of one topic from given offsets, committed records only or all of them.
 
-    Owned by one thread, which every method is called on; with ``loop``, which it may share with others of this thread.
-    It never joins a group, never commits, and never resets a position.
+    Owned by one thread: every method is called by it. ``loop``: one of this thread, which others may use, too; without
+    it there is one of its own. It never joins a group, never commits, and never resets a position.
     """
 
     def __init__(
         self,
-        loop: ReadingLoop,
-        addresses: str,
+        settings: ClientSettings,
         topic: str,
+        kind: FetchKind,
         *,
-        role: str = "reader",
-        wait_ms: int = 20,
+        loop: ReadingLoop | None = None,
         committed_only: bool = True,
     ) -> None:
-        self.topic, self._addresses, self._loop = topic, addresses, loop
-        self._options = FetchOptions(topic, wait_ms=wait_ms, committed_only=committed_only)
-        self._connection = ConnectionLog(addresses, f"{role} {topic}")
+        self.topic, self._addresses = topic, settings.bootstrap_servers
+        self._is_alone = loop is None
+        self._loop = ReadingLoop(settings) if loop is None else loop
+        self._options = FetchOptions(topic, kind, committed_only=committed_only)
+        self._connection = ConnectionLog(self._addresses, f"{kind.role} {topic}")
         self._partitions: dict[int, LogPartition] = {}
         """In the order of the next request: those that have just brought something come last, because an answer has
         room for the first ones."""
@@ -76,9 +79,14 @@ class LogFetcher:
         """The last complaint about brokers, for error messages."""
         return self._connection.reason
 
+    def add(self, partition: int, offset: int) -> None:
+        """Read ``partition`` from ``offset`` on, or from the start of its log (``LOG_START``). ``ValueError`` if it is
+        read already."""
+        self.add_all({partition: offset})
+
     def add_all(self, positions: Mapping[int, int], ends: Mapping[int, int] | None = None) -> None:
-        """Read these partitions from these offsets on. ``ends``: no fetch begins there or behind, but one may bring
-        more than wanted. ``ValueError`` if a partition is read already."""
+        """Read these partitions. See ``add``. ``ends``: no fetch begins there or behind, but one may bring more than
+        wanted."""
         if not self._partitions:
             # The id of the topic is that of the beginning: positions of before were another reading's.
             self._loop.cluster.forget(self.topic)
@@ -136,7 +144,7 @@ class LogFetcher:
         return found
 
     def close(self) -> None:
-        """Forget everything; connections stay with the loop. Does not raise; repeating is harmless."""
+        """Free everything; a loop that others may use is theirs to close. Does not raise; repeating is harmless."""
         if self._looking is not None:
             self._looking.cancel()
         for line in self._lines.values():
@@ -144,6 +152,8 @@ class LogFetcher:
         self._partitions.clear()
         self._ready.clear()
         self._lines.clear()
+        if self._is_alone:
+            self._loop.close()
 
     def _is_read(self, partition: LogPartition) -> bool:
         return self._partitions.get(partition.number) is partition
@@ -224,6 +234,9 @@ class LogFetcher:
             known = f"leader epoch {partition.fetched_epoch}, which the log has up to {cut.end_offset} only"
             self._fail(partition, self._not_in_log(partition, f"what is before it was read under {known}"))
             return
+        partition.is_guessed = False
+        if partition.position == LOG_START:
+            partition.position = partition.next_offset
         partition.high = data.high_watermark
         partition.stable = data.high_watermark if data.last_stable_offset < 0 else data.last_stable_offset
         aborted = [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()]
@@ -235,8 +248,8 @@ class LogFetcher:
             aborted if self._options.committed_only else None,
         )
         if batches.is_cut:
-            partition.most_bytes *= 2
-            if partition.most_bytes > _MOST_BYTES:
+            partition.least_bytes = 2 * max(partition.least_bytes, self._options.kind.far_bytes)
+            if partition.least_bytes > _MOST_BYTES:
                 self._fail(partition, self._damaged(partition, "the broker cuts off the first batch of every answer"))
         elif not batches.is_done:
             partition.next_offset, partition.fetched_epoch = batches.following, batches.leader_epoch
@@ -247,7 +260,9 @@ class LogFetcher:
 
     def _refused(self, partition: LogPartition, code: int) -> None:
         where, name = self._where(partition), name_of(code)
-        if code == Code.OFFSET_OUT_OF_RANGE:
+        if code == Code.OFFSET_OUT_OF_RANGE and partition.is_guessed:
+            partition.is_guessed, partition.next_offset = False, LOG_START
+        elif code == Code.OFFSET_OUT_OF_RANGE:
             self._fail(partition, self._not_in_log(partition, name))
         elif code == Code.TOPIC_AUTHORIZATION_FAILED:
             self._fail(partition, failures.not_allowed(where, self.topic, name))

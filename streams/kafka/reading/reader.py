@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from streams.errors import Stopped
+from streams.kafka.reading.fetch_session import LOOKING_UP
 from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reading_loop import ReadingLoop
 from streams.kafka.settings import ClientSettings
@@ -49,7 +50,7 @@ class PartitionReader:
         positions = {number: start for number, (start, end) in ranges.items() if start < end}
         if not positions:
             return
-        fetcher = LogFetcher(self._loop, self._settings.bootstrap_servers, topic)
+        fetcher = LogFetcher(self._settings, topic, LOOKING_UP, loop=self._loop)
         fetcher.add_all(positions, {number: ranges[number][1] for number in positions})
         last_progress = time.monotonic()
         try:

@@ -15,7 +15,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
@@ -129,7 +129,7 @@ class BrokerConnection(asyncio.Protocol):
         """
         return await self._ask(request, self.version_of(type(request), most, least))
 
-    def version_of(self, kind: type[Request[AnswerT]], most: int, least: int = 0) -> int:
+    def version_of(self, kind: type[Request[Any]], most: int, least: int = 0) -> int:
         """Return the highest version that both sides take, at most ``most`` and at least ``least``. Raises
         ``LostConnection``: there is none."""
         lowest, highest = self.versions.get(kind.API_KEY, (0, -1))
