@@ -188,6 +188,7 @@ def test_numbers_of_all_lengths(number: int) -> None:
         (framed(5, b"x", 1, attributes=1), "gzip cannot be decompressed"),
         (framed(5, b"x", 1), "goes beyond its batch"),
         (framed(5, encoded([Row()])[0], 2), "goes beyond its batch"),
+        (framed(5, encoded([Row()])[0], 2, following=6), "its head has 2 records"),
         (framed(5, encoded([Row(), Row()])[0], 1), "bytes follow the last of 1 records"),
         (framed(5, b"", 0, magic=0), "format 0"),
         (framed(5, b"", 0, magic=1), "format 1"),

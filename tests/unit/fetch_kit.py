@@ -257,10 +257,11 @@ class LogBrokers:
             await self._done.wait()
             for server in self._servers:
                 server.close()
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.sleep(0)  # a connection that was just taken gets its task now
 
         thread = threading.Thread(target=self._loop.run_until_complete, args=[run()])
         thread.start()

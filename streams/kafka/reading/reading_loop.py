@@ -35,9 +35,7 @@ class ReadingLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. Tasks that it leaves go on in the next call."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _is_loop_running():
             return self._run(work)
         # A loop of the caller's runs on this thread, and waits meanwhile. A thread has one running loop at most.
         with ThreadPoolExecutor(1, "kes-reading") as other:
@@ -74,3 +72,11 @@ class ReadingLoop:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
