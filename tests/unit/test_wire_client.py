@@ -86,7 +86,7 @@ async def test_a_deadline_is_kept_and_named(stack: Ours, quiet: bool) -> None:
     before = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=f"no broker answers at {NOBODY}.*check the address"):
         await asked(stack, client, seconds=0.3, quiet=quiet)
-    assert 0.2 < time.monotonic() - before < 2.0
+    assert 0.2 < time.monotonic() - before < 5.0
 
 
 @pytest.mark.parametrize("said", [GONE, GARBAGE, TORN, TWICE, SHORT, WEB, 5, 9])
@@ -164,7 +164,7 @@ async def test_a_lost_connection_is_made_again_soon(stack: Ours) -> None:
                 writer.close()
             before = time.monotonic()
             await asked(stack, client, "t")
-            assert time.monotonic() - before < 2.0
+            assert time.monotonic() - before < 5.0
 
 
 @pytest.mark.parametrize("moment", ["nothing answers", "an answer is late", "it is closed already"])
@@ -185,7 +185,7 @@ async def test_calls_end_with_the_client(stack: Ours, moment: str) -> None:
         await asyncio.to_thread(client.close, 2.0)
         with pytest.raises(BrokerUnavailable, match="closed"):
             await asking
-        assert time.monotonic() - before < 1.5
+        assert time.monotonic() - before < PATIENCE / 3
         assert not client.post(lambda: None)
         client.close(2.0)
 

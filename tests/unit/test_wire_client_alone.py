@@ -18,6 +18,7 @@ from streams.errors import BrokerUnavailable, ConfigError
 from streams.kafka.wire import lines
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import Code
+from streams.kafka.wire.connection import CONNECT_SECONDS
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
 from tests.unit.scripted_broker import MUTE, ScriptedBroker
@@ -42,15 +43,15 @@ async def frozen() -> AsyncIterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def test_a_frozen_broker_in_the_list_costs_half_a_second(ours: Ours) -> None:
+async def test_a_frozen_broker_in_the_list_costs_little(ours: Ours) -> None:
     async with frozen() as still, frozen() as another, ScriptedBroker() as broker:
         client = ours.client(f"{still},{another},{broker.bootstrap_servers}")
         before = time.monotonic()
         await asked(ours, client, "t")
-        assert time.monotonic() - before < 2 * lines.NEXT_SECONDS + 1.0
+        assert time.monotonic() - before < CONNECT_SECONDS / 2
         before = time.monotonic()
         await asked(ours, client, "t")
-        assert time.monotonic() - before < lines.NEXT_SECONDS
+        assert time.monotonic() - before < CONNECT_SECONDS / 5
 
 
 async def test_a_broker_that_freezes_is_left_for_the_others(ours: Ours) -> None:
@@ -132,7 +133,7 @@ async def test_throttle_times_are_honoured_and_bounded(
         await asked(ours, client, "t")
         before = time.monotonic()
         await asked(ours, client, "t")
-        assert seconds - 0.1 < time.monotonic() - before < seconds + 1.0
+        assert seconds - 0.1 < time.monotonic() - before < seconds + 5.0
 
 
 async def test_a_session_that_ends_gets_a_new_connection_and_what_is_under_way_its_answer(ours: Ours) -> None:
@@ -223,12 +224,12 @@ async def test_a_blocking_call_on_its_own_loop_is_refused_and_close_is_not(ours:
     async def wrong() -> Any:
         with pytest.raises(RuntimeError, match="await the coroutine"):
             client.call(answers, time.monotonic() + PATIENCE)
-        client.close(5.0)
+        client.close(PATIENCE)
         return "closed"
 
     before = time.monotonic()
     assert other.call(wrong, before + PATIENCE) == "closed"
-    assert time.monotonic() - before < 2.0
+    assert time.monotonic() - before < PATIENCE / 3
 
 
 async def test_a_thread_that_ends_by_an_error_is_reported(ours: Ours, caplog: pytest.LogCaptureFixture) -> None:
