@@ -216,6 +216,7 @@ class LogBrokers:
         self.script: dict[str, deque[Any]] = {}
         self.requests: list[tuple[int, str, Any]] = []
         self.is_there = True
+        self.fetch_seconds = 0.0
         self.keeps_sessions = True
         self.sessions: dict[int, dict[int, Any]] = {}
         """Of each session the partitions, as they were requested."""
@@ -257,11 +258,13 @@ class LogBrokers:
             await self._done.wait()
             for server in self._servers:
                 server.close()
-            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-                for task in tasks:
+            turns = 10
+            while turns:  # a connection that was just taken gets its task some turns later
+                turns -= 1
+                for task in (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                await asyncio.sleep(0)  # a connection that was just taken gets its task now
+                await asyncio.sleep(0)
 
         thread = threading.Thread(target=self._loop.run_until_complete, args=[run()])
         thread.start()
@@ -372,7 +375,10 @@ class LogBrokers:
             self.sessions.pop(session, None)
             session = 100 + len(self._epochs_of) if self.keeps_sessions else 0
             self.sessions[session], self._epochs_of[session] = dict(requested), 1
-        until = self._loop.time() + request.max_wait_ms / 1000
+        began = self._loop.time()
+        until = began + request.max_wait_ms / 1000
+        while self._loop.time() < began + self.fetch_seconds:
+            await asyncio.sleep(0.01)
         while True:
             found, left = [], request.max_bytes
             for topic, one in requested.values():

@@ -25,7 +25,6 @@ PACKAGES = [path for path in LIBRARY if path.name == "__init__.py"]
 # time passing is the very thing.
 SLEEP_ALLOWED: dict[str, str] = {
     "tests/unit/driver_kit.py": "a handler in simulated time",
-    "tests/unit/fetch_kit.py": "a broker that holds a fetch which brings nothing",
     "tests/vocabulary.py": "an async handler lets others run",
     "tests/broker/bank.py": "a handler that is slow on purpose",
     "tests/broker/bank_ahead.py": "jobs that take their time",

@@ -194,10 +194,11 @@ class LogFetcher:
                 line.waited(clock() - began)
 
     def _lines_in_use(self) -> Iterator[FetchLine]:
-        leaders = {one.leader for one in self._partitions.values()} - {-1}
-        for node in leaders - self._lines.keys():
+        leaders = {one.leader for one in self._partitions.values()}
+        for node in leaders - self._lines.keys() - {-1}:
             self._lines[node] = FetchLine(node, self._loop, self._options)
-        for node in self._lines.keys() - leaders:
+        # While a leader is looked up it may be the one of before, whose line knows how long it was silent.
+        for node in self._lines.keys() - leaders if -1 not in leaders else ():
             if self._lines[node].under_way is None:
                 del self._lines[node]
         yield from [*self._lines.values()]
