@@ -217,8 +217,8 @@ class Stopped(StreamsError):
 class TransactionFailed(StreamsError):
     """A transactional call failed.
 
-    ``call`` is the name of the call, ``code`` the broker's or the client's error name. ``kind`` is the known state of
-    the transaction, by which alone the recovery decides:
+    ``call`` is the name of the call, ``code`` the broker's or the client's error name, ``reason`` the same in words.
+    ``kind`` is the known state of the transaction, by which alone the recovery decides:
 
     ``"abortable"``
         the transaction can be aborted, the producer can be used for that; nothing of it is visible.
@@ -240,6 +240,7 @@ class TransactionFailed(StreamsError):
         self.call = call
         self.code = code
         self.kind = kind
+        self.reason = reason
 
 
 class RecordsRefused(TransactionFailed):

@@ -230,7 +230,7 @@ class RefusedRecord(NamedTuple):
     @property
     def is_batch_only(self) -> bool:
         """Check for a batch that is too large, while none of its records is: those of the next attempt are smaller."""
-        return self.output is None and self.code in ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
+        return self.output is None and self.code in ("MESSAGE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 
 
 def changelog_record(topic: str, partition: int, change: Change) -> Output:

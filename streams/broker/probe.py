@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from streams.kafka.wire import kafka_python
+from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, decode_answer, encode, is_flexible
+from streams.kafka.wire.schemas.describe_quorum import DescribeQuorumRequest
+from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
+from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 
 HOST = "127.0.0.1"
 GROUP, TRANSACTION = 0, 1
 """Kinds of coordinators."""
 
-_CORRELATION = 7
+_CORRELATION, _NAME = 7, b"probe"
 _LONGEST_ANSWER = 16 << 20
 
 # Below the ranges that Linux (32768) and macOS (49152) take the ports of outgoing connections from. A client that
@@ -46,14 +49,18 @@ class PartitionReplicas:
 def metadata(port: int, timeout: float = 2.0) -> ClusterMembers | None:
     """Return the metadata of the broker."""
     answer = _metadata(port, [], timeout)
-    return answer and ClusterMembers(tuple(broker.node_id for broker in answer.brokers), answer.controller_id)
+    if answer is None:
+        return None
+    return ClusterMembers(tuple(broker.node_id for broker in answer.brokers), answer.controller_id)
 
 
 def partitions(port: int, timeout: float = 2.0) -> Mapping[tuple[str, int], PartitionReplicas] | None:
     """Return (topic, partition) -> its state, for all topics, Kafka's own too."""
     answer = _metadata(port, None, timeout)
-    return answer and {
-        (topic.name, entry.partition_index): PartitionReplicas(
+    if answer is None:
+        return None
+    return {
+        (topic.name or "", entry.partition_index): PartitionReplicas(
             entry.leader_id, tuple(entry.replica_nodes), tuple(entry.isr_nodes)
         )
         for topic in answer.topics
@@ -63,48 +70,45 @@ def partitions(port: int, timeout: float = 2.0) -> Mapping[tuple[str, int], Part
 
 def coordinator(port: int, kind: int, name: str, timeout: float = 2.0) -> int | None:
     """Return the number of the node that coordinates this group or transactional id."""
-    request = kafka_python.FindCoordinatorRequest(version=1, key=name, key_type=kind)
-    answer = _asked(port, request, kafka_python.FindCoordinatorResponse, timeout)
-    return None if answer is None or answer.error_code or answer.node_id < 0 else int(answer.node_id)
+    answer = _asked(port, FindCoordinatorRequest(key=name, key_type=kind), 1, timeout)
+    return None if answer is None or answer.error_code or answer.node_id < 0 else answer.node_id
 
 
 def controller(port: int, timeout: float = 2.0) -> int | None:
     """Return the number of the node that leads the metadata quorum. (Metadata's "controller" is any node.)"""
-    topic_of = kafka_python.DescribeQuorumRequest.TopicData
-    topic = topic_of(
-        version=0,
-        topic_name="__cluster_metadata",
-        partitions=[topic_of.PartitionData(version=0, partition_index=0)],
-    )
-    request = kafka_python.DescribeQuorumRequest(version=0, topics=[topic])
-    answer = _asked(port, request, kafka_python.DescribeQuorumResponse, timeout)
+    topic_of = DescribeQuorumRequest.TopicData
+    topic = topic_of(topic_name="__cluster_metadata", partitions=[topic_of.PartitionData(partition_index=0)])
+    answer = _asked(port, DescribeQuorumRequest(topics=[topic]), 0, timeout)
     if answer is None or answer.error_code or not answer.topics:
         return None
     [entry] = answer.topics[0].partitions
-    return None if entry.error_code or entry.leader_id < 0 else int(entry.leader_id)
+    return None if entry.error_code or entry.leader_id < 0 else entry.leader_id
 
 
-def _metadata(port: int, topics: list[Any] | None, timeout: float) -> Any:
+def _metadata(
+    port: int, topics: list[MetadataRequest.MetadataRequestTopic] | None, timeout: float
+) -> MetadataResponse | None:
     """Ask for these topics; ``None``: for all."""
-    request = kafka_python.MetadataRequest(version=1, topics=topics)
-    return _asked(port, request, kafka_python.MetadataResponse, timeout)
+    return _asked(port, MetadataRequest(topics=topics), 1, timeout)
 
 
-def _asked(port: int, request: Any, layout: Any, timeout: float) -> Any:
+def _asked(port: int, request: Request[AnswerT], version: int, timeout: float) -> AnswerT | None:
     """Send one request; ``None``: the answer does not come, or is not a broker's."""
-    request.with_header(correlation_id=_CORRELATION, client_id="probe")
+    head = struct.pack(">hhih", request.API_KEY, version, _CORRELATION, len(_NAME)) + _NAME
+    tags = b"\0" if is_flexible(type(request), version) else b""
+    frame = head + tags + encode(request, version)
     try:
         with socket.create_connection((HOST, port), timeout) as connection:
             connection.settimeout(timeout)
-            connection.sendall(request.encode(header=True, framed=True))
+            connection.sendall(struct.pack(">i", len(frame)) + frame)
             size = int.from_bytes(_read(connection, 4), "big", signed=True)
             if not 12 <= size <= _LONGEST_ANSWER:
                 return None
             data = _read(connection, size)
-        answer = layout.decode(data, version=request.version, header=True)
+        answer = decode_answer(request, version, data)
         # Read and written again it is the same: else bytes of another server would pass for an answer.
-        return answer if answer.header.correlation_id == _CORRELATION and answer.encode(header=True) == data else None
-    except (OSError, *kafka_python.MALFORMED):
+        return answer if data == struct.pack(">i", _CORRELATION) + tags + encode(answer, version) else None
+    except (OSError, MalformedAnswer):
         return None
 
 

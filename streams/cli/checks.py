@@ -23,8 +23,8 @@ from streams.kafka.questions.group_view import GroupQuestions
 from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire import kafka_python_settings
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.security import Security
 from streams.looks.addresses import client_settings_of
 from streams.looks.records import Decoder
 from streams.outcomes import ErrorResponse
@@ -79,9 +79,9 @@ class Target(NamedTuple):
         return msgspec.structs.replace(self.source.config, bootstrap_servers=self.servers)
 
     @property
-    def security(self) -> dict[str, Any]:
-        """Return kafka-python's settings."""
-        return kafka_python_settings.security_of(client_settings_of(self.config))
+    def security(self) -> Security:
+        """Return the security of connections to the cluster."""
+        return Security.of(client_settings_of(self.config))
 
     @property
     def settings(self) -> ClientSettings:
@@ -285,9 +285,7 @@ def acls(target: Target) -> Iterator[Finding]:
         needed = [right for topic in read for right in of_input(topic)]
         lacking = questions.lacking(needed + of_source(config, outputs), target.deadline)
     servers = config.source_bootstrap_servers or target.servers
-    security = kafka_python_settings.security_of(
-        config.source_client_settings if config.source_is_elsewhere else config.client_settings
-    )
+    security = Security.of(config.source_client_settings if config.source_is_elsewhere else config.client_settings)
     with ClusterQuestions(servers, security) as questions:
         lacking = questions.lacking(of_input(config.topic), target.deadline) + lacking
     for right in lacking:
@@ -385,7 +383,7 @@ def transactions(target: Target) -> Iterator[Finding]:
     """Transactions that hold up readers of the source's topics without an end."""
     config = target.config
     assert config is not None
-    client = KafkaPythonClient(target.servers, "kes-doctor", target.security)
+    client = WireClient(target.servers, "kes-doctor", target.security)
     client.start()
     hanging = 0
     try:

@@ -18,7 +18,7 @@ from streams.cli.group_tables import shown
 from streams.errors import ConfigError
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.group_view import NONE, GroupQuestions, GroupView
-from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.security import Security
 from streams.looks.addresses import brokers, client_settings_of
 from streams.looks.group_live import Live, live_status
 from streams.looks.group_picture import Picture, facts
@@ -50,7 +50,7 @@ def show_group(
     config = named_source(target).config if ":" in target else None
     servers = brokers(bootstrap_servers, config)
     group_id = config.group_id if config else group or target
-    security = kafka_python_settings.security_of(client_settings_of(config))
+    security = Security.of(client_settings_of(config))
     with (
         closing(GroupQuestions(servers, security)) as questions,
         admin_of(servers, config, timeout) as admin,

@@ -26,7 +26,7 @@ from streams.cli.console import complain, emit, notices, plain_table, print_whol
 from streams.errors import ConfigError, TopicError
 from streams.kafka.questions.admin import TopicAdmin, differences
 from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.security import Security
 from streams.looks.addresses import brokers
 from streams.model.topics import TopicSpec, missing
 from streams.runtime import source_topics
@@ -153,7 +153,7 @@ class Growth(msgspec.Struct, frozen=True):
 
 def _refuse_members(servers: str, config: EventSourceConfig, timeout_seconds: float) -> None:
     """Raise ``TopicError`` if the group has members: members share out the partitions that they started with."""
-    security = kafka_python_settings.security_of(config.client_settings)
+    security = Security.of(config.client_settings)
     with closing(GroupQuestions(servers, security)) as questions:
         members = questions.describe_group(config.group_id, timeout_seconds).members
     if members:

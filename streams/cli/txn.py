@@ -17,8 +17,8 @@ from streams.cli.cluster import Json, Servers, Timeout, admin_of, await_listener
 from streams.cli.console import emit, notices, plain_table
 from streams.errors import OffsetError, TopicError
 from streams.kafka.questions.hanging_transactions import HangingTransactions
-from streams.kafka.wire import kafka_python_settings
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.security import Security
 from streams.looks.addresses import brokers
 from streams.looks.figures import duration
 from streams.model.group import HANGING_SECONDS, HangingEnd, ListedTransaction, OpenTransaction
@@ -234,8 +234,8 @@ def _show(
 
 @contextmanager
 def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[HangingTransactions]:
-    security = kafka_python_settings.security_of(config.client_settings if config else {})
-    client = KafkaPythonClient(servers, "kes-cli", security)
+    security = Security.of(config.client_settings if config else {})
+    client = WireClient(servers, "kes-cli", security)
     client.start()
     try:
         yield HangingTransactions(client)

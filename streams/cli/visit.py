@@ -19,7 +19,7 @@ from streams.core.visits import joined_runs
 from streams.errors import BrokerUnavailable, ConfigError
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.security import Security
 from streams.looks.addresses import brokers
 from streams.looks.group_live import live_status
 from streams.settings.config import EventSourceConfig
@@ -85,7 +85,7 @@ def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRun
         raise ConfigError(
             f"this source has no visit {name!r}; it has {', '.join(source._declared.router.visits) or 'none'}"
         )
-    security = kafka_python_settings.security_of(config.client_settings)
+    security = Security.of(config.client_settings)
     with (
         closing(GroupQuestions(config.bootstrap_servers, security)) as questions,
         closing(StatusBoard(config.bootstrap_servers, "kes-cli", security, config.group_id)) as board,

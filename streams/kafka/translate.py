@@ -25,17 +25,6 @@ FENCED: Final = frozenset(
 )
 """Another producer initialised the same transactional id, or the coordinator timed the transaction out."""
 
-GROUP_KINDS: Final = {
-    KafkaError.ILLEGAL_GENERATION: "stale",
-    KafkaError.REBALANCE_IN_PROGRESS: "stale",  # never seen on the transactional path; it would mean the same
-    KafkaError.STALE_MEMBER_EPOCH: "stale",  # the broker-side protocol's word for it (KIP-848)
-    KafkaError.UNKNOWN_MEMBER_ID: "lost",
-    KafkaError.FENCED_INSTANCE_ID: "lost",
-    KafkaError.FENCED_MEMBER_EPOCH: "lost",
-}
-"""The kinds of failure for the coordinator's answers to offsets whose metadata is not the group's. None of these is
-fatal: the transaction can be aborted."""
-
 REFUSED: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,

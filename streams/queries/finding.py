@@ -9,7 +9,7 @@ from typing import Final
 from streams.errors import BrokerUnavailable
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.security import Security
 from streams.queries.routing import Server, candidates, servers_of
 from streams.settings.config import EventSourceConfig
 
@@ -23,7 +23,7 @@ class MemberFinder:
     """Knows the members of one group. On one loop."""
 
     def __init__(self, config: EventSourceConfig) -> None:
-        security = kafka_python_settings.security_of(config.client_settings)
+        security = Security.of(config.client_settings)
         self._config = config
         self._questions = GroupQuestions(config.bootstrap_servers, security)
         self._board = StatusBoard(config.bootstrap_servers, "kes-reader", security, config.group_id)

@@ -1,4 +1,4 @@
-"""The real ``ports.Connections``: librdkafka reads, kafka-python is in the group, our own requests are transactions."""
+"""The real ``ports.Connections``: librdkafka reads, our own requests are transactions and questions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from streams.kafka.reading.fetch_session import FOLLOWING
 from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire import kafka_python_settings
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.security import Security
 from streams.kafka.wire.settings import ProducerSettings
@@ -60,7 +59,7 @@ class KafkaConnections:
             )
         self._cluster: Cluster | None = None  # of the slots, which share it
         self._inputs = 1  # topics that are read
-        self._security = kafka_python_settings.security_of(config.client_settings)
+        self._security = Security.of(config.client_settings)
 
     @property
     def message_limit(self) -> int:
@@ -150,7 +149,7 @@ class KafkaConnections:
 
     def source_log(self) -> SourceLog:
         config = self._config
-        security = kafka_python_settings.security_of(config.source_client_settings)
+        security = Security.of(config.source_client_settings)
         return SourceLog(config.source_bootstrap_servers, config.instance_id, security)
 
     def status_board(self) -> StatusBoard:
@@ -158,7 +157,7 @@ class KafkaConnections:
         return StatusBoard(config.bootstrap_servers, config.instance_id, self._security, config.group_id)
 
     def group(self, alive: Callable[[], bool]) -> tuple[Membership, TakeOver]:
-        """Build the membership and the requests of a take-over, on one connection; ``Membership.close`` closes both."""
+        """Build the membership and the requests of a take-over; ``Membership.close`` closes both."""
         config = self._config
         common: dict[str, Any] = {
             "session_timeout_ms": int(config.timeouts.session_timeout_seconds * 1000),

@@ -16,6 +16,7 @@ from streams.kafka.permissions import Right, denied
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import RESERVED, ClientSettings
 from streams.kafka.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
+from streams.kafka.wire.codes import Code
 from streams.spark.options import KafkaSettings, TokenCallback
 
 TIMEOUT_SECONDS = 30.0
@@ -44,9 +45,11 @@ def client(kind: Any, kafka: KafkaSettings, settings: dict[str, Any] | None = No
         raise ConfigError(f"an option kafka.* is wrong: {error}") from error
 
 
-def translated(error: KafkaException, doing: str, kafka: KafkaSettings, needed: Sequence[Right] = ()) -> StreamsError:
-    """Our error for the client's, with what was being done and where. ``needed``: the rights that it takes."""
-    reason: KafkaError = error.args[0]
+def translated(
+    error: KafkaException | TransactionFailed, doing: str, kafka: KafkaSettings, needed: Sequence[Right] = ()
+) -> StreamsError:
+    """Our error for a client's, with what was being done and where. ``needed``: the rights that it takes."""
+    reason = reason_of(error)
     servers = kafka["bootstrap.servers"]
     if reason.code() in DENIED:
         return ConfigError(
@@ -65,7 +68,17 @@ def translated(error: KafkaException, doing: str, kafka: KafkaSettings, needed: 
         )
     if reason.code() in NO_SUCH_TOPIC:
         return TopicError(f"{doing}: the topic or partition does not exist")
-    return TransactionFailed(doing, reason.name(), "unknown", reason.str())
+    name = error.code if isinstance(error, TransactionFailed) else reason.name()
+    return TransactionFailed(doing, name, "unknown", reason.str())
+
+
+def reason_of(error: KafkaException | TransactionFailed) -> KafkaError:
+    """Return the error inside that of a client, librdkafka's or our own: its code, and its words."""
+    if not isinstance(error, TransactionFailed):
+        reason: KafkaError = error.args[0]
+        return reason
+    code = Code.__members__.get(error.code, getattr(KafkaError, error.code, KafkaError._FAIL))
+    return KafkaError(int(code), error.reason)
 
 
 def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:

@@ -1,7 +1,7 @@
 """Kafka's wire protocol as far as a proxy has to read it: request headers, and the answers that name brokers.
 
-Everything else passes byte for byte. A frame is given here without the four bytes of its length. Layouts are those that
-kafka-python generates from Kafka's own definitions of its messages.
+Everything else passes byte for byte. A frame is given here without the four bytes of its length. Layouts are those of
+``streams/kafka/wire/schemas``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final
 
-from streams.kafka.wire import kafka_python
+from streams.kafka.wire import codec
+from streams.kafka.wire.codec import MalformedAnswer, WireBytes, decode, encode, is_flexible
+from streams.kafka.wire.schemas.describe_cluster import DescribeClusterRequest
+from streams.kafka.wire.schemas.fetch import FetchRequest
+from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
+from streams.kafka.wire.schemas.metadata import MetadataRequest
+from streams.kafka.wire.schemas.produce import ProduceRequest
 
 Address = tuple[str, int]
 """(host, port)"""
@@ -19,7 +26,26 @@ Address = tuple[str, int]
 Rename = Callable[[int, Address], Address]
 """(node number, its address) -> the address that clients shall get."""
 
-Api: Any = kafka_python.ApiKey
+Api = IntEnum(
+    "Api",
+    "Produce Fetch ListOffsets Metadata LeaderAndIsr StopReplica UpdateMetadata ControlledShutdown OffsetCommit "
+    "OffsetFetch FindCoordinator JoinGroup Heartbeat LeaveGroup SyncGroup DescribeGroups ListGroups SaslHandshake "
+    "ApiVersions CreateTopics DeleteTopics DeleteRecords InitProducerId OffsetForLeaderEpoch AddPartitionsToTxn "
+    "AddOffsetsToTxn EndTxn WriteTxnMarkers TxnOffsetCommit DescribeAcls CreateAcls DeleteAcls DescribeConfigs "
+    "AlterConfigs AlterReplicaLogDirs DescribeLogDirs SaslAuthenticate CreatePartitions CreateDelegationToken "
+    "RenewDelegationToken ExpireDelegationToken DescribeDelegationToken DeleteGroups ElectLeaders "
+    "IncrementalAlterConfigs AlterPartitionReassignments ListPartitionReassignments OffsetDelete "
+    "DescribeClientQuotas AlterClientQuotas DescribeUserScramCredentials AlterUserScramCredentials Vote "
+    "BeginQuorumEpoch EndQuorumEpoch DescribeQuorum AlterPartition UpdateFeatures Envelope FetchSnapshot "
+    "DescribeCluster DescribeProducers BrokerRegistration BrokerHeartbeat UnregisterBroker DescribeTransactions "
+    "ListTransactions AllocateProducerIds ConsumerGroupHeartbeat ConsumerGroupDescribe ControllerRegistration "
+    "GetTelemetrySubscriptions PushTelemetry AssignReplicasToDirs ListConfigResources DescribeTopicPartitions "
+    "ShareGroupHeartbeat ShareGroupDescribe ShareFetch ShareAcknowledge AddRaftVoter RemoveRaftVoter "
+    "UpdateRaftVoter InitializeShareGroupState ReadShareGroupState WriteShareGroupState DeleteShareGroupState "
+    "ReadShareGroupStateSummary StreamsGroupHeartbeat StreamsGroupDescribe DescribeShareGroupOffsets "
+    "AlterShareGroupOffsets DeleteShareGroupOffsets",
+    start=0,
+)
 """Request kinds by their names in the protocol."""
 
 
@@ -73,21 +99,19 @@ def reply_correlation(frame: bytes) -> int:
 class _Naming:
     """A reply that may name brokers: from this version on, in these structures."""
 
-    layout: Any
+    request: type[codec.Request[Any]]
     brokers: Callable[[Any], Sequence[Any]]
     node: str = "node_id"
     since: int = 0
 
 
 _NAMING: Final = {
-    Api.Metadata: _Naming(kafka_python.MetadataResponse, lambda reply: reply.brokers),
-    Api.FindCoordinator: _Naming(
-        kafka_python.FindCoordinatorResponse, lambda reply: reply.coordinators if reply.version >= 4 else [reply]
-    ),
-    Api.DescribeCluster: _Naming(kafka_python.DescribeClusterResponse, lambda reply: reply.brokers, "broker_id"),
+    MetadataRequest.API_KEY: _Naming(MetadataRequest, lambda reply: reply.brokers),
+    FindCoordinatorRequest.API_KEY: _Naming(FindCoordinatorRequest, lambda reply: reply.coordinators or [reply]),
+    DescribeClusterRequest.API_KEY: _Naming(DescribeClusterRequest, lambda reply: reply.brokers, "broker_id"),
     # the leaders, of a NOT_LEADER reply
-    Api.Produce: _Naming(kafka_python.ProduceResponse, lambda reply: reply.node_endpoints, since=10),
-    Api.Fetch: _Naming(kafka_python.FetchResponse, lambda reply: reply.node_endpoints, since=16),
+    ProduceRequest.API_KEY: _Naming(ProduceRequest, lambda reply: reply.node_endpoints, since=10),
+    FetchRequest.API_KEY: _Naming(FetchRequest, lambda reply: reply.node_endpoints, since=16),
 }
 
 
@@ -96,15 +120,21 @@ def with_addresses(api: int, version: int, reply: bytes, rename: Rename) -> byte
     naming = _NAMING.get(api)
     if naming is None or version < naming.since:
         return reply
+    request = naming.request
     try:
-        message = naming.layout.decode(reply, version=version, header=True)
-        named = [each for each in naming.brokers(message) if each.host and each.port >= 0]  # others: "there is none"
+        if not request.FIRST_VERSION <= version <= request.LAST_VERSION:
+            raise ValueError("the version is not known")
+        source = WireBytes(reply, 4)
+        if is_flexible(request, version):
+            source.tags()
+        head, message = reply[: source.at], decode(request.ANSWER, reply, version, source.at)
+        named: Any = [each for each in naming.brokers(message) if each.host and each.port >= 0]  # else "there is none"
         if not named:
             return reply
-        if message.encode(header=True) != reply:
+        if head + encode(message, version) != reply:
             raise ValueError("read and written again, it is another one")
-    except kafka_python.MALFORMED as error:
+    except (MalformedAnswer, ValueError) as error:
         raise MalformedFrame(f"{api_name(api)} v{version}: the reply is not of this layout: {error}") from error
     for each in named:
         each.host, each.port = rename(getattr(each, naming.node), (each.host, each.port))
-    return bytes(message.encode(header=True))
+    return head + encode(message, version)

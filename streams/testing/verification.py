@@ -48,7 +48,7 @@ POLL_SECONDS = 0.1
 STATE = "state"
 """The folder in that of the trial for state on disk, which is never kept."""
 SHOWN = 20
-_UNKNOWN = re.compile(r"UNKNOWN_TOPIC_OR_PART \(([\w.-]+):")
+_UNKNOWN = re.compile(r"UNKNOWN_TOPIC_OR_PARTITION \(([\w.-]+):")
 _BEYOND_SESSION = 2.0
 _STOP_SECONDS = 60.0
 

@@ -11,7 +11,7 @@ from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_view import GroupQuestions, GroupView
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.security import Security
 from streams.looks.addresses import await_listener, brokers, client_settings_of
 from streams.looks.group_live import Live, live_status
 from streams.looks.group_picture import Picture
@@ -55,7 +55,7 @@ class GroupClient:
     def _made(self) -> GroupReader:
         servers = self.servers
         await_listener(servers, 0.0)
-        security = kafka_python_settings.security_of(self.client_settings)
+        security = Security.of(self.client_settings)
         with ExitStack() as stack:
             questions = stack.enter_context(closing(GroupQuestions(servers, security)))
             settings = ClientSettings(servers, self.client_settings, client_id="kes-web")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -17,8 +16,11 @@ from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire.kafka_python import InitProducerIdRequest
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient, raise_for
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import raise_for
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.wire.schemas.produce import ProduceRequest
+from streams.kafka.writing.rows import Rows
 from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord
 from tests.unit.waiting import wait_until
@@ -115,35 +117,26 @@ class Received:
             self.poll(limit)
 
 
-def leave_hanging(
-    client: KafkaPythonClient, topic: str, partition: int = 0, producer: tuple[int, int] | None = None
-) -> int:
+def leave_hanging(client: WireClient, topic: str, partition: int = 0, producer: tuple[int, int] | None = None) -> int:
     """A produce request of which no coordinator hears, so that none writes a marker there: of a transaction that is
     open under this producer id and epoch elsewhere, or of none. Returns its offset."""
-    builder: Any = import_module("kafka.record").MemoryRecordsBuilder
-    produce: Any = import_module("kafka.protocol.producer").ProduceRequest
     deadline = time.monotonic() + PATIENCE
 
     async def work() -> int:
         await client.connected(deadline)
-        request = InitProducerIdRequest(
-            transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1, max_version=4
-        )
-        new = await client.send(request, None, deadline)
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000, producer_id=-1)
+        new = await client.send(request, None, deadline, most=4)
         producer_id, epoch = producer or (new.producer_id, new.producer_epoch)
-        names = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": 0}
-        records = builder(2, 0, 1 << 16, transactional=True, **names)
-        records.append(timestamp=int(time.time() * 1000), key=b"late", value=b"1", headers=[])
-        records.close()
-        data = produce.TopicProduceData(
-            name=topic,
-            partition_data=[produce.TopicProduceData.PartitionProduceData(index=partition, records=records.buffer())],
-        )
-        late = produce(transactional_id="zombie", acks=-1, timeout_ms=5000, topic_data=[data], max_version=11)
-        [answer] = (await client.send(late, None, deadline)).responses[0].partition_responses
+        rows = Rows()
+        rows.add(int(time.time() * 1000), b"late", b"1", b"\0", 0)
+        [batch] = rows.batches()
+        of = ProduceRequest.TopicProduceData
+        records = b"".join(batch.encode(producer_id, epoch, 0, None))
+        data = of(name=topic, partition_data=[of.PartitionProduceData(index=partition, records=records)])
+        late = ProduceRequest(transactional_id="zombie", acks=-1, timeout_ms=5000, topic_data=[data])
+        [answer] = (await client.send(late, None, deadline, most=11)).responses[0].partition_responses
         raise_for(answer.error_code)
-        offset: int = answer.base_offset
-        return offset
+        return answer.base_offset
 
     return client.call(work, deadline)
 

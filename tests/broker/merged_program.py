@@ -33,7 +33,7 @@ from streams import (
 )
 from streams.disk import SQLite
 from streams.errors import StreamsError
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.records import Record
 from streams.runtime.ownership import loop_purge
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
@@ -179,14 +179,14 @@ def hold_back(source: EventSource[Any]) -> None:
 
 def die_at_a_purge(when: str) -> None:
     """Have this process killed "before" or "after" its first request to delete from the loop."""
-    delete: Any = KafkaPythonTakeOver.delete_records
+    delete: Any = WireTakeOver.delete_records
 
     def struck(*arguments: Any) -> None:
         if when == "after":
             delete(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    KafkaPythonTakeOver.delete_records = struck  # type: ignore[method-assign]
+    WireTakeOver.delete_records = struck  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from streams.broker import KafkaBroker
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.permissions import Right
 from streams.kafka.questions.group_checks import GroupChecks
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.security import PLAINTEXT
 from streams.model.topics import commit_log_name, loop_name, visits_name
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from tests.broker.client_kit import leave_hanging
@@ -222,7 +223,7 @@ async def is_restored(office: Office, kes: Kes) -> None:
 async def hangs(office: Office, kes: Kes) -> None:
     """The changelog has a transaction that nobody ends."""
     await has_run(office, kes)
-    client = KafkaPythonClient(office.lab.bootstrap, "test", {})
+    client = WireClient(office.lab.bootstrap, "test")
     client.start()
     try:
         offset = await asyncio.to_thread(leave_hanging, client, office.lab.changelog)
@@ -339,7 +340,7 @@ async def notes(office: Office, kes: Kes) -> None:
 async def until_noted(office: Office, running: Running) -> None:
     """Wait until a member has published notes as a member of the group."""
     instance = running.source.config.instance_id
-    with closing(StatusBoard(office.lab.bootstrap, "test", {}, office.lab.group)) as board:
+    with closing(StatusBoard(office.lab.bootstrap, "test", PLAINTEXT, office.lab.group)) as board:
 
         def is_noted() -> bool:
             notes = board.read([instance], 5.0).get(instance, {})

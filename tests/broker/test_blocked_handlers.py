@@ -12,6 +12,7 @@ import pytest
 
 from streams import DEAD_LETTER, EventContext, EventSource
 from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.wire.security import PLAINTEXT
 from streams.runtime.ownership import blocked
 from tests.broker.engine_kit import Lab
 from tests.broker.gate import nightly
@@ -76,7 +77,7 @@ async def test_an_event_that_blocks_every_owner_is_its_own_failure(
     assert len(said) == 2 + lost
     assert "owner number 1" in said[0]
     assert "owner number 2" in said[-1]
-    with contextlib.closing(GroupQuestions(lab.bootstrap, {})) as questions:
+    with contextlib.closing(GroupQuestions(lab.bootstrap, PLAINTEXT)) as questions:
         view = await asyncio.to_thread(questions.describe_group, lab.group, 10.0)
     assert list(view.committed) == [lab.topic], "a note is no position"
     await lab.check_settled()

@@ -21,7 +21,7 @@ from streams.errors import ConfigError, OffsetError
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.hanging_transactions import HangingTransactions
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.client import WireClient
 from streams.model.group import HangingEnd
 from streams.model.topics import TopicSpec
 from streams.outbox import relay as relay_module
@@ -49,8 +49,8 @@ def lab(own_broker: OwnBroker) -> Lab:
 
 
 @pytest.fixture
-def client(lab: Lab) -> Iterator[KafkaPythonClient]:
-    client = KafkaPythonClient(lab.bootstrap, "test", {})
+def client(lab: Lab) -> Iterator[WireClient]:
+    client = WireClient(lab.bootstrap, "test")
     client.start()
     yield client
     client.close(2.0)
@@ -66,7 +66,7 @@ async def end_by_hand(kes: Callable[..., tuple[int, Any, str]], source: Any, *wo
 async def test_what_holds_up_a_restore_is_ended_as_it_ended_elsewhere(
     how: bool | None,
     lab: Lab,
-    client: KafkaPythonClient,
+    client: WireClient,
     kes: Callable[..., tuple[int, Any, str]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -85,7 +85,7 @@ async def test_what_holds_up_a_restore_is_ended_as_it_ended_elsewhere(
     else:
         async with slot_at(lab.bootstrap, f"{lab.group}.gone.kes~0", topic=lab.output) as slot:
             await send(slot, lab.output, 0)
-            offset = await asyncio.to_thread(leave_hanging, client, changelog, 0, slot._who[1:])
+            offset = await asyncio.to_thread(leave_hanging, client, changelog, 0, slot._session.who[1:])
             await (slot.commit(lambda: None) if how else slot.abort())
     place = ("--topic", changelog, "--partition", "0", "--start-offset", str(offset))
     second = source_of(lab, **quick)
@@ -108,7 +108,7 @@ async def test_what_holds_up_a_restore_is_ended_as_it_ended_elsewhere(
     assert (b"late" in await lab.state()) == bool(how)
 
 
-def judged(client: KafkaPythonClient, topic: str, offset: int, **settings: Any) -> HangingEnd:
+def judged(client: WireClient, topic: str, offset: int, **settings: Any) -> HangingEnd:
     return HangingTransactions(client).judge(topic, 1, offset, time.monotonic() + PATIENCE, **settings)
 
 
@@ -127,7 +127,7 @@ ROWS = [
 @pytest.mark.parametrize(("version", "reads_log", "commit", "said"), ROWS)
 async def test_the_proof_decides_how_it_is_ended(
     lab: Lab,
-    client: KafkaPythonClient,
+    client: WireClient,
     version: int,
     reads_log: bool,
     commit: bool,
@@ -144,14 +144,14 @@ async def test_the_proof_decides_how_it_is_ended(
         stray = Output(lab.output, b"0", b"k", None, 1, 0, 0, 0)
         await other.flush(await encoding(other, [stray]), {lab.topic: {0: 1}}, lambda: ANYBODY)
         await other.commit(lambda: None)
-        offset = await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._who[1:])
+        offset = await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._session.who[1:])
         await (slot.commit(lambda: None) if commit else slot.abort())
         if version == 2:  # a later transaction elsewhere
             await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 2}}, lambda: ANYBODY)
             await slot.abort()
     if not reads_log:
         denied = ConfigError("not authorised")
-        monkeypatch.setattr(HangingTransactions, "_log_partitions", Mock(side_effect=denied))
+        monkeypatch.setattr(HangingTransactions, "_log_leaders", Mock(side_effect=denied))
         monkeypatch.setattr(HangingTransactions, "_known", AsyncMock(return_value={}))
     if said.startswith("refused: "):
         with pytest.raises(OffsetError, match=said.replace("refused", "neither committed nor aborted")):
@@ -167,7 +167,7 @@ async def test_the_proof_decides_how_it_is_ended(
     assert (b"late" in [record.key for record in found]) == commit
 
 
-async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: KafkaPythonClient) -> None:
+async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: WireClient) -> None:
     await lab.create()
     open_ = Transactor(lab.bootstrap, "alive", lab.output)
     open_.producer.begin_transaction()
@@ -193,18 +193,18 @@ async def test_what_a_coordinator_knows_is_not_ended_by_hand(lab: Lab, client: K
 
 @pytest.mark.parametrize("commit", gate([True, False], True))
 async def test_a_slot_that_lost_its_broker_ends_its_last_transaction_again(
-    lab: Lab, client: KafkaPythonClient, commit: bool
+    lab: Lab, client: WireClient, commit: bool
 ) -> None:
     """Otherwise the next transaction of its id ends what lacks a marker as it ends itself."""
     await lab.create(partitions=2)
     async with slot_at(lab.bootstrap, "id", topic=lab.output) as slot:
         outputs = [Output(lab.output, b"1", b"k", None, number, 0, 0, 0) for number in range(2)]
         await slot.flush(await encoding(slot, outputs[:1]), {lab.topic: {0: 1}}, lambda: ANYBODY)
-        await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._who[1:])
+        await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._session.who[1:])
         slot._last.writes([(lab.output, 1)])
         await (slot.commit(lambda: None) if commit else slot.abort())
         assert (await lab.watermarks(lab.output))[1].stable == 0
-        next(iter(slot._connections.values())).close()
+        next(iter(slot._session.connections.values())).close()
         was_shaken = slot.is_shaken
         await slot.flush(await encoding(slot, outputs[1:]), {lab.topic: {0: 2}}, lambda: ANYBODY)
         await (slot.abort() if commit else slot.commit(lambda: None))
@@ -216,7 +216,7 @@ async def test_a_slot_that_lost_its_broker_ends_its_last_transaction_again(
 @pytest.mark.nightly
 async def test_a_relay_names_what_holds_up_its_positions_and_goes_on_when_it_is_ended(
     lab: Lab,
-    client: KafkaPythonClient,
+    client: WireClient,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

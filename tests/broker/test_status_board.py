@@ -9,6 +9,7 @@ import pytest
 from streams.errors import ConfigError
 from streams.kafka.group.status_board import LONGEST, Note, StatusBoard, status_group
 from streams.kafka.questions.admin import TopicAdmin
+from streams.kafka.wire.security import PLAINTEXT
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import create
 
@@ -20,7 +21,7 @@ def test_notes_are_kept_by_instance_and_partition(
 ) -> None:
     topic = f"{topic_prefix}log"
     create(admin, topic)
-    board = StatusBoard(kafka_broker.bootstrap_servers, "test", {}, f"{topic_prefix}group")
+    board = StatusBoard(kafka_broker.bootstrap_servers, "test", PLAINTEXT, f"{topic_prefix}group")
     with contextlib.closing(board):
         assert board.read(["a", "b"], 20) == {}
         board.publish("a", {(topic, 0): Note(7, "seven"), (topic, 2): Note(-1, "nothing yet")}, 20)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.wire.security import PLAINTEXT
 from streams.looks.group_picture import Picture, facts
 from tests.broker.battery_kit import ENDLESS, Bank, Load, wait_until
 from tests.broker.gate import gate
@@ -72,7 +73,7 @@ def some_flow_after(watch: Watch, seconds: float) -> None:
 
 def shares(group: Bank) -> list[int]:
     """How many partitions each member works on."""
-    questions = GroupQuestions(group.bootstrap, {})
+    questions = GroupQuestions(group.bootstrap, PLAINTEXT)
     try:
         view = questions.describe_group(group.group, 10.0)
     finally:

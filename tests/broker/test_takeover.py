@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from streams.errors import BrokerUnavailable, TopicError
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
 from tests.broker.membership_kit import PARTITIONS, PATIENCE, Desk, Seat, Transactor, in_time, make_topic, until
 
 pytestmark = pytest.mark.broker
@@ -43,7 +43,7 @@ def test_what_a_dead_instance_left_open_is_ended_at_once(desk: Desk, seat: Seat)
     def refused() -> bool:
         with pytest.raises(BrokerUnavailable) as told:
             seat.take_over.stable_offsets([3], soon(1.5))
-        return "UnstableOffsetCommit" in str(told.value)
+        return "UNSTABLE_OFFSET_COMMIT" in str(told.value)
 
     until(refused, "it is not said why")
     before = time.monotonic()
@@ -151,7 +151,7 @@ def test_the_successor_of_a_dead_member_is_not_removed_in_its_place(desk: Desk, 
 
 
 def test_nobody_is_removed_from_a_group_that_is_not_there(desk: Desk, seat: Seat) -> None:
-    gone = KafkaPythonTakeOver(seat.take_over._client, f"{desk.group}.never", "t")
+    gone = WireTakeOver(seat.take_over._client, f"{desk.group}.never", "t")
     assert not gone.remove_member("somebody", None, soon())
     assert not gone.remove_member("somebody", "x", soon())
 

@@ -130,8 +130,8 @@ def alter(address: str, topic: str, settings: dict[str, str]) -> None:
 async def test_an_identity_whose_epochs_are_used_up(kafka_broker: BrokerAddress, topic: str) -> None:
     """After 32,766 ends the broker gives another producer id."""
     async with slot_at(kafka_broker.bootstrap_servers, topic + ".id", topic=topic) as slot:
-        first = slot._who.producer_id
-        while slot._who.producer_id == first:
+        first = slot._session.who.producer_id
+        while slot._session.who.producer_id == first:
             slot._has_begun = True
             await slot.abort()
         await transact(slot, topic, 0)
@@ -161,12 +161,12 @@ async def test_requests_that_come_late_or_twice_do_nothing(either: tuple[str, st
     address, topic = either
     sent: list[tuple[int, int, Sequence[bytes]]] = []
     async with slot_at(address, topic + ".id", topic=topic) as slot:
-        (connection,) = slot._connections.values()
+        (connection,) = slot._session.connections.values()
         call = connection.call
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connection, "call", lambda *request: sent.append(request) or call(*request))
             await transact(slot, topic, 0)
-        if not slot._protocol.bumps_epoch:
+        if not slot._session.protocol.bumps_epoch:
             await slot.reopen([topic])
         await send(slot, topic, 20)
         late = await connect(HOST, int(address.rpartition(":")[2]), "late", PLAINTEXT)
@@ -193,7 +193,7 @@ async def test_a_transaction_that_the_broker_has_timed_out(either: tuple[str, st
         with pytest.raises(TransactionFailed) as failed:
             await slot.commit(lambda: None)
         # Under v2 the epoch before is known to be that of a transaction that ended otherwise: the changelog says how.
-        if slot._protocol.bumps_epoch:
+        if slot._session.protocol.bumps_epoch:
             assert (failed.value.kind, failed.value.code) == ("unknown", "INVALID_TXN_STATE")
         else:
             assert failed.value.kind == "fenced"
@@ -230,14 +230,14 @@ async def test_a_topic_that_is_deleted_in_mid_transaction(either: tuple[str, str
 async def test_transactions_of_version_1_on_the_same_code(either: tuple[str, str]) -> None:
     address, topic = either
     async with slot_at(address, "id", topic=topic) as slot:
-        assert not slot._protocol.bumps_epoch
+        assert not slot._session.protocol.bumps_epoch
         for number in range(6):
             await transact(slot, topic, number * 20, commit=number % 3 != 1)
         await set_transaction_version(address, 2)
         await transact(slot, topic, 120)
         slot.abandon()  # a level is learnt when a connection is made
         await slot.reopen([topic])
-        assert slot._protocol.bumps_epoch
+        assert slot._session.protocol.bumps_epoch
         await transact(slot, topic, 140)
         await set_transaction_version(address, 1)  # taken back
         await transact(slot, topic, 160, commit=False)

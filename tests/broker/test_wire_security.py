@@ -59,12 +59,12 @@ async def test_each_way_to_authenticate(request: pytest.FixtureRequest, mechanis
     settings = broker.client_settings("alice", "" if is_mutual else mechanism)
     until = time.monotonic() + (0 if is_mutual else SESSION_MS / 1000 * 1.5)
     async with slot_at(broker.bootstrap_servers, mechanism, settings, "t") as slot:
-        first = slot._connections.values()
+        first = slot._session.connections.values()
         while True:
             await transact(slot, "t", 0)
             if time.monotonic() > until:
                 break
-        replaced = first != slot._connections.values()
+        replaced = first != slot._session.connections.values()
         assert replaced != is_mutual
 
 

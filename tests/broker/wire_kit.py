@@ -43,7 +43,7 @@ async def slot_at(
         await slot.reopen([topic])
         yield slot
     finally:
-        sockets = [connection._transport.get_extra_info("socket") for connection in slot._connections.values()]
+        sockets = [connection._transport.get_extra_info("socket") for connection in slot._session.connections.values()]
         slot.abandon()
         while any(sock.fileno() >= 0 for sock in sockets):
             await asyncio.sleep(0)

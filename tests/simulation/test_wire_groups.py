@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from streams.kafka.wire import kafka_python
 from streams.testing.simulation.classic_group import State
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import elapse
+from tests.wire import kafka_python
 
 from .wire_asker import GROUP, Asker, run
 

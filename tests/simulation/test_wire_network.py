@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from streams.kafka.wire import kafka_python
 from streams.testing.simulation.faults import Conditions, Faults, Strike
 from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.process import Process
 from streams.testing.simulation.virtual_time import VirtualTimeLoop, elapse
+from tests.wire import kafka_python
 
 from .wire_asker import GROUP, Asker, frame_of, run
 

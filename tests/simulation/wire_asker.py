@@ -1,4 +1,5 @@
-"""Requests to a simulated broker in bytes, without a network between: each is encoded, answered and decoded."""
+"""Requests to a simulated broker in bytes, without a network between: each is encoded by kafka-python, answered, and
+decoded by it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from streams.kafka.wire import kafka_python
 from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
@@ -15,6 +15,7 @@ from streams.testing.simulation.wire_broker import WireBroker
 from streams.testing.simulation.wire_groups import WireGroups
 from streams.testing.simulation.wire_questions import WireQuestions
 from streams.testing.simulation.wire_requests import Request
+from tests.wire import kafka_python
 
 T = TypeVar("T")
 GROUP = "group"
@@ -43,7 +44,7 @@ class Asker:
         at = self.wire.node_of(GROUP) if node is None else node
         answer = self.wire.answer(at, "host", taken, strike)
         data = answer if isinstance(answer, bytes) else await answer
-        return taken.answer_class.decode(data[4:], version=version, header=True)
+        return request.header.get_response_class().decode(data[4:], version=version, header=True)
 
     async def join(
         self, member: str = "", *protocols: tuple[str, bytes], version: int = 9, session: float = 10.0,

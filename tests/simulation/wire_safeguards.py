@@ -7,6 +7,7 @@ from typing import Any
 from streams.core.transaction import Transaction, TransactionState
 from streams.kafka.wire import answers
 from streams.kafka.wire.answers import Meaning
+from streams.kafka.writing.session import TransactionSession
 from streams.kafka.writing.slot import WireSlot
 from streams.runtime.transactions.pool import TransactionPool
 
@@ -26,16 +27,16 @@ def what_is_in_the_log_is_taken_for_refused(patch: Patch) -> None:
     patch.setitem(answers.PRODUCE, 46, Meaning.REFUSED)  # type: ignore[arg-type]
 
 
-@instead(WireSlot, "_round", "sequences", *LOST, seed=5)
+@instead(TransactionSession, "_round", "sequences", *LOST, seed=5)
 async def what_may_be_in_the_log_gets_other_sequences(
-    original: Any, self: WireSlot, parts: Any, pieces: Any, offsets: Any, bases: Any
+    original: Any, self: TransactionSession, parts: Any, pieces: Any, offsets: Any, bases: Any
 ) -> Any:
     """When it is sent again."""
     failed, codes = await original(self, parts, pieces, offsets, bases)
     for part in parts:
         if (part.topic, part.partition) in failed:
-            sequence = self._sequences[part.topic, part.partition]
-            pieces[part] = part.batch.encode(self._who.producer_id, self._who.epoch, sequence, None)
+            sequence = part.sequence + part.batch.records
+            pieces[part] = part.batch.encode(self.who.producer_id, self.who.epoch, sequence, None)
     return failed, codes
 
 
@@ -75,10 +76,10 @@ def calls_have_no_deadline(original: Any, self: WireSlot, call: str, seconds: fl
     return original(self, call, 1e6)
 
 
-@instead(WireSlot, "_initialize", "sequences", *LOST)
-async def an_id_is_used_again_as_it_was(original: Any, self: WireSlot) -> None:
+@instead(TransactionSession, "initialize", "sequences", *LOST)
+async def an_id_is_used_again_as_it_was(original: Any, self: TransactionSession) -> None:
     """What the failed transaction has sent is not aborted, and what is under way is not fenced."""
-    if self._who.producer_id < 0:
+    if self.who.producer_id < 0:
         await original(self)
 
 

@@ -145,19 +145,20 @@ class _FaultyForwarder(forwarding.BatchForwarder):
         super().init_transactions(seconds)
         _At.hit("init.after")
 
-    async def _send(self, parts: list[Any]) -> None:
+    async def _send(self, pieces: dict[Any, Any]) -> None:
         """The points are within the first round of the transaction. Of it, half is in the log when it is sent apart."""
         is_first = not self._enlisted
         if is_first:
             _At.hit("patch.after")
-        await self._enlist({(part.topic, part.partition) for part in parts} - self._enlisted)
+        await self._enlist({(part.topic, part.partition) for part in pieces} - self._enlisted)
         if is_first:
             _At.hit("begin.after")
+            parts = [*pieces.items()]
             half = len(parts) // 2
-            await super()._send(parts[:half])
+            await super()._send(dict(parts[:half]))
             _At.hit("produce.half")
-            parts = parts[half:]
-        await super()._send(parts)
+            pieces = dict(parts[half:])
+        await super()._send(pieces)
 
     def send_offsets(self, *args: Any) -> None:
         super().send_offsets(*args)

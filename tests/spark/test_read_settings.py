@@ -90,15 +90,21 @@ def test_a_commit_waits_for_its_rows_as_long_as_its_transaction_lasts(
     assert transaction._seconds(given, size) == seconds
 
 
+LATE = "3 messages timed out"
+
+
 @pytest.mark.parametrize(
-    "settled", [transaction._translated, lambda error, where, doing: translated(error, doing, where.kafka)]
+    "told",
+    [
+        transaction._translated(TransactionFailed("flush", "_TIMED_OUT", "unknown", LATE), TARGET, "w"),
+        translated(KafkaException(KafkaError(KafkaError._TIMED_OUT, LATE)), "w", KAFKA),
+    ],
+    ids=["write", "read"],
 )
-def test_what_is_late_is_not_always_the_brokers_fault(settled: Any) -> None:
-    late = KafkaException(KafkaError(KafkaError._TIMED_OUT, "3 messages timed out"))
-    told = settled(late, TARGET, "w")
+def test_what_is_late_is_not_always_the_brokers_fault(told: StreamsError) -> None:
     assert isinstance(told, BrokerUnavailable)
     assert "in time" in str(told)
-    assert "3 messages timed out" in str(told)
+    assert LATE in str(told)
     assert "the line too slow for" in str(told)
 
 
@@ -195,8 +201,8 @@ def each_code() -> Iterator[tuple[str, int, KafkaException]]:
 
 def test_a_failed_write_is_fenced_or_refused_as_by_the_engine() -> None:
     differ = []
-    for name, code, error in each_code():
-        found = transaction._translated(error, TARGET, "w")
+    for name, code, _ in each_code():
+        found = transaction._translated(TransactionFailed("flush", name, "abortable", "why"), TARGET, "w")
         is_fenced = isinstance(found, TransactionFailed) and found.kind == "fenced"
         is_refused = (code in REFUSED or code in BLOCKED) and code not in NO_SUCH_TOPIC  # that is said of the topic
         if is_fenced != (code in FENCED) or isinstance(found, RecordRefused) != is_refused:

@@ -142,7 +142,7 @@ def test_what_the_broker_refuses_for_good_is_not_tried_again(topic: Topic, monke
 
     monkeypatch.setattr(forwarding, "BatchForwarder", Counting)
     year_9999 = pa.array([dt.datetime(9999, 1, 1, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
-    with pytest.raises(RecordRefused, match=r"\[[01]\], a batch of 1 records .*out of range"):
+    with pytest.raises(RecordRefused, match=r"\[[01]\]: a batch of 1 records .*out of range"):
         topic.write(0, {"value": [b"x"], "timestamp": year_9999})
     assert len(tried) == 1
     assert topic.records() == []

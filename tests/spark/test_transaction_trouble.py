@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 
 from streams.errors import BrokerUnavailable, ConfigError
 from streams.kafka.wire import messages
-from streams.kafka.writing import forwarding
+from streams.kafka.writing import session
 from streams.kafka.writing.made_batch import MadeBatch
 from streams.spark.writing.sink_transaction import write_once
 from tests.spark.conftest import MakeTopic
@@ -69,13 +69,13 @@ def test_a_compression_that_the_broker_refuses(topic: Topic, monkeypatch: pytest
     asked = []
 
     def refused(
-        frame: bytes, places: list[messages.WirePartition]
+        frame: bytes, places: list[messages.WirePartition], bases: dict[messages.WirePartition, int]
     ) -> dict[messages.WirePartition, messages.PartitionError]:
         asked.append(places)
         return {place: messages.PartitionError(code, "", ()) for place in places}
 
     with monkeypatch.context() as patch:
-        patch.setattr(forwarding.messages, "refused", refused)
+        patch.setattr(session.messages, "refused", refused)
         with pytest.raises(ConfigError, match=r"refuses batches of this compression .*kafka\.compression\.type"):
             topic.write(0, {"value": [b"a"]})
     assert len(asked) == 1, "it is not tried again"

@@ -105,7 +105,7 @@ def test_when_the_time_is_over_the_last_failure_is_raised(broker: ScriptedBroker
     for seconds in (0.5, 5.0, 25.0):  # a busy machine may get no answer within the first
         with transactions(broker, seconds) as running, pytest.raises(TransactionFailed) as failed:
             running.commit(OUTPUTS)
-        if found := re.search(r"t\[\d\]: .*in-sync replicas", str(failed.value)):
+        if found := re.search(r"t\[\d\]: .*Not enough replicas", str(failed.value)):
             break
     assert found, failed.value
 

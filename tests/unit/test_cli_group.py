@@ -61,12 +61,15 @@ async def test_a_note_about_an_event_is_no_position() -> None:
     offsets = {"in": [5, 0], "shop.in.changelog": [0, -1], "shop.eu.in.changelog": [7, 0]}
     topics = [SimpleNamespace(name=name, partitions=list(map(at, range(2), found))) for name, found in offsets.items()]
 
-    async def send(*_: object) -> Any:
+    async def coordinator(*_: object) -> int:
+        return 1
+
+    async def send(*_: object, **versions: int) -> Any:
         return SimpleNamespace(groups=[SimpleNamespace(error_code=0, topics=topics)])
 
     questions: Any = GroupQuestions.__new__(GroupQuestions)
-    questions._client = SimpleNamespace(send=send)
-    assert await questions._committed("shop", 1, 1.0) == {"in": {0: 5, 1: 0}, "shop.eu.in.changelog": {0: 7}}
+    questions._client = SimpleNamespace(send=send, coordinator=coordinator)
+    assert await questions._committed("shop", 1.0) == {"in": {0: 5, 1: 0}, "shop.eu.in.changelog": {0: 7}}
 
 
 def test_words_that_are_not_understood_are_a_problem_of_that_member_only() -> None:

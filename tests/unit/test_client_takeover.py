@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
-from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +13,19 @@ import pytest
 from streams.errors import BrokerUnavailable, ConfigError
 from streams.kafka.questions import asking as questions
 from streams.kafka.questions import takeover
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
-from streams.kafka.wire.kafka_python import errors
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.questions.takeover import WireTakeOver
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import Code
+from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.schemas.heartbeat import HeartbeatResponse
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdResponse
+from streams.kafka.wire.schemas.list_offsets import ListOffsetsResponse
+from streams.kafka.wire.schemas.list_transactions import ListTransactionsResponse
+from streams.kafka.wire.schemas.metadata import MetadataResponse
+from streams.kafka.wire.schemas.offset_fetch import OffsetFetchResponse
 
 pytestmark = pytest.mark.timeout(30)
 
-_Future: Any = import_module("kafka.future").Future  # after its package was imported without its warnings
 BROKER_SECONDS = 0.2
 
 
@@ -28,7 +33,7 @@ class Cluster:
     """Brokers 1 to 3, each leader of the partition of its number. ``asked``: (question, broker), as they came.
     ``timed_out``: how many questions had been asked at the first that nobody answered."""
 
-    def __init__(self, client: KafkaPythonClient) -> None:
+    def __init__(self, client: WireClient) -> None:
         self.client = client
         self.frozen: set[int] = set()
         self.answered_still = ""
@@ -43,47 +48,51 @@ class Cluster:
     async def coordinator(self, kind: int, key: str, deadline: float) -> int:
         return self.open[key] if kind == 1 else 1
 
-    async def send(self, request: Any, node: int | None, deadline: float) -> Any:
+    async def send(self, request: Any, node: int | None, deadline: float, **versions: int) -> Any:
         kind = type(request).__name__.removesuffix("Request")
         self.asked.append((kind, node))
         if node in self.frozen and kind != self.answered_still:
             try:
-                await self.client.manager.wait_for(_Future(), max(deadline - time.monotonic(), 0.0) * 1000)
-            finally:
+                async with asyncio.timeout_at(deadline):
+                    await asyncio.Event().wait()
+            except TimeoutError:
                 self.timed_out = self.timed_out or len(self.asked)
+                raise LostConnection("no answer", "_TIMED_OUT") from None
         return getattr(self, re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).lower())(request, node)
 
     def metadata(self, request: Any, _: int) -> Any:
         numbers = (1, 2, 3)
-        leaders = [SimpleNamespace(partition_index=number, leader_id=number) for number in numbers]
-        brokers = [SimpleNamespace(node_id=number) for number in numbers]
-        topics = [SimpleNamespace(error_code=0, partitions=leaders)]
-        return SimpleNamespace(brokers=brokers, topics=topics, cluster_id="cluster")
+        of = MetadataResponse.MetadataResponseTopic
+        leaders = [of.MetadataResponsePartition(partition_index=number, leader_id=number) for number in numbers]
+        brokers = [MetadataResponse.MetadataResponseBroker(node_id=number) for number in numbers]
+        return MetadataResponse(brokers=brokers, topics=[of(partitions=leaders)], cluster_id="cluster")
 
     def list_transactions(self, request: Any, node: int) -> Any:
         code = self.refused.pop(node, 0)
-        found = [SimpleNamespace(transactional_id=name) for name, at in self.open.items() if at == node]
-        return SimpleNamespace(error_code=code, transaction_states=[] if code else found)
+        of = ListTransactionsResponse.TransactionState
+        found = [of(transactional_id=name) for name, at in self.open.items() if at == node]
+        return ListTransactionsResponse(error_code=code, transaction_states=[] if code else found)
 
     def heartbeat(self, request: Any, node: int) -> Any:
-        return SimpleNamespace(error_code=0)
+        return HeartbeatResponse()
 
     def init_producer_id(self, request: Any, node: int) -> Any:
         self.ended.append(request.transactional_id)
-        return SimpleNamespace(error_code=0)
+        return InitProducerIdResponse()
 
     def list_offsets(self, request: Any, node: int) -> Any:
         [topic] = request.topics
+        of = ListOffsetsResponse.ListOffsetsTopicResponse
         numbers = [each.partition_index for each in topic.partitions]
-        found = [SimpleNamespace(partition_index=number, error_code=0, offset=node) for number in numbers]
-        return SimpleNamespace(topics=[SimpleNamespace(partitions=found)])
+        found = [of.ListOffsetsPartitionResponse(partition_index=number, offset=node) for number in numbers]
+        return ListOffsetsResponse(topics=[of(partitions=found)])
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(questions, "BROKER_SECONDS", BROKER_SECONDS)
     monkeypatch.setattr(takeover, "FENCE_SECONDS", 2 * BROKER_SECONDS)
-    client = KafkaPythonClient("127.0.0.1:1", "test", {})
+    client = WireClient("127.0.0.1:1", "test")
     made = Cluster(client)
     for name in ("connected", "coordinator", "send"):
         monkeypatch.setattr(client, name, getattr(made, name))
@@ -92,8 +101,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     client.close(1.0)
 
 
-def asking(cluster: Cluster) -> KafkaPythonTakeOver:
-    return KafkaPythonTakeOver(cluster.client, "shop", "orders")
+def asking(cluster: Cluster) -> WireTakeOver:
+    return WireTakeOver(cluster.client, "shop", "orders")
 
 
 def soon() -> float:
@@ -123,7 +132,7 @@ def test_a_coordinator_that_freezes_after_its_list_holds_up_its_own_fence_only(
 
 def test_a_coordinator_that_is_still_loading_is_waited_for(cluster: Cluster) -> None:
     """The new one after a fail-over says so for a moment, and knows more than anybody else then."""
-    cluster.refused = {2: errors.CoordinatorLoadInProgressError.errno}
+    cluster.refused = {2: Code.COORDINATOR_LOAD_IN_PROGRESS}
     cluster.open = {"shop.gone.kes~0": 2}
     assert asking(cluster).fence_departed(["me"], soon()) == ["shop.gone.kes~0"]
 
@@ -132,7 +141,7 @@ def test_that_nobody_answers_and_that_we_may_not_ask_are_errors(cluster: Cluster
     cluster.frozen = {1, 2, 3}
     with pytest.raises(BrokerUnavailable, match="no broker answers"):
         asking(cluster).fence_departed(["me"], soon())
-    cluster.frozen, cluster.refused = set(), {3: errors.TransactionalIdAuthorizationFailedError.errno}
+    cluster.frozen, cluster.refused = set(), {3: Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     with pytest.raises(ConfigError, match="not authorised"):
         asking(cluster).fence_departed(["me"], soon())
 
@@ -161,7 +170,7 @@ def test_only_the_first_question_looks_for_a_broker_by_the_configured_addresses(
 
     async def connected(deadline: float) -> None:
         looked.append(deadline)
-        monkeypatch.setattr(cluster.client.manager.cluster, "brokers", lambda: ["known"])
+        monkeypatch.setattr(cluster.client, "brokers", lambda: {1: ("known", 1)})
 
     monkeypatch.setattr(cluster.client, "connected", connected)
     takeover = asking(cluster)
@@ -205,10 +214,23 @@ def test_committed_offsets_are_those_of_now_and_stable_ones_wait(
 
     def offset_fetch(request: Any, node: int) -> Any:
         required.append(request.require_stable)
-        entry = SimpleNamespace(partition_index=0, error_code=0, committed_offset=7)
-        group = SimpleNamespace(error_code=0, topics=[SimpleNamespace(partitions=[entry])])
-        return SimpleNamespace(groups=[group])
+        return offsets({0: 7, 1: -1})
 
     monkeypatch.setattr(cluster, "offset_fetch", offset_fetch, raising=False)
     assert getattr(asking(cluster), question)([0, 1], soon(), "loop") == {0: 7, 1: None}
     assert required == [stable]
+
+
+def test_a_partition_that_an_answer_leaves_out_is_not_one_without_an_offset(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "offset_fetch", lambda *_: offsets({0: 7}), raising=False)
+    with pytest.raises(BrokerUnavailable, match=r"the answer says nothing of orders\[1\]"):
+        asking(cluster).stable_offsets([0, 1], time.monotonic() + 2 * BROKER_SECONDS)
+
+
+def offsets(found: dict[int, int]) -> OffsetFetchResponse:
+    of = OffsetFetchResponse.OffsetFetchResponseGroup
+    entry_of = of.OffsetFetchResponseTopics.OffsetFetchResponsePartitions
+    entries = [entry_of(partition_index=number, committed_offset=offset) for number, offset in found.items()]
+    return OffsetFetchResponse(groups=[of(topics=[of.OffsetFetchResponseTopics(partitions=entries)])])

@@ -12,7 +12,6 @@ from streams.kafka.translate import (
     BAD_OFFSET,
     BLOCKED,
     FENCED,
-    GROUP_KINDS,
     NO_ANSWER,
     NO_SUCH_TOPIC,
     REFUSED,
@@ -20,19 +19,20 @@ from streams.kafka.translate import (
     error_of,
     request_failed,
 )
+from streams.kafka.wire.answers import GROUP, Meaning
 
 STREAMS = Path(streams.__file__).parent
 E = KafkaError
 
 
 def test_the_tables_do_not_contradict_each_other() -> None:
-    assert not FENCED & GROUP_KINDS.keys()
+    assert not FENCED & GROUP.keys()
     assert not FENCED & REFUSED
-    assert not GROUP_KINDS.keys() & REFUSED
-    assert not NO_ANSWER & (REFUSED | FENCED | BAD_OFFSET | GROUP_KINDS.keys())
-    assert not BLOCKED.keys() & (REFUSED | FENCED | GROUP_KINDS.keys() | NO_ANSWER)
+    assert not GROUP.keys() & REFUSED
+    assert not NO_ANSWER & (REFUSED | FENCED | BAD_OFFSET | GROUP.keys())
+    assert not BLOCKED.keys() & (REFUSED | FENCED | GROUP.keys() | NO_ANSWER)
     assert REFUSED | BLOCKED.keys() >= NO_SUCH_TOPIC
-    assert set(GROUP_KINDS.values()) == {"stale", "lost"}
+    assert set(GROUP.values()) == {Meaning.STALE, Meaning.LOST}
 
 
 def test_lists_of_codes_are_here_only() -> None:

@@ -18,8 +18,8 @@ from streams import AsyncJobScheduler, EventContext
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
 from streams.kafka.group.connect import connect_group
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.questions.takeover import WireTakeOver
+from streams.kafka.wire.client import WireClient
 from streams.runtime import engine as lifecycle
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.range_reader import RangeReader
@@ -40,7 +40,7 @@ class Desk:
     """A client without a broker, and somebody who asks it on a thread of its own."""
 
     def __init__(self) -> None:
-        self.client = KafkaPythonClient("127.0.0.1:1", "test", {})
+        self.client = WireClient("127.0.0.1:1", "test")
         self._threads = ThreadPoolExecutor()
 
     def ask(self, work: Callable[[], Awaitable[Any]], question: Callable[[float], Any] | None = None) -> Future[Any]:
@@ -59,41 +59,50 @@ def desk() -> Iterator[Desk]:
     made.end()
 
 
-@pytest.mark.parametrize("moment", ["it begins", "a take-over asks", "it waits", "too late", "its thread is stuck"])
+@pytest.mark.parametrize("moment", ["it waits", "a take-over asks", "too late", "its thread is stuck"])
 def test_a_question_is_told_that_the_client_was_closed(
     desk: Desk, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that comes when the thread has ended (``close`` runs what is left, and nothing more can be asked), one
-    that comes between the look whether it is closed and the question, and one whose thread does not end."""
-    client, stuck, take_over = desk.client, threading.Event(), KafkaPythonTakeOver(desk.client, "group", "topic")
+    """Also one that comes between the look whether it is closed and the question, and one whose thread does not end."""
+    client, stuck, take_over = desk.client, threading.Event(), WireTakeOver(desk.client, "group", "topic")
+    posted = threading.Event()
+    post = client.post
 
     def close_before_it_is_posted(_: Any) -> bool:
         monkeypatch.undo()
         client.close(1.0)
         return True
 
-    if moment in ("it waits", "its thread is stuck"):
-        client.start()
-    thread = client.net._io_thread
+    def note(work: Any) -> bool:
+        post(work)
+        posted.set()
+        return True
+
+    client.start()
+    monkeypatch.setattr(client, "post", close_before_it_is_posted if moment == "too late" else note)
     if moment == "its thread is stuck":
-        client.post(lambda: stuck.wait(LONG))
-    elif moment == "too late":
-        monkeypatch.setattr(client, "post", close_before_it_is_posted)
+        post(lambda: stuck.wait(LONG))
     if moment == "a take-over asks":
         asked = desk.ask(client.connected, lambda deadline: take_over.log_range("topic", [0], deadline))
     else:
         asked = desk.ask(client.connected)
     try:
         if moment != "too late":
-            wait_until(lambda: client.net._scheduled if moment == "it waits" else client.net._ready)
+            assert posted.wait(PATIENCE)
+            if moment != "its thread is stuck":
+                wait_until(lambda: client._tasks)
             client.close(0.1 if moment == "its thread is stuck" else 1.0)
         with pytest.raises(BrokerUnavailable, match="was closed"):
             asked.result(PATIENCE)
     finally:
         stuck.set()
-        if moment == "its thread is stuck":
-            thread.join()
-            client.net.close()
+
+
+def test_a_client_that_is_closed_or_not_started_refuses_questions(desk: Desk) -> None:
+    for end in (lambda: None, lambda: desk.client.close(1.0)):
+        end()
+        with pytest.raises(BrokerUnavailable, match="is closed"):
+            desk.ask(desk.client.connected).result(PATIENCE)
 
 
 # -------------------------------------------------------------------------------------------------- memberships

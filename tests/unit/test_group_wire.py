@@ -11,7 +11,6 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.kafka.wire import group_bytes
-from streams.kafka.wire.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from streams.model.group import (
     Assignment,
     Copies,
@@ -21,6 +20,7 @@ from streams.model.group import (
     instance_of,
     transactional_id,
 )
+from tests.wire.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 REPORT = MemberReport(
     instance="worker-1",

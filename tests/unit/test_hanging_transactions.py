@@ -73,8 +73,8 @@ async def test_what_the_log_of_the_coordinators_says(
     is_doubtful: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def partitions(deadline: float) -> list[Any]:
-        return [Mock(partition_index=stretch.partition) for stretch in stretches]
+    async def partitions(deadline: float) -> dict[int, int]:
+        return {stretch.partition: 1 for stretch in stretches}
 
     async def asked(*_: object) -> list[Stretch]:
         return stretches
@@ -84,7 +84,7 @@ async def test_what_the_log_of_the_coordinators_says(
             yield each
 
     judge: Any = HangingTransactions(Mock())
-    for name, fake in (("_log_partitions", partitions), ("_stretches", asked), ("_walk", walk)):
+    for name, fake in (("_log_leaders", partitions), ("_stretches", asked), ("_walk", walk)):
         monkeypatch.setattr(judge, name, fake)
     monkeypatch.setattr(hanging_transactions, "values", lambda batch: [batch.content])
     said = await judge._coordinators_say(TXN, BEFORE, 0.0)

@@ -78,7 +78,7 @@ def refuse(values: list[bytes], origins: Sequence[int], at_fault: bytes, *, name
     if at_fault in values:
         origin = origins[values.index(at_fault)]
         output = Output("ledger", at_fault, None, None, 0, 0, 0, origin) if named else None
-        raise Refused("flush", [RefusedRecord("ledger", "MSG_SIZE_TOO_LARGE", "too large", named, output)])
+        raise Refused("flush", [RefusedRecord("ledger", "MESSAGE_TOO_LARGE", "too large", named, output)])
 
 
 async def test_appends_that_come_during_a_commit_share_the_next_one(desk: Desk) -> None:

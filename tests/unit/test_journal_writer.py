@@ -110,7 +110,7 @@ def test_a_batch_that_is_too_large_for_the_topic_is_sent_again_in_smaller_ones()
     class SmallerTopic(CommittingClaim):
         def __init__(self, output: Output | None) -> None:
             super().__init__()
-            self.refusals = [RefusedRecord("ledger", "MSG_SIZE_TOO_LARGE", "too large", True, output)]
+            self.refusals = [RefusedRecord("ledger", "MESSAGE_TOO_LARGE", "too large", True, output)]
 
         def append(self, outputs: Sequence[Output]) -> int:
             if self.log and self.refusals:

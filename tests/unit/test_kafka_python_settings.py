@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from importlib import import_module
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from streams.errors import ConfigError
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient, _quiet_kafka_python
 from streams.kafka.wire.kafka_python_manager import with_last_words
-from streams.kafka.wire.kafka_python_settings import security_of
+from streams.kafka.wire.kafka_python_settings import translated
+from streams.kafka.wire.security import Security
 
 SECRET = "planted-secret"
 
@@ -48,12 +50,12 @@ SECRET = "planted-secret"
     ids=["plaintext", "PLAIN", "GSSAPI"],
 )
 def test_security_for_kafka_python(settings: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert security_of(settings) == theirs
+    assert translated(Security.of(settings)) == theirs
 
 
 def test_tls_and_tokens_for_kafka_python() -> None:
     settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
-    found = security_of({**settings, "oauth_cb": lambda _: (SECRET, 1e10, "me", {"k": "v"})})
+    found = translated(Security.of({**settings, "oauth_cb": lambda _: (SECRET, 1e10, "me", {"k": "v"})}))
     provider = found["sasl_oauth_token_provider"]
     assert (provider.token(), provider.extensions()) == (SECRET, {"k": "v"})
     assert SECRET not in repr(provider)
@@ -62,7 +64,8 @@ def test_tls_and_tokens_for_kafka_python() -> None:
 
 def test_the_client_shows_no_secret() -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": SECRET}
-    client = KafkaPythonClient("127.0.0.1:1", "me", security_of({"security.protocol": "sasl_plaintext", **who}))
+    security = Security.of({"security.protocol": "sasl_plaintext", **who})
+    client = KafkaPythonClient("127.0.0.1:1", "me", translated(security))
     assert SECRET not in repr(client)
     client.close(1.0)
 
@@ -110,7 +113,7 @@ def test_a_bootstrap_that_does_not_go_on_is_begun_anew(monkeypatch: pytest.Monke
     future = import_module("kafka.future").Future
     client = KafkaPythonClient("127.0.0.1:1", "test", {})
     monkeypatch.setattr("streams.kafka.wire.kafka_python_client.LOST_SECONDS", 0.05)
-    began, metadata = [], future()
+    began, metadata, answered = [], future(), threading.Event()
 
     async def bootstrap(deadline: float | None) -> bool:
         began.append(deadline)
@@ -119,13 +122,15 @@ def test_a_bootstrap_that_does_not_go_on_is_begun_anew(monkeypatch: pytest.Monke
             await future()
         return True
 
-    async def attempt() -> str:
-        return "answered"
+    async def connect() -> None:
+        await client.connected(time.monotonic() + 10)
+        answered.set()
 
     monkeypatch.setattr(client.manager, "_do_bootstrap", bootstrap)
     client.start()
     try:
-        assert client.ask("a question", time.monotonic() + 10, attempt) == "answered"
+        assert client.post(connect)
+        assert answered.wait(10)
     finally:
         client.close(1.0)
     assert len(began) == 2

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from streams.errors import BrokerUnavailable, MembershipFatal
 from streams.kafka.group.librdkafka_group import Roster, RosterMember, RosterTakeOver
 from streams.kafka.wire import group_bytes
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.client import WireClient
 from streams.model.group import Assigned, Fatal, Lost, Revoked
 from tests.unit.librdkafka_kit import GROUP, TOPIC, Stage
 from tests.unit.waiting import PATIENCE, stays, wait_until
@@ -278,9 +278,9 @@ def test_one_outage_is_told_once(
     stages: Stages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client would warn, too, when one question takes it long enough: as long as it takes to stand still for."""
-    monkeypatch.setattr("streams.kafka.wire.kafka_python_client._LOG_UNREACHABLE_AFTER", -1.0)  # at once
+    monkeypatch.setattr("streams.kafka.wire.client._LOG_UNREACHABLE_AFTER", -1.0)  # at once
     monkeypatch.setattr("streams.kafka.group.librdkafka_membership._ASK_SECONDS", 0.05)
-    client = KafkaPythonClient("127.0.0.1:1", "me", {})
+    client = WireClient("127.0.0.1:1", "me")
     take_over, asked = RosterTakeOver(client, GROUP, TOPIC), queue.SimpleQueue[int]()
 
     def roster(deadline: float) -> Roster:

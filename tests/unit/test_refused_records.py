@@ -77,7 +77,7 @@ def test_what_is_not_the_records_fault_is_waited_for(topic: str, caplog: pytest.
 
 @pytest.mark.parametrize(
     ("topic", "limit", "said"),
-    [(OUT, None, "Unknown topic"), (CHANGELOG, None, "Unknown topic"), (CHANGELOG, 60, "Message size too large")],
+    [(OUT, None, "Unknown topic"), (CHANGELOG, None, "Unknown topic"), (CHANGELOG, 60, "Message too large")],
 )
 def test_the_wait_is_bounded_and_the_error_names_the_topic(topic: str, limit: int | None, said: str) -> None:
     """A changelog that takes no offset record, either: no event, and no interjection, gets a policy for it."""

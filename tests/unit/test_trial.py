@@ -100,9 +100,8 @@ def test_a_worker_keeps_its_state_in_the_trials_folder(monkeypatch: pytest.Monke
 
 def test_a_topic_that_nobody_makes_ends_the_trial(tmp_path: Path) -> None:
     """One that is there by now does not."""
-    log = (
-        "WARNING transaction 1 (attempt 1) failed: produce: UNKNOWN_TOPIC_OR_PART (a-b.c: Broker: ...); resend\nmore\n"
-    )
+    failed = "WARNING transaction 1 (attempt 1) failed"
+    log = f"{failed}: produce: UNKNOWN_TOPIC_OR_PARTITION (a-b.c: Broker: ...); resend\nmore\n"
     worker: Any = SimpleNamespace(runs=True, tail=log, log=tmp_path / "undisturbed.log")
     lacking: Any = SimpleNamespace(lacks=lambda topic: topic == "a-b.c")
     there: Any = SimpleNamespace(lacks=lambda topic: False)

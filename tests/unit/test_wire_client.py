@@ -1,4 +1,4 @@
-"""Our client of a cluster beside the one that it follows: one contract, and a broker that does as it is told."""
+"""The client of a cluster, and a broker that does as it is told."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ import pytest
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 from streams.kafka.permissions import on_group
 from streams.kafka.wire import client as client_module
-from streams.kafka.wire import kafka_python_client
 from streams.kafka.wire.client import GROUP
 from streams.kafka.wire.codes import Code
 from tests.unit.scripted_broker import GARBAGE, GONE, MUTE, SHORT, TORN, TWICE, WEB, ScriptedBroker
 from tests.unit.waiting import PATIENCE, stays, until
-from tests.unit.wire_client_kit import NOBODY, SECRET, Ours, Theirs, asked
+from tests.unit.wire_client_kit import NOBODY, SECRET, Ours, asked
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
 
-@pytest.fixture(params=[Ours, Theirs])
-def stack(request: pytest.FixtureRequest) -> Iterator[Ours]:
-    made: Ours = request.param()
+@pytest.fixture
+def ours() -> Iterator[Ours]:
+    made = Ours()
     yield made
     made.close()
 
 
-async def test_questions_go_to_any_broker_and_to_one(stack: Ours) -> None:
+async def test_questions_go_to_any_broker_and_to_one(ours: Ours) -> None:
     async with ScriptedBroker(brokers=3) as broker:
-        client = stack.client(broker.bootstrap_servers)
-        answer = await asked(stack, client, "t")
+        client = ours.client(broker.bootstrap_servers)
+        answer = await asked(ours, client, "t")
         assert len(answer.topics[0].partitions) == 4
         broker.requests.clear()
         for node in (0, 1, 2):
-            await asked(stack, client, "t", node=node)
+            await asked(ours, client, "t", node=node)
         assert [number for number, name, request in broker.requests if name == "Metadata" and request.topics] == [
             0,
             1,
@@ -48,23 +47,22 @@ async def test_questions_go_to_any_broker_and_to_one(stack: Ours) -> None:
         ]
 
 
-async def test_an_address_where_nothing_is_costs_nothing(stack: Ours) -> None:
+async def test_an_address_where_nothing_is_costs_nothing(ours: Ours) -> None:
     async with ScriptedBroker() as broker:
-        client = stack.client(f"{NOBODY},{broker.bootstrap_servers},127.0.0.1:2")
-        assert (await asked(stack, client, "t")).topics[0].name == "t"
+        client = ours.client(f"{NOBODY},{broker.bootstrap_servers},127.0.0.1:2")
+        assert (await asked(ours, client, "t")).topics[0].name == "t"
 
 
 async def test_it_says_once_that_no_broker_answers(
-    stack: Ours, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ours: Ours, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    for module in (client_module, kafka_python_client):
-        monkeypatch.setattr(module, "_LOG_UNREACHABLE_AFTER", 0.1)
+    monkeypatch.setattr(client_module, "_LOG_UNREACHABLE_AFTER", 0.1)
     broker = ScriptedBroker()
     with closing(socket.create_server(("127.0.0.1", 0))) as reserved:
         port = reserved.getsockname()[1]
-    client = stack.client(f"127.0.0.1:{port}")
-    asking = asyncio.create_task(asked(stack, client, "t", seconds=PATIENCE))
+    client = ours.client(f"127.0.0.1:{port}")
+    asking = asyncio.create_task(asked(ours, client, "t", seconds=PATIENCE))
     await until(lambda: "trying on" in caplog.text)
     await asyncio.to_thread(stays, lambda: caplog.text.count("trying on") == 1, 0.5, "it says so again")
     async with broker:
@@ -81,23 +79,23 @@ async def test_it_says_once_that_no_broker_answers(
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-async def test_a_deadline_is_kept_and_named(stack: Ours, quiet: bool) -> None:
-    client = stack.client(NOBODY)
+async def test_a_deadline_is_kept_and_named(ours: Ours, quiet: bool) -> None:
+    client = ours.client(NOBODY)
     before = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=f"no broker answers at {NOBODY}.*check the address"):
-        await asked(stack, client, seconds=0.3, quiet=quiet)
+        await asked(ours, client, seconds=0.3, quiet=quiet)
     assert 0.2 < time.monotonic() - before < 5.0
 
 
 @pytest.mark.parametrize("said", [GONE, GARBAGE, TORN, TWICE, SHORT, WEB, 5, 9])
-async def test_what_goes_by_is_asked_again(stack: Ours, said: Any) -> None:
+async def test_what_goes_by_is_asked_again(ours: Ours, said: Any) -> None:
     async with ScriptedBroker(brokers=2) as broker:
-        client = stack.client(broker.bootstrap_servers)
-        await asked(stack, client, "t")
+        client = ours.client(broker.bootstrap_servers)
+        await asked(ours, client, "t")
         broker.answer("Metadata", said)
         before = time.monotonic()
-        assert (await asked(stack, client, "t")).topics[0].name == "t"
-        assert time.monotonic() - before < (5.0 if type(stack) is Ours else PATIENCE)
+        assert (await asked(ours, client, "t")).topics[0].name == "t"
+        assert time.monotonic() - before < 5.0
 
 
 REFUSED = [
@@ -111,18 +109,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("api", "code", "error", "said"), REFUSED, ids=[code.name for _, code, _, _ in REFUSED])
-async def test_each_refusal_has_its_error(stack: Ours, api: str, code: Code, error: type[Exception], said: str) -> None:
+async def test_each_refusal_has_its_error(ours: Ours, api: str, code: Code, error: type[Exception], said: str) -> None:
     async with ScriptedBroker() as broker:
-        client = stack.client(broker.bootstrap_servers)
-        await asked(stack, client)
+        client = ours.client(broker.bootstrap_servers)
+        await asked(ours, client)
         broker.answer(api, *[int(code)] * 500)
         with pytest.raises(error, match=f"asking for topics at {broker.bootstrap_servers}: .*{said}"):
-            await asked(stack, client, "t", seconds=0.5)
+            await asked(ours, client, "t", seconds=0.5)
 
 
-async def test_a_missing_right_is_named_with_its_command(stack: Ours) -> None:
+async def test_a_missing_right_is_named_with_its_command(ours: Ours) -> None:
     async with ScriptedBroker() as broker:
-        client = stack.client(broker.bootstrap_servers)
+        client = ours.client(broker.bootstrap_servers)
         deadline = time.monotonic() + PATIENCE
         broker.answer("FindCoordinator", int(Code.GROUP_AUTHORIZATION_FAILED))
         attempt = partial(client.coordinator, GROUP, "g", deadline)
@@ -130,9 +128,9 @@ async def test_a_missing_right_is_named_with_its_command(stack: Ours) -> None:
             await asyncio.to_thread(client.ask, "asking", deadline, attempt, needed=[on_group("Read", "g")])
 
 
-async def test_the_coordinator_is_looked_for_each_time(stack: Ours) -> None:
+async def test_the_coordinator_is_looked_for_each_time(ours: Ours) -> None:
     async with ScriptedBroker(brokers=2) as broker:
-        client = stack.client(broker.bootstrap_servers)
+        client = ours.client(broker.bootstrap_servers)
         deadline = time.monotonic() + PATIENCE
         for number in (0, 1, 0):
             broker.group_coordinator = number
@@ -143,40 +141,40 @@ async def test_the_coordinator_is_looked_for_each_time(stack: Ours) -> None:
             assert await asyncio.to_thread(client.ask, "asking", deadline, attempt) == number
 
 
-async def test_a_broker_that_is_gone_is_left_for_the_others(stack: Ours) -> None:
+async def test_a_broker_that_is_gone_is_left_for_the_others(ours: Ours) -> None:
     async with ScriptedBroker(brokers=3) as broker:
-        client = stack.client(broker.bootstrap_servers)
-        await asked(stack, client, "t")
+        client = ours.client(broker.bootstrap_servers)
+        await asked(ours, client, "t")
         for number in (0, 1):
             broker.kill(number)
             before = time.monotonic()
-            answer = await asked(stack, client, "t")
+            answer = await asked(ours, client, "t")
             assert {entry.leader_id for entry in answer.topics[0].partitions}.isdisjoint(range(number + 1))
             assert time.monotonic() - before < 5.0
 
 
-async def test_a_lost_connection_is_made_again_soon(stack: Ours) -> None:
+async def test_a_lost_connection_is_made_again_soon(ours: Ours) -> None:
     async with ScriptedBroker() as broker:
-        client = stack.client(broker.bootstrap_servers)
-        await asked(stack, client, "t")
+        client = ours.client(broker.bootstrap_servers)
+        await asked(ours, client, "t")
         for _ in range(3):
             for _, writer in broker._writers:
                 writer.close()
             before = time.monotonic()
-            await asked(stack, client, "t")
+            await asked(ours, client, "t")
             assert time.monotonic() - before < 5.0
 
 
 @pytest.mark.parametrize("moment", ["nothing answers", "an answer is late", "it is closed already"])
-async def test_calls_end_with_the_client(stack: Ours, moment: str) -> None:
+async def test_calls_end_with_the_client(ours: Ours, moment: str) -> None:
     async with ScriptedBroker() as broker:
-        client = stack.client(NOBODY if moment == "nothing answers" else broker.bootstrap_servers)
+        client = ours.client(NOBODY if moment == "nothing answers" else broker.bootstrap_servers)
         if moment == "an answer is late":
-            await asked(stack, client)
+            await asked(ours, client)
             broker.answer("Metadata", MUTE)
         elif moment == "it is closed already":
             client.close(2.0)
-        asking = asyncio.create_task(asked(stack, client, "t", seconds=PATIENCE))
+        asking = asyncio.create_task(asked(ours, client, "t", seconds=PATIENCE))
         if moment == "an answer is late":
             await until(lambda: not broker.script["Metadata"])
         else:
@@ -190,15 +188,15 @@ async def test_calls_end_with_the_client(stack: Ours, moment: str) -> None:
         client.close(2.0)
 
 
-async def test_wrong_addresses_are_refused(stack: Ours) -> None:
+async def test_wrong_addresses_are_refused(ours: Ours) -> None:
     for wrong in ("", "broker", "broker:0", "a:1,,b:2"):
         with pytest.raises(ConfigError, match="bootstrap_servers"):
-            stack.client(wrong)
+            ours.client(wrong)
 
 
-async def test_no_secret_is_shown(stack: Ours) -> None:
+async def test_no_secret_is_shown(ours: Ours) -> None:
     who = {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": SECRET}
-    client = stack.client(NOBODY, {"security.protocol": "sasl_plaintext", **who})
+    client = ours.client(NOBODY, {"security.protocol": "sasl_plaintext", **who})
     with pytest.raises(StreamsError) as failed:
-        await asked(stack, client, seconds=0.1)
+        await asked(ours, client, seconds=0.1)
     assert SECRET not in repr(client) + str(failed.value) + str(vars(client))

@@ -15,8 +15,7 @@ from streams.kafka.wire import cluster as cluster_module
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.settings import ProducerSettings
-from streams.kafka.writing import encoded_transaction
-from streams.kafka.writing import slot as transactions_module
+from streams.kafka.writing import encoded_transaction, session
 from streams.kafka.writing.slot import WireSlot
 from tests.unit.scripted_broker import (
     GONE,
@@ -109,7 +108,7 @@ async def test_the_last_transaction_is_ended_again_where_its_markers_may_be_miss
 
         await transact(slot)
         before = slot.is_shaken
-        next(iter(slot._connections.values())).close()
+        next(iter(slot._session.connections.values())).close()
         assert (before, slot.is_shaken) == (False, True)
         await transact(slot)
         assert ends() == [True, True, True]
@@ -132,7 +131,7 @@ async def test_the_last_transaction_is_ended_again_where_its_markers_may_be_miss
 
 async def of_one_that_did_not_begin(broker: ScriptedBroker, slot: WireSlot) -> None:
     """The markers of the last one were not written yet; then the broker was killed."""
-    enlists = "Produce" if slot._protocol.bumps_epoch else "AddPartitions"
+    enlists = "Produce" if slot._session.protocol.bumps_epoch else "AddPartitions"
     broker.answer(enlists, KafkaError.CONCURRENT_TRANSACTIONS, GONE)
     with pytest.raises(TransactionFailed):
         await flush(slot, output(1))
@@ -141,7 +140,7 @@ async def of_one_that_did_not_begin(broker: ScriptedBroker, slot: WireSlot) -> N
 
 
 async def of_one_that_was_aborted_before_it_began(broker: ScriptedBroker, slot: WireSlot) -> None:
-    if slot._protocol.bumps_epoch:
+    if slot._session.protocol.bumps_epoch:
         slot._markers = Mock(may_be_late=lambda: True)  # it enlists
     broker.answer("AddPartitions", KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(RecordsRefused):
@@ -150,13 +149,13 @@ async def of_one_that_was_aborted_before_it_began(broker: ScriptedBroker, slot: 
     broker.requests.clear()
     await slot.reopen(["t"])
     assert not broker.asked("EndTxn"), "nothing was lost"
-    next(iter(slot._connections.values())).close()
+    next(iter(slot._session.connections.values())).close()
     await slot.reopen(["t"])
 
 
 async def after_an_end_that_is_refused(broker: ScriptedBroker, slot: WireSlot) -> None:
     """The second end fails; the connections are there."""
-    next(iter(slot._connections.values())).close()
+    next(iter(slot._session.connections.values())).close()
     broker.answer("EndTxn", KafkaError.INVALID_TXN_STATE)
     with pytest.raises(TransactionFailed):
         await slot.reopen(["t"])
@@ -165,7 +164,7 @@ async def after_an_end_that_is_refused(broker: ScriptedBroker, slot: WireSlot) -
 
 
 async def after_an_opening_that_is_refused(broker: ScriptedBroker, slot: WireSlot) -> None:
-    next(iter(slot._connections.values())).close()
+    next(iter(slot._session.connections.values())).close()
     broker.answer("InitProducerId", KafkaError.INVALID_TXN_STATE)
     with pytest.raises(TransactionFailed):
         await slot.reopen(["t"])
@@ -209,7 +208,7 @@ async def test_a_call_that_ended_the_last_one_again_is_still_under_way() -> None
     """An abort would overtake what it has sent, were it taken for over."""
     async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
         await transact(slot)
-        next(iter(slot._connections.values())).close()
+        next(iter(slot._session.connections.values())).close()
         broker.requests.clear()
         flushing = await cancelled_flush(broker, slot)
         with pytest.raises(TransactionFailed, match="being replaced"):
@@ -230,7 +229,7 @@ async def test_a_topic_that_has_fewer_partitions_now_is_looked_at_again(monkeypa
 async def test_a_topic_that_is_deleted_is_named_also_where_partitions_are_enlisted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transactions_module, "UNKNOWN_SECONDS", 0.1)
+    monkeypatch.setattr(session, "UNKNOWN_SECONDS", 0.1)
     async with ScriptedBroker(transaction_version=1) as broker, opened(broker) as slot:
         broker.answer("AddPartitions", *[3] * 1000)
         with pytest.raises(RecordsRefused, match="create the topic") as failed:
@@ -253,7 +252,7 @@ async def test_a_leader_that_dies_between_transactions_is_replaced_within_the_ne
         await transact(slot)
         broker.kill(1)
         async with asyncio.timeout(PATIENCE):
-            while all(connection.lost is None for connection in slot._connections.values()):
+            while all(connection.lost is None for connection in slot._session.connections.values()):
                 await asyncio.sleep(0)
         await transact(slot)
 

@@ -12,7 +12,7 @@ from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.link import Hooks, Link
 from streams.kafka.group.membership import GroupMembership
 from streams.kafka.group.wire_link import WireLink
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.kafka.wire import kafka_python_settings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient
@@ -38,8 +38,9 @@ def connect_group(
     alive: Callable[[], bool] = lambda: True,
     over: str = "",
     **settings: Any,
-) -> tuple[GroupMembership, KafkaPythonTakeOver]:
-    """A membership and the take-over questions on one shared client. ``membership.close`` closes both. No I/O yet.
+) -> tuple[GroupMembership, WireTakeOver]:
+    """A membership and the take-over questions. ``membership.start`` starts the client of both, ``membership.close``
+    closes it. No I/O yet.
 
     ``assignors``: strategy name -> how it shares, the preferred one first. ``settings`` are ``changelog``, timeouts and
     ``static`` (``GroupSettings``). ``alive``: see ``GroupMembership``. ``over``: the stack, by default that of the
@@ -52,19 +53,20 @@ def connect_group(
     checked = GroupSettings(
         group_id=group_id, topic=topic, instance=instance, partitions=partitions, assignors=assignors, **settings
     )
-    questions = KafkaPythonClient(bootstrap_servers, instance, kafka_python_settings.translated(security))
-    take_over = KafkaPythonTakeOver(questions, group_id, topic, changelog=changelog)
+    client = WireClient(bootstrap_servers, instance, security)
+    take_over = WireTakeOver(client, group_id, topic, changelog=changelog)
     if over == WIRE:
-        link: Link = _WireLink(WireClient(bootstrap_servers, instance, security), checked, questions)
+        link: Link = WireLink(client, checked)
     else:
-        link = KafkaPythonLink(questions, checked)
+        theirs = KafkaPythonClient(bootstrap_servers, instance, kafka_python_settings.translated(security))
+        link = _KafkaPythonLink(theirs, checked, client)
     return GroupMembership(link, checked, alive), take_over
 
 
-class _WireLink(WireLink):
+class _KafkaPythonLink(KafkaPythonLink):
     """Starts and ends the client of the take-over too, which is another stack's."""
 
-    def __init__(self, client: WireClient, settings: GroupSettings, questions: KafkaPythonClient) -> None:
+    def __init__(self, client: KafkaPythonClient, settings: GroupSettings, questions: WireClient) -> None:
         super().__init__(client, settings)
         self._questions = questions
 
@@ -73,5 +75,5 @@ class _WireLink(WireLink):
         super().start(hooks, main)
 
     def close(self, timeout_seconds: float) -> None:
-        super().close(timeout_seconds)
         self._questions.close(timeout_seconds)
+        super().close(timeout_seconds)

@@ -18,10 +18,10 @@ from streams.kafka import permissions
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.link import CannotJoinYet, Hooks, NoCommonStrategy, Notifier
 from streams.kafka.group.refusals import explained
-from streams.kafka.questions.groups import leave_group
-from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, WakeupNotifier
+from streams.kafka.wire.client import GROUP
+from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest, WakeupNotifier
 from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.kafka_python_client import KafkaPythonClient, raise_for
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class GroupCoordinator(BaseCoordinator):
     async def _leave_as(self, member_id: str) -> None:
         """Leave the group as this id, or the other members would wait for it until its session is over."""
         with contextlib.suppress(kafka_errors.KafkaError):
-            await leave_group(self._connections, self.group_id, member_id, None, time.monotonic() + _LEAVE_SECONDS)
+            await _leave_group(self._connections, self.group_id, member_id, None, time.monotonic() + _LEAVE_SECONDS)
 
     def _answers(self) -> None:
         if self._silent:
@@ -167,6 +167,21 @@ class GroupCoordinator(BaseCoordinator):
         """End joining and heartbeats."""
         self._closing = True
         self._close_heartbeat()
+
+
+async def _leave_group(
+    client: KafkaPythonClient, group_id: str, member_id: str, instance: str | None, deadline: float
+) -> None:
+    """Take a member out of the group: by its id, or a static one by its instance."""
+    # Not on the connection that the coordinator client has of its own: a JoinGroup that waits there would hold this up.
+    node = await client.coordinator(GROUP, group_id, deadline)
+    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
+    request = LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver])
+    answer = await client.send(request, node, deadline)
+    raise_for(answer.error_code)
+    for member in answer.members:
+        if member.error_code != kafka_errors.UnknownMemberIdError.errno:
+            raise_for(member.error_code)
 
 
 class KafkaPythonLink:
@@ -257,4 +272,4 @@ class KafkaPythonLink:
             self._coordinator.stop()
 
     async def leave(self, member_id: str, deadline: float) -> None:
-        await leave_group(self._client, self._settings.group_id, member_id, self._settings.static_id, deadline)
+        await _leave_group(self._client, self._settings.group_id, member_id, self._settings.static_id, deadline)

@@ -21,7 +21,7 @@ from streams.kafka import permissions
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.join_answers import GroupRequest, JoinStep, MemberStanding, next_step
-from streams.kafka.group.leaving import leave_group
+from streams.kafka.group.leaving import depart
 from streams.kafka.group.link import CannotJoinYet, Hooks, NoCommonStrategy
 from streams.kafka.group.locating import CoordinatorLine
 from streams.kafka.wire.client import WireClient
@@ -264,7 +264,7 @@ class JoinProtocol:
     async def _leave_as(self, member_id: str, reason: str) -> None:
         deadline = self._loop.time() + _LEAVE_SECONDS
         with contextlib.suppress(StreamsError):  # its session ends by itself
-            await leave_group(self._client, self._settings.group_id, member_id, None, deadline, reason)
+            await depart(self._client, self._settings.group_id, member_id, None, deadline, reason)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 

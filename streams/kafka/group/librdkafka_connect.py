@@ -15,8 +15,7 @@ from streams.kafka.group.librdkafka_group import Roster, RosterTakeOver
 from streams.kafka.group.librdkafka_membership import LibrdkafkaMembership
 from streams.kafka.settings import ClientSettings, build
 from streams.kafka.wire import group_bytes
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
-from streams.kafka.wire.kafka_python_settings import translated
+from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import PLAINTEXT, Security
 
 log = logging.getLogger(__name__)
@@ -85,8 +84,7 @@ def connect_librdkafka_group(
     """A membership by librdkafka and the take-over questions. ``membership.close`` closes both. No I/O yet.
 
     ``broker_side``: the protocol of KIP-848, in which session and heartbeat are settings of the broker, and the two
-    here have no effect. Raises
-    ``ConfigError``.
+    here have no effect. Raises ``ConfigError``.
     """
     group_bytes.checked_name("group.id", group_id)
     group_bytes.checked_name("instance", instance, dots=False)
@@ -115,7 +113,7 @@ def connect_librdkafka_group(
             "heartbeat.interval.ms": heartbeat_interval_ms,
         }
         eager = strategies[0] in EAGER  # those of a member are all eager, or none is
-    client = KafkaPythonClient(settings.bootstrap_servers, instance, translated(security))
+    client = WireClient(settings.bootstrap_servers, instance, security)
     take_over = RosterTakeOver(client, group_id, topic, changelog=changelog)
 
     def make_consumer(connection_log: ConnectionLog) -> Consumer:

@@ -1,7 +1,7 @@
 """A group whose members are librdkafka's: its settings, its members, and the questions of a take-over.
 
 librdkafka's members carry no data of ours, so no assignment names the other members. Their client id is their
-instance name instead (that of kafka-python members is too), and the coordinator lists the members.
+instance name instead (that of the toolkit's own members is too), and the coordinator lists the members.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal, Stre
 from streams.kafka import permissions
 from streams.kafka.connection import ConnectionLog
 from streams.kafka.group.refusals import refused
-from streams.kafka.permissions import denied
+from streams.kafka.permissions import denied, is_denial
 from streams.kafka.questions.groups import describe_group
-from streams.kafka.questions.takeover import KafkaPythonTakeOver
+from streams.kafka.questions.requests import only
+from streams.kafka.questions.takeover import WireTakeOver
 from streams.kafka.wire import group_bytes
-from streams.kafka.wire.kafka_python import DescribeConfigsRequest, errors
-from streams.kafka.wire.kafka_python_client import GROUP, raise_for
+from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
+from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Roster(msgspec.Struct, frozen=True):
         return [member for member in self.members if member.client_id == instance and member.member_id != member_id]
 
 
-class RosterTakeOver(KafkaPythonTakeOver):
+class RosterTakeOver(WireTakeOver):
     """The questions of a take-over, in a group whose assignments do not name the members.
 
     ``member_id``: gives this member's own id at the moment, empty when it is none.
@@ -98,18 +99,21 @@ class RosterTakeOver(KafkaPythonTakeOver):
             resource = DescribeConfigsRequest.DescribeConfigsResource(
                 resource_type=_GROUP_RESOURCE, resource_name=self._group_id, configuration_keys=None
             )
-            request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, min_version=1)
-            result = (await self._client.send(request, None, deadline)).results[0]
+            request = DescribeConfigsRequest(resources=[resource])
+            answer = await self._client.send(request, None, deadline, least=1)
+            result = only(answer.results, f"group {self._group_id}")
             try:
                 raise_for(result.error_code)
-            except (errors.AuthorizationError, errors.InvalidRequestError) as refusal:
+            except BrokerRefusal as refusal:
+                if not (is_denial(refusal.name) or refusal.code == Code.INVALID_REQUEST):
+                    raise
                 log.info("group %s: the broker does not report its settings (%s)", self._group_id, refusal)
                 return {}
             return {entry.name: entry.value for entry in result.configs if entry.value is not None}
 
         return self._client.ask(f"reading the settings of group {self._group_id}", deadline, attempt, quiet=True)
 
-    # ------------------------------------------------------------------ IO thread
+    # ------------------------------------------------------------------ the client's loop
 
     async def _roster(self, deadline: float) -> Roster:
         step = f"asking for the members of group {self._group_id}"
@@ -117,8 +121,7 @@ class RosterTakeOver(KafkaPythonTakeOver):
         return await self._until(deadline, step, self._roster_once, needed)
 
     async def _roster_once(self, deadline: float) -> Roster:
-        node = await self._client.coordinator(GROUP, self._group_id, deadline)
-        classic, broker_side = await describe_group(self._client, self._group_id, node, deadline)
+        classic, broker_side = await describe_group(self._client, self._group_id, deadline)
         if classic is not None and classic.members:
             members = tuple(RosterMember(m.member_id, m.client_id, m.group_instance_id) for m in classic.members)
             return Roster("classic", classic.protocol_data, members)

@@ -35,7 +35,7 @@ from streams.kafka.connection import ConnectionLog
 from streams.kafka.group.librdkafka_group import GroupLog, Roster, RosterTakeOver, Term, explained, name_of
 from streams.kafka.group.refusals import name_taken
 from streams.kafka.wire import group_bytes
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient
+from streams.kafka.wire.client import WireClient
 from streams.model.group import Assigned, Assignment, Copies, Fatal, GroupEvent, GroupMetadata, Lost, Order
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class LibrdkafkaMembership:
         broker_side: bool,
         static: bool,
         rebalance_seconds: float,
-        client: KafkaPythonClient,
+        client: WireClient,
         alive: Callable[[], bool],
         check: Callable[[Roster], float],
     ) -> None:

@@ -11,22 +11,18 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 from streams.kafka import permissions
+from streams.kafka.questions.requests import WirePartition as WirePartition
+from streams.kafka.questions.requests import commit, committed
 from streams.kafka.wire import group_bytes
-from streams.kafka.wire.kafka_python import DeleteGroupsRequest, OffsetFetchRequest
-from streams.kafka.wire.kafka_python_client import (
-    GROUP,
-    KafkaPythonClient,
-    commit_request,
-    entries_of,
-    offsets_request,
-    raise_for,
-)
-from streams.kafka.wire.kafka_python_client import WirePartition as WirePartition
+from streams.kafka.wire.client import GROUP, WireClient
+from streams.kafka.wire.codes import entries_of
+from streams.kafka.wire.schemas.delete_groups import DeleteGroupsRequest
+from streams.kafka.wire.security import Security
 
-_ASKED = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
+_DELETE: Final = 2
 _CLOSE_SECONDS = 1.0
 """Seconds for the end of the thread and its connections."""
 LONGEST = 4000
@@ -46,14 +42,14 @@ def status_group(group_id: str, instance: str) -> str:
 
 
 class StatusBoard:
-    """Notes of the instances of one group. ``security`` are kafka-python settings.
+    """Notes of the instances of one group.
 
     Methods block, may be called from any thread, and raise ``BrokerUnavailable`` after their timeout, ``ConfigError``
     without the rights (read on groups that begin with the group's name).
     """
 
-    def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any], group_id: str) -> None:
-        self._client = KafkaPythonClient(bootstrap_servers, client_id, security)
+    def __init__(self, bootstrap_servers: str, client_id: str, security: Security, group_id: str) -> None:
+        self._client = WireClient(bootstrap_servers, client_id, security)
         self._group_id = group_id
         self._client.start()
 
@@ -62,15 +58,9 @@ class StatusBoard:
         deadline = time.monotonic() + timeout_seconds
         group = status_group(self._group_id, instance)
         cut = {where: (max(offset, 0), text[:LONGEST]) for where, (offset, text) in notes.items()}
-        request = commit_request(group, cut)
-
-        async def attempt() -> None:
-            node = await self._client.coordinator(GROUP, group, deadline)
-            answer = await self._client.send(request, node, deadline)
-            list(entries_of(answer.topics))  # raises for one that was refused
-
         needed = [permissions.on_group("Read", group), *(permissions.on_topic("Read", topic) for topic, _ in notes)]
-        self._client.ask(f"writing the status of {instance}", deadline, attempt, needed=needed)
+        write = functools.partial(commit, self._client, group, cut, deadline)
+        self._client.ask(f"writing the status of {instance}", deadline, write, needed=needed)
 
     def read(
         self, instances: Collection[str], timeout_seconds: float, topic: str = ""
@@ -81,15 +71,11 @@ class StatusBoard:
 
         async def one(instance: str) -> dict[WirePartition, Note]:
             group = status_group(self._group_id, instance)
-            node = await self._client.coordinator(GROUP, group, deadline)
-            found = (await self._client.send(offsets_request(group), node, deadline)).groups[0]
-            raise_for(found.error_code)
+            found = await committed(self._client, group, deadline)
             if topic and not found.topics:
-                named = offsets_request(group, [_ASKED(name=topic, partition_indexes=[0])])
-                answer = (await self._client.send(named, node, deadline)).groups[0]
                 # A broker leaves out topics that may not be described. For one that is requested by name it answers an
                 # error.
-                list(entries_of(answer.topics))
+                list(entries_of((await committed(self._client, group, deadline, {topic: [0]})).topics))
             return {
                 (topic.name, entry.partition_index): Note(entry.committed_offset, entry.metadata or "")
                 for topic in found.topics
@@ -120,7 +106,7 @@ class StatusBoard:
 
         async def attempt() -> None:
             node = await self._client.coordinator(GROUP, group, deadline)
-            await self._client.send(DeleteGroupsRequest(groups_names=[group], max_version=2), node, deadline)
+            await self._client.send(DeleteGroupsRequest(groups_names=[group]), node, deadline, most=_DELETE)
 
         needed = [permissions.on_group("Describe", group)]
         self._client.ask(f"removing the status of {instance}", deadline, attempt, needed=needed)

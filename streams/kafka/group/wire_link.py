@@ -11,7 +11,7 @@ from typing import Any
 from streams.errors import MembershipFatal
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.join_protocol import JoinProtocol
-from streams.kafka.group.leaving import leave_group
+from streams.kafka.group.leaving import depart
 from streams.kafka.group.link import Hooks, Notifier
 from streams.kafka.wire.client import WireClient
 
@@ -78,7 +78,7 @@ class WireLink:
             self._protocol.stop()
 
     async def leave(self, member_id: str, deadline: float) -> None:
-        await leave_group(self._client, self._settings.group_id, member_id, self._settings.static_id, deadline)
+        await depart(self._client, self._settings.group_id, member_id, self._settings.static_id, deadline)
 
 
 class _Bell:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.permissions import Right
-from streams.kafka.wire.kafka_python import ListOffsetsRequest, MetadataRequest
-from streams.kafka.wire.kafka_python_client import KafkaPythonClient, entries_of, raise_for
+from streams.kafka.questions.requests import check_complete, metadata, only
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
+from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
+from streams.kafka.wire.schemas.metadata import MetadataResponse
 
 T = TypeVar("T")
+TopicMetadata = MetadataResponse.MetadataResponseTopic
 
 BROKER_SECONDS = 2.0
 """Seconds for one answer of one broker. A frozen one costs as much, not the time of the whole step."""
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""In the place of a time: the first offset of a partition, and its end."""
+_LIST_OFFSETS: Final = 5
 
 
 class Questions:
-    """Requests to brokers, on a client that is shared and not closed here. Coroutines run on the client's IO thread."""
+    """Requests to brokers, on a client that is shared and not closed here. Coroutines run on the client's loop."""
 
-    def __init__(self, client: KafkaPythonClient) -> None:
+    def __init__(self, client: WireClient) -> None:
         self._client = client
         self._lost = False  # the last question found no answer at the addresses that the cluster names
 
@@ -40,7 +48,7 @@ class Questions:
         """Wait until a broker has answered, for the first time or after a question in vain."""
         # Otherwise the cluster's own list is used: ``connected`` begins at one of the configured addresses again, by
         # chance at a frozen one (18 s were seen).
-        if self._lost or not self._client.manager.cluster.brokers():
+        if self._lost or not self._client.brokers():
             await self._client.connected(deadline)
             self._lost = False
 
@@ -49,15 +57,15 @@ class Questions:
     ) -> T:
         """Try as the client's ``until`` does; but no try waits longer for a broker than ``BROKER_SECONDS``: another one
         may lead by then."""
-        patience = BROKER_SECONDS
+        patience, now = BROKER_SECONDS, asyncio.get_running_loop().time
 
         async def one_try() -> T:
             nonlocal patience
-            limit = min(time.monotonic() + patience, deadline)
+            limit = min(now() + patience, deadline)
             try:
                 return await attempt(limit)
             finally:
-                if time.monotonic() >= limit:
+                if now() >= limit:
                     patience *= 1.5  # it may only be slow, and would never be done in time otherwise
 
         try:
@@ -71,28 +79,36 @@ class Questions:
     ) -> tuple[dict[int, T], dict[int, BrokerUnavailable]]:
         """Ask all brokers side by side: the answers, and those that gave none within ``BROKER_SECONDS``. Raises
         ``BrokerUnavailable`` when none answers."""
-        metadata = _metadata_request([])
-        cluster = await self._until(deadline, step, lambda limit: self._client.send(metadata, None, limit))
+        cluster = await self._until(deadline, step, functools.partial(metadata, self._client, ()))
         # Side by side, so a frozen broker costs ``BROKER_SECONDS`` once, however many there are.
-        limit = time.monotonic() + BROKER_SECONDS
-        asking = {
-            number: self._client.manager.call_soon(
-                self._client.until, limit, step, functools.partial(question, number, limit)
-            )
-            for number in (broker.node_id for broker in cluster.brokers)
-        }
+        limit = asyncio.get_running_loop().time() + BROKER_SECONDS
+
+        async def one(number: int) -> T | BrokerUnavailable:
+            try:
+                return await self._client.until(limit, step, functools.partial(question, number, limit), ())
+            except BrokerUnavailable as error:
+                return error
+
+        numbers = [broker.node_id for broker in cluster.brokers]
         answers: dict[int, T] = {}
         silent: dict[int, BrokerUnavailable] = {}
-        for number, answer in asking.items():
-            try:
-                answers[number] = await answer
-            except BrokerUnavailable as error:
-                silent[number] = error
+        for number, answer in zip(numbers, await asyncio.gather(*map(one, numbers)), strict=True):
+            if isinstance(answer, BrokerUnavailable):
+                silent[number] = answer
+            else:
+                answers[number] = answer
         if not answers:
             raise BrokerUnavailable(f"{step} at {self._client.addresses}: no broker answers")
         return answers, silent
 
-    async def _by_leader(self, topic: str, partitions: list[int], deadline: float) -> dict[int, list[int]]:
+    async def _by_leader(self, topic: str, partitions: Sequence[int], deadline: float) -> dict[int, list[int]]:
+        """Sort partitions by the broker that leads them. Raises ``BrokerRefusal`` when one has no leader."""
+        by_leader = await self._by_any_leader(topic, partitions, deadline)
+        if -1 in by_leader:
+            raise BrokerRefusal(Code.LEADER_NOT_AVAILABLE)
+        return by_leader
+
+    async def _by_any_leader(self, topic: str, partitions: Sequence[int], deadline: float) -> dict[int, list[int]]:
         """Sort partitions by the broker that leads them; -1: none does for now."""
         leaders = {
             entry.partition_index: entry.leader_id for entry in (await self._metadata(topic, deadline)).partitions
@@ -111,31 +127,19 @@ class Questions:
         """Read uncommitted, so the high watermark, unless it is to be ``stable``."""
         topic_of = ListOffsetsRequest.ListOffsetsTopic
         # Without a leader epoch: an old one would be refused (FENCED_LEADER_EPOCH) after a broker's restart.
-        queries = [
-            topic_of.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
-            for number in partitions
-        ]
-        request = ListOffsetsRequest(
-            replica_id=-1, isolation_level=int(stable), max_version=5, topics=[topic_of(name=topic, partitions=queries)]
-        )
-        answer = await self._client.send(request, leader, deadline)
-        return {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}
+        queries = [topic_of.ListOffsetsPartition(partition_index=number, timestamp=timestamp) for number in partitions]
+        request = ListOffsetsRequest(isolation_level=int(stable), topics=[topic_of(name=topic, partitions=queries)])
+        answer = await self._client.send(request, leader, deadline, most=_LIST_OFFSETS)
+        found = {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}
+        check_complete(found, topic, partitions)
+        return found
 
-    async def _metadata(self, topic: str, deadline: float) -> Any:
+    async def _metadata(self, topic: str, deadline: float) -> TopicMetadata:
         return (await self._described(topic, deadline))[0]
 
-    async def _described(self, topic: str, deadline: float) -> tuple[Any, str]:
+    async def _described(self, topic: str, deadline: float) -> tuple[TopicMetadata, str]:
         """Return a topic's metadata, and the id of the cluster that answers."""
-        answer = await self._client.send(_metadata_request([topic]), None, deadline)
-        raise_for(answer.topics[0].error_code)
-        return answer.topics[0], answer.cluster_id or ""
-
-
-def _metadata_request(topics: list[str]) -> Any:
-    return MetadataRequest(
-        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics],
-        allow_auto_topic_creation=False,
-        include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=False,
-        min_version=10,
-    )
+        answer = await metadata(self._client, [topic], deadline)
+        found = only(answer.topics, f"topic {topic}")
+        raise_for(found.error_code)
+        return found, answer.cluster_id or ""

@@ -11,20 +11,14 @@ from streams.errors import OffsetError, Stopped, TopicError
 from streams.kafka import permissions
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.questions.takeover import KafkaPythonTakeOver, SourceLog
+from streams.kafka.questions.requests import commit, forget
+from streams.kafka.questions.takeover import SourceLog, WireTakeOver
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire import kafka_python_settings
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code
 from streams.kafka.wire.group_bytes import metadata_of_no_member
-from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import (
-    GROUP,
-    KafkaPythonClient,
-    commit_request,
-    entries_of,
-    forget_request,
-    raise_for,
-)
+from streams.kafka.wire.security import Security
 from streams.kafka.writing.blocking import BlockingSlot
 from streams.kafka.writing.plain_producer import PlainProducer
 from streams.model.topics import TopicSpec
@@ -45,21 +39,19 @@ class GroupChecks:
 
     def __init__(self, config: EventSourceConfig, *, seconds: float = _SECONDS) -> None:
         self._config, self._seconds = config, seconds
-        security = kafka_python_settings.security_of(config.client_settings)
+        security = Security.of(config.client_settings)
         self._settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id="kes-checks")
-        self._client = KafkaPythonClient(config.bootstrap_servers, "kes-checks", security)
+        self._client = WireClient(config.bootstrap_servers, "kes-checks", security)
         self._client.start()
         self._questions = GroupQuestions(config.bootstrap_servers, security)
-        self._group_log = KafkaPythonTakeOver(
-            self._client, config.group_id, config.offsets_topic, changelog=config.changelog
-        )
+        self._group_log = WireTakeOver(self._client, config.group_id, config.offsets_topic, changelog=config.changelog)
         self._elsewhere = _elsewhere(config)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._seconds
 
     @property
-    def _source_log(self) -> KafkaPythonTakeOver:
+    def _source_log(self) -> WireTakeOver:
         return self._elsewhere or self._group_log
 
     def __enter__(self) -> Self:
@@ -143,15 +135,15 @@ class GroupChecks:
         """Commit these offsets for the group, in the source topic or in another input. Raises ``OffsetError`` when a
         member has joined it meanwhile."""
         config, deadline, topic = self._config, self._deadline(), topic or self._config.offsets_topic
-        request = commit_request(config.group_id, {(topic, number): (offset, "") for number, offset in offsets.items()})
+        place = {(topic, number): (offset, "") for number, offset in offsets.items()}
 
         async def attempt() -> None:
-            node = await self._client.coordinator(GROUP, config.group_id, deadline)
-            answer = await self._client.send(request, node, deadline)
             try:
-                list(entries_of(answer.topics))  # raises for one that was refused
-            except kafka_errors.UnknownMemberIdError as error:  # commits from outside are for empty groups
-                raise _is_alive(config, "a member has joined") from error
+                await commit(self._client, config.group_id, place, deadline)
+            except BrokerRefusal as refusal:
+                if refusal.code != Code.UNKNOWN_MEMBER_ID:  # commits from outside are for empty groups
+                    raise
+                raise _is_alive(config, "a member has joined") from refusal
 
         if offsets:
             needed = permissions.on_group("Read", config.group_id), permissions.on_topic("Read", topic)
@@ -161,18 +153,15 @@ class GroupChecks:
         """Delete the group's offsets in an input that it does not read any more, if there are any. Raises
         ``OffsetError`` when a member has joined it meanwhile."""
         config, deadline = self._config, self._deadline()
-        request = forget_request(config.group_id, topic, range(config.num_partitions))
 
         async def attempt() -> None:
-            node = await self._client.coordinator(GROUP, config.group_id, deadline)
-            answer = await self._client.send(request, node, deadline)
             try:
-                raise_for(answer.error_code)
-                list(entries_of(answer.topics))
-            except (kafka_errors.GroupIdNotFoundError, kafka_errors.UnknownTopicOrPartitionError):
-                pass  # there are none: they go with their topic
-            except (kafka_errors.NonEmptyGroupError, kafka_errors.GroupSubscribedToTopicError) as error:
-                raise _is_alive(config, "a member has joined") from error
+                await forget(self._client, config.group_id, topic, range(config.num_partitions), deadline)
+            except BrokerRefusal as refusal:
+                if refusal.code in (Code.NON_EMPTY_GROUP, Code.GROUP_SUBSCRIBED_TO_TOPIC):
+                    raise _is_alive(config, "a member has joined") from refusal
+                if refusal.code not in (Code.GROUP_ID_NOT_FOUND, Code.UNKNOWN_TOPIC_OR_PARTITION):
+                    raise  # else there are none: they go with their topic
 
         needed = permissions.on_group("Delete", config.group_id), permissions.on_topic("Read", topic)
         self._client.ask(
@@ -223,7 +212,7 @@ class GroupChecks:
 def _elsewhere(config: EventSourceConfig) -> SourceLog | None:
     if not config.source_is_elsewhere:
         return None
-    security = kafka_python_settings.security_of(config.source_client_settings)
+    security = Security.of(config.source_client_settings)
     return SourceLog(config.source_bootstrap_servers, "kes-checks", security)
 
 

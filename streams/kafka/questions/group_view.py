@@ -4,23 +4,31 @@ Reports and assignments of our members travel as user data (``group_bytes``), wh
 is stable. Of other members, and of groups of the broker's own protocol (KIP-848), Kafka's own part is read: topics and
 partitions.
 
-Threads: ``GroupQuestions`` blocks, and may be used by any thread but its own IO thread.
+Threads: ``GroupQuestions`` blocks, and may be used by any thread but the client's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from streams.kafka import permissions
-from streams.kafka.questions.groups import describe_group
+from streams.kafka.questions.groups import (
+    BrokerSideGroup,
+    BrokerSideMember,
+    ClassicGroup,
+    ClassicMember,
+    describe_group,
+)
+from streams.kafka.questions.requests import committed
 from streams.kafka.wire import group_bytes
-from streams.kafka.wire.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, offsets_request, raise_for
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codec import MalformedAnswer, decode_versioned
+from streams.kafka.wire.codes import BrokerRefusal, Code
+from streams.kafka.wire.schemas.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from streams.kafka.wire.security import Security
 from streams.model.group import Assignment, MemberReport
 from streams.model.topics import is_changelog
 
@@ -84,11 +92,11 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupQuestions:
-    """Requests about the groups of one cluster. ``security`` are kafka-python settings. Making one starts a thread, and
-    does no I/O. Raises ``ConfigError`` for addresses that are none."""
+    """Requests about the groups of one cluster. Making one starts a thread, and does no I/O. Raises ``ConfigError`` for
+    addresses that are none."""
 
-    def __init__(self, bootstrap_servers: str, security: Mapping[str, Any]) -> None:
-        self._client = KafkaPythonClient(bootstrap_servers, "kes-cli", security)
+    def __init__(self, bootstrap_servers: str, security: Security) -> None:
+        self._client = WireClient(bootstrap_servers, "kes-cli", security)
         self._client.start()
 
     def describe_group(self, group: str, timeout_seconds: float) -> GroupView:
@@ -102,23 +110,24 @@ class GroupQuestions:
         """End the thread and the connections; blocks for a moment."""
         self._client.close(_CLOSE_SECONDS)
 
-    # ------------------------------------------------------------------ IO thread
+    # ------------------------------------------------------------------ the client's loop
 
     async def _describe(self, group: str, deadline: float) -> GroupView:
-        node = await self._client.coordinator(GROUP, group, deadline)
-        classic, broker_side = await describe_group(self._client, group, node, deadline)
-        committed = await self._committed(group, node, deadline)
+        classic, broker_side = await describe_group(self._client, group, deadline)
+        offsets = await self._committed(group, deadline)
         if classic is not None:
-            return classic_view(group, classic, committed)
+            return classic_view(group, classic, offsets)
         if broker_side is not None:
-            return broker_view(group, broker_side, committed)
-        return GroupView(group=group, kind=NONE, committed=committed)
+            return broker_view(group, broker_side, offsets)
+        return GroupView(group=group, kind=NONE, committed=offsets)
 
-    async def _committed(self, group: str, node: int, deadline: float) -> Offsets:
-        answer = (await self._client.send(offsets_request(group), node, deadline)).groups[0]
-        if answer.error_code == kafka_errors.GroupIdNotFoundError.errno:
+    async def _committed(self, group: str, deadline: float) -> Offsets:
+        try:
+            answer = await committed(self._client, group, deadline)
+        except BrokerRefusal as refusal:
+            if refusal.code != Code.GROUP_ID_NOT_FOUND:
+                raise
             return {}
-        raise_for(answer.error_code)
         found = {}
         for topic in answer.topics:
             least = 1 if is_changelog(group, topic.name) else 0  # 0: a note, and no position (``ownership.blocked``)
@@ -130,7 +139,7 @@ class GroupQuestions:
         return {name: offsets for name, offsets in found.items() if offsets}
 
 
-def classic_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:
+def classic_view(group: str, found: ClassicGroup, committed: Offsets | None = None) -> GroupView:
     """Read a DescribeGroups answer. Nothing in it is trusted."""
     members = [_classic_member(entry, found.protocol_type, found.protocol_data) for entry in found.members]
     return GroupView(
@@ -143,7 +152,7 @@ def classic_view(group: str, found: Any, committed: Offsets | None = None) -> Gr
     )
 
 
-def broker_view(group: str, found: Any, committed: Offsets | None = None) -> GroupView:
+def broker_view(group: str, found: BrokerSideGroup, committed: Offsets | None = None) -> GroupView:
     """Read a ConsumerGroupDescribe answer."""
     members = [
         msgspec.structs.replace(
@@ -165,7 +174,7 @@ def broker_view(group: str, found: Any, committed: Offsets | None = None) -> Gro
     )
 
 
-def _plain_member(entry: Any, static_name: str | None) -> MemberView:
+def _plain_member(entry: ClassicMember | BrokerSideMember, static_name: str | None) -> MemberView:
     """Read the fields that descriptions of both kinds of groups have."""
     return MemberView(
         member_id=entry.member_id,
@@ -176,18 +185,18 @@ def _plain_member(entry: Any, static_name: str | None) -> MemberView:
     )
 
 
-def _classic_member(entry: Any, protocol_type: str, protocol: str) -> MemberView:
+def _classic_member(entry: ClassicMember, protocol_type: str, protocol: str) -> MemberView:
     member = _plain_member(entry, entry.group_instance_id)
-    metadata, answered = bytes(entry.member_metadata), bytes(entry.member_assignment)
+    metadata, answered = entry.member_metadata, entry.member_assignment
     if not metadata and not answered:
         return member  # a rebalance is under way
     if protocol_type != "consumer":
         return msgspec.structs.replace(member, problem=f"it is no consumer (protocol type {protocol_type!r})")
     changes: dict[str, Any] = {}
     try:
-        changes["topics"] = tuple(sorted(ConsumerProtocolSubscription.decode(metadata).topics)) if metadata else ()
+        changes["topics"] = tuple(sorted(_subscribed(metadata))) if metadata else ()
         changes["owned"] = _assigned_partitions(answered) if answered else {}
-    except Exception as error:  # a parser of foreign bytes: struct.error, UnicodeDecodeError, MemoryError, ...
+    except MalformedAnswer as error:
         return msgspec.structs.replace(member, problem=f"it speaks another protocol ({type(error).__name__})")
     member = msgspec.structs.replace(member, **changes)
     return _with_user_data(member, metadata, answered) if protocol.startswith(_OURS) else member
@@ -215,14 +224,19 @@ def _started(report: MemberReport) -> float | None:
     return began if time.time() - _YEARS < began < time.time() + 86_400 else None
 
 
+def _subscribed(metadata: bytes) -> list[str]:
+    return decode_versioned(ConsumerProtocolSubscription, metadata, group_bytes.PROTOCOL_VERSION).topics
+
+
 def _assigned_partitions(answered: bytes) -> TopicPartitions:
     found: TopicPartitions = {}
-    for entry in ConsumerProtocolAssignment.decode(answered).assigned_partitions:
+    message = decode_versioned(ConsumerProtocolAssignment, answered, group_bytes.PROTOCOL_VERSION)
+    for entry in message.assigned_partitions:
         found[entry.topic] = found.get(entry.topic, frozenset()) | frozenset(entry.partitions)
     return found
 
 
-def _described_partitions(assignment: Any) -> TopicPartitions:
+def _described_partitions(assignment: BrokerSideMember.Assignment) -> TopicPartitions:
     return {entry.topic_name: frozenset(entry.partitions) for entry in assignment.topic_partitions if entry.partitions}
 
 

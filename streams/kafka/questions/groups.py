@@ -1,120 +1,71 @@
 """Requests about the members of one group: describe the group, take a member out of it.
 
-Threads: coroutines of the client's IO thread.
+Coroutines of the client's loop.
 """
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, Final
+from typing import Final
 
-from streams.kafka.wire.kafka_python import ApiMessage, DescribeGroupsRequest, LeaveGroupRequest, errors
-from streams.kafka.wire.kafka_python_client import GROUP, KafkaPythonClient, raise_for
+from streams.kafka.questions.requests import only
+from streams.kafka.wire.client import GROUP, WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
+from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.schemas.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from streams.kafka.wire.schemas.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from streams.kafka.wire.schemas.leave_group import LeaveGroupRequest
+
+ClassicGroup = DescribeGroupsResponse.DescribedGroup
+ClassicMember = ClassicGroup.DescribedGroupMember
+BrokerSideGroup = ConsumerGroupDescribeResponse.DescribedGroup
+BrokerSideMember = BrokerSideGroup.Member
+
+_WITH_INSTANCES: Final = 4
+DESCRIBE_GROUPS: Final = 5
+"""The newest version that describes a group that there is not as ``Dead``."""
+_WITH_MEMBERS: Final = 3
+"""The first version of LeaveGroup that names members."""
 
 
-async def describe_group(client: KafkaPythonClient, group_id: str, node: int, deadline: float) -> tuple[Any, Any]:
+async def describe_group(
+    client: WireClient, group_id: str, deadline: float
+) -> tuple[ClassicGroup | None, BrokerSideGroup | None]:
     """Return the group as a classic one, and as one of the broker's protocol (KIP-848). It is of one kind, and ``None``
     as the other; both are ``None`` if there is no such group."""
-    request = DescribeGroupsRequest(groups=[group_id], min_version=4, max_version=5)
-    classic = (await client.send(request, node, deadline)).groups[0]
+    node = await client.coordinator(GROUP, group_id, deadline)
+    request = DescribeGroupsRequest(groups=[group_id])
+    answer = await client.send(request, node, deadline, least=_WITH_INSTANCES, most=DESCRIBE_GROUPS)
+    classic = only(answer.groups, f"group {group_id}")
     raise_for(classic.error_code)
     if classic.group_state != "Dead":
         return classic, None
-    request = _ConsumerGroupDescribeRequest(group_ids=[group_id], include_authorized_operations=False)
     try:
-        described = (await client.send(request, node, deadline)).groups[0]
-    except errors.UnsupportedVersionError:  # a broker that has classic groups only
-        return None, None
-    if described.error_code == errors.GroupIdNotFoundError.errno:
-        return None, None
-    raise_for(described.error_code)
+        found = await client.send(ConsumerGroupDescribeRequest(group_ids=[group_id]), node, deadline)
+        described = only(found.groups, f"group {group_id}")
+        raise_for(described.error_code)
+    except (BrokerRefusal, LostConnection) as error:
+        if error.code in (Code.GROUP_ID_NOT_FOUND, Code.UNSUPPORTED_VERSION.name):  # it has classic groups only
+            return None, None
+        raise
     return None, described
 
 
 async def leave_group(
-    client: KafkaPythonClient, group_id: str, member_id: str, instance: str | None, deadline: float
+    client: WireClient, group_id: str, member_id: str, instance: str | None, deadline: float, reason: str = ""
 ) -> bool:
-    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it. On the
-    IO thread."""
-    # Not on the connection that the coordinator client has of its own: a JoinGroup that waits there would hold this up.
+    """Take a member out of the group: by its id, or a static one by its instance. ``False``: it was not in it.
+    ``reason`` is for the broker's log."""
+    # Not on a member's own connection: a JoinGroup that waits there would hold this up.
     node = await client.coordinator(GROUP, group_id, deadline)
-    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance)
-    answer = await client.send(
-        LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver]), node, deadline
-    )
+    leaver = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance, reason=reason or None)
+    request = LeaveGroupRequest(group_id=group_id, member_id=member_id, members=[leaver])
+    answer = await client.send(request, node, deadline, least=_WITH_MEMBERS)
     raise_for(answer.error_code)
     code = answer.members[0].error_code if answer.members else 0
-    if code == errors.UnknownMemberIdError.errno:
+    if code == Code.UNKNOWN_MEMBER_ID:
         return False
     raise_for(code)
     return True
-
-
-# ---------------------------------------------------------------------- API 69, which kafka-python does not have yet
-
-
-def _field(name: str, kind: str, *fields: dict[str, Any], **more: str) -> dict[str, Any]:
-    return {"name": name, "type": kind, "versions": "0+", **({"fields": list(fields)} if fields else {}), **more}
-
-
-def _api(kind: str, *fields: dict[str, Any]) -> dict[str, Any]:
-    name = f"ConsumerGroupDescribe{kind.title()}"
-    return {
-        "apiKey": 69,
-        "type": kind,
-        "name": name,
-        "validVersions": "0",
-        "flexibleVersions": "0+",
-        "fields": list(fields),
-    }
-
-
-_NULLABLE: Final = {"nullableVersions": "0+", "default": "null"}
-_PLACES: Final = _field(
-    "TopicPartitions",
-    "[]TopicPartitions",
-    _field("TopicId", "uuid"),
-    _field("TopicName", "string"),
-    _field("Partitions", "[]int32"),
-)
-_REQUEST: Final = _api("request", _field("GroupIds", "[]string"), _field("IncludeAuthorizedOperations", "bool"))
-_MEMBER: Final = (
-    _field("MemberId", "string"),
-    _field("InstanceId", "string", **_NULLABLE),
-    _field("RackId", "string", **_NULLABLE),
-    _field("MemberEpoch", "int32"),
-    _field("ClientId", "string"),
-    _field("ClientHost", "string"),
-    _field("SubscribedTopicNames", "[]string"),
-    _field("SubscribedTopicRegex", "string", **_NULLABLE),
-    _field("Assignment", "Assignment", _PLACES),
-    _field("TargetAssignment", "Assignment", _PLACES),
-)
-_GROUP: Final = (
-    _field("ErrorCode", "int16"),
-    _field("ErrorMessage", "string", **_NULLABLE),
-    _field("GroupId", "string"),
-    _field("GroupState", "string"),
-    _field("GroupEpoch", "int32"),
-    _field("AssignmentEpoch", "int32"),
-    _field("AssignorName", "string"),
-    _field("Members", "[]Member", *_MEMBER),
-    _field("AuthorizedOperations", "int32", default="-2147483648"),
-)
-_RESPONSE: Final = _api("response", _field("ThrottleTimeMs", "int32"), _field("Groups", "[]DescribedGroup", *_GROUP))
-
-
-def _message(base_name: str, schema: dict[str, Any]) -> Any:
-    """A message class of kafka-python for a schema that it does not ship. It finds schemas by the name of the class,
-    and lets the class change what it found."""
-
-    def json_patch(_metaclass: Any, _shipped: Any) -> dict[str, Any]:
-        return schema
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
-        return type(ApiMessage)(base_name, (ApiMessage,), {"json_patch": classmethod(json_patch)})
-
-
-_ConsumerGroupDescribeRequest: Any = _message("DescribeGroupsRequest", _REQUEST)
-_ConsumerGroupDescribeResponse: Any = _message("DescribeGroupsResponse", _RESPONSE)

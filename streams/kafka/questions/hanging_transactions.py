@@ -20,13 +20,14 @@ from streams.errors import ConfigError, OffsetError
 from streams.kafka import permissions
 from streams.kafka.questions.open_transactions import STATE_LOG, OpenTransactions
 from streams.kafka.questions.raw_log import LogBatch, RawLogs, Stretch, values
-from streams.kafka.wire.kafka_python import WriteTxnMarkersRequest
-from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import entries_of
+from streams.kafka.wire.codec import MalformedAnswer
+from streams.kafka.wire.codes import entries_of
 from streams.kafka.wire.messages import Fields
+from streams.kafka.wire.schemas.write_txn_markers import WriteTxnMarkersRequest
 from streams.model.group import HANGING_SECONDS, HangingEnd, OpenTransaction
 
 _MARKERS: Final = [permissions.on_cluster("ClusterAction")]
+_MARKER: Final = 1  # the newest version of the request that says nothing of the transaction's own version
 _ONGOING, _COMMITTED, _ABORTED = 1, (2, 4), (3, 5)  # prepared, completed: in the coordinators' log
 _V2: Final = 2
 _PRODUCER: Final = struct.Struct(">q")
@@ -97,7 +98,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
 
         self._client.call(work, deadline)
 
-    # ------------------------------------------------------------------ IO thread
+    # ------------------------------------------------------------------ the client's loop
 
     async def _proved(self, txn: OpenTransaction, min_age_seconds: float, deadline: float) -> HangingEnd:
         where = f"{txn.topic}[{txn.partition}]"
@@ -158,7 +159,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
         found: list[_Entry] = []
         has_holes, is_cut, is_older = False, False, False
         try:
-            partitions = sorted(entry.partition_index for entry in await self._log_partitions(deadline))
+            partitions = sorted(await self._log_leaders(deadline))
             for stretch in await self._stretches(STATE_LOG, partitions, since, deadline) if partitions else []:
                 at, reaches_back = stretch.start, not stretch.is_whole
                 async for batch in self._walk(STATE_LOG, stretch.partition, stretch.start, stretch.end, deadline):
@@ -171,7 +172,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
                 has_holes = has_holes or at < stretch.end
                 is_cut = is_cut or (stretch.start > 0 and not reaches_back)
                 is_older = is_older or reaches_back
-        except ConfigError as error:
+        except (ConfigError, MalformedAnswer) as error:
             return _Finding(None, f"the log of the coordinators cannot be read ({error})", True, True)
         said = _decided(found, txn)
         if said.commit is not None or said.is_doubtful or (is_older and not is_cut and not has_holes):
@@ -237,11 +238,10 @@ class HangingTransactions(OpenTransactions, RawLogs):
             coordinator_epoch=txn.coordinator_epoch,
         )
         [leader] = await self._by_leader(txn.topic, [txn.partition], deadline)
-        if leader < 0:
-            raise kafka_errors.LeaderNotAvailableError()
-        answer = await self._client.send(WriteTxnMarkersRequest(markers=[marker]), leader, deadline)
+        answer = await self._client.send(WriteTxnMarkersRequest(markers=[marker]), leader, deadline, most=_MARKER)
         for each in answer.markers:
-            list(entries_of(each.topics))  # raises for one that was refused
+            for _ in entries_of(each.topics):
+                pass  # raises for one that was refused
 
 
 class _Entry(NamedTuple):

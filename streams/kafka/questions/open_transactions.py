@@ -8,30 +8,28 @@ commits, aborts or times it out. Readers of committed records stop there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
 import msgspec
 
 from streams.errors import BrokerUnavailable
 from streams.kafka import permissions
 from streams.kafka.questions.asking import Questions
-from streams.kafka.wire.kafka_python import (
-    DescribeProducersRequest,
-    DescribeTransactionsRequest,
-    ListTransactionsRequest,
-    MetadataRequest,
-)
-from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import TRANSACTION, KafkaPythonClient, entries_of, raise_for
+from streams.kafka.questions.requests import TransactionState, describe_transaction, metadata
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
+from streams.kafka.wire.schemas.describe_producers import DescribeProducersRequest
+from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
 from streams.model.group import ListedTransaction, OpenTransaction
 
 STATE_LOG: Final = "__transaction_state"
-_OPEN_STATES = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
+OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+_LIST: Final = 0  # the newest version: later ones have filters that are not needed here
 
 
 class OpenTransactions(Questions):
-    """All methods block, and may be called from any thread but the client's IO thread.
+    """All methods block, and may be called from any thread but the client's.
 
     Each raises ``BrokerUnavailable`` when there is no answer before ``deadline`` (seconds on ``time.monotonic``),
     ``TopicError`` for a partition that does not exist, and ``ConfigError`` without the rights to ask.
@@ -55,12 +53,12 @@ class OpenTransactions(Questions):
         async def work() -> list[ListedTransaction]:
             await self._connected(deadline)
             found: list[ListedTransaction] = []
-            for number, names in (await self._lists(_OPEN_STATES, [], deadline)).items():
+            for number, names in (await self._lists(OPEN_STATES, [], deadline)).items():
                 for name in names:
                     step, needed = f"describing the transaction of {name}", _describe_right(name)
                     ask = functools.partial(describe_transaction, self._client, name)
                     state = await self._until(deadline, step, ask, needed)
-                    if state is not None and state.transaction_state in _OPEN_STATES:
+                    if state is not None and state.transaction_state in OPEN_STATES:
                         found.append(_listed(name, number, state))
             return sorted(found, key=lambda txn: txn.transactional_id)
 
@@ -78,7 +76,7 @@ class OpenTransactions(Questions):
 
         return self._client.call(work, deadline)
 
-    # ------------------------------------------------------------------ IO thread
+    # ------------------------------------------------------------------ the client's loop
 
     async def _find(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
         step = f"asking for open transactions in topic {topic}"
@@ -99,25 +97,21 @@ class OpenTransactions(Questions):
 
     async def _all_topics(self, deadline: float) -> dict[str, list[int]]:
         """Topic -> partitions, of all topics that this principal may see."""
-        every = MetadataRequest(topics=None, allow_auto_topic_creation=False, min_version=10)
-        ask = functools.partial(self._client.send, every, None)
-        topics = (await self._until(deadline, "asking for all topics", ask)).topics
-        return {
-            str(topic.name): sorted(entry.partition_index for entry in topic.partitions)
-            for topic in sorted(topics, key=lambda topic: str(topic.name))
+        ask = functools.partial(metadata, self._client, None)
+        found = {
+            topic.name or "": sorted(entry.partition_index for entry in topic.partitions)
+            for topic in (await self._until(deadline, "asking for all topics", ask)).topics
         }
+        return dict(sorted(found.items()))
 
     async def _open(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
         return [txn for txn in await self._producers(topic, partitions, deadline) if txn.start_offset >= 0]
 
     async def _producers(self, topic: str, partitions: list[int], deadline: float) -> list[OpenTransaction]:
         """The producers that the leaders remember, each with its open transaction: at -1, if there is none."""
-        by_leader = await self._by_leader(topic, partitions, deadline)
-        if -1 in by_leader:
-            raise kafka_errors.LeaderNotAvailableError()
         topic_of = DescribeProducersRequest.TopicRequest
         found: list[OpenTransaction] = []
-        for leader, numbers in by_leader.items():
+        for leader, numbers in (await self._by_leader(topic, partitions, deadline)).items():
             request = DescribeProducersRequest(topics=[topic_of(name=topic, partition_indexes=numbers)])
             answer = await self._client.send(request, leader, deadline)
             for entry in entries_of(answer.topics):
@@ -141,8 +135,8 @@ class OpenTransactions(Questions):
         lists = await self._lists([], sorted(producers), deadline)
         # A coordinator whose log has no leader is on no list, and goes on with its transactions when it is back.
         step, needed = "asking for coordinators", [permissions.on_topic("Describe", STATE_LOG)]
-        log = await self._until(deadline, step, self._log_partitions, needed)
-        away = sorted(entry.partition_index for entry in log if entry.leader_id not in lists)
+        log = await self._until(deadline, step, self._log_leaders, needed)
+        away = sorted(number for number, leader in log.items() if leader not in lists)
         if away:
             raise BrokerUnavailable(
                 f"the coordinators of {STATE_LOG}{away} are away: their transactions cannot be listed"
@@ -153,20 +147,21 @@ class OpenTransactions(Questions):
             known |= await self._until(deadline, step, functools.partial(self._describe, name), _describe_right(name))
         return known
 
-    async def _log_partitions(self, deadline: float) -> list[Any]:
+    async def _log_leaders(self, deadline: float) -> dict[int, int]:
+        """Return the leader of each partition of the coordinators' log."""
         try:
-            return list((await self._metadata(STATE_LOG, deadline)).partitions)
-        except kafka_errors.UnknownTopicOrPartitionError:  # no coordinator has ever had a transaction
-            return []
+            found = await self._metadata(STATE_LOG, deadline)
+        except BrokerRefusal as refusal:
+            if refusal.code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            return {}  # no coordinator has ever had a transaction
+        return {entry.partition_index: entry.leader_id for entry in found.partitions}
 
-    async def _lists(self, states: list[str], producers: list[int], deadline: float) -> dict[int, list[str]]:
+    async def _lists(self, states: Sequence[str], producers: Sequence[int], deadline: float) -> dict[int, list[str]]:
         """Broker -> transactional ids that it coordinates, of these states and producers (none named: of all)."""
 
         async def ids(node: int, limit: float) -> list[str]:
-            request = ListTransactionsRequest(state_filters=states, producer_id_filters=producers, max_version=0)
-            answer = await self._client.send(request, node, limit)
-            raise_for(answer.error_code)
-            return [entry.transactional_id for entry in answer.transaction_states]
+            return await list_transactions(self._client, node, limit, states=states, producers=producers)
 
         lists, silent = await self._each_broker("listing transactions", deadline, ids)
         # A silent broker may coordinate it: without its answer a live transaction would look as if it were hanging.
@@ -185,22 +180,21 @@ class OpenTransactions(Questions):
         }
 
 
-async def describe_transaction(client: KafkaPythonClient, transactional_id: str, deadline: float) -> Any:
-    """The transaction as its coordinator describes it; ``None``: there is none."""
-    node = await client.coordinator(TRANSACTION, transactional_id, deadline)
-    request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-    state = (await client.send(request, node, deadline)).transaction_states[0]
-    if state.error_code == kafka_errors.TransactionalIdNotFoundError.errno:
-        return None
-    raise_for(state.error_code)
-    return state
+async def list_transactions(
+    client: WireClient, node: int, deadline: float, *, states: Sequence[str] = (), producers: Sequence[int] = ()
+) -> list[str]:
+    """Return the transactional ids that a broker coordinates, of these states and producers (none named: of all)."""
+    request = ListTransactionsRequest(state_filters=[*states], producer_id_filters=[*producers])
+    answer = await client.send(request, node, deadline, most=_LIST)
+    raise_for(answer.error_code)
+    return [entry.transactional_id for entry in answer.transaction_states]
 
 
 def _describe_right(name: str) -> list[permissions.Right]:
     return [permissions.on_transactional_id("Describe", name)]
 
 
-def _listed(name: str, coordinator: int, state: Any) -> ListedTransaction:
+def _listed(name: str, coordinator: int, state: TransactionState) -> ListedTransaction:
     return ListedTransaction(
         transactional_id=name,
         state=state.transaction_state,

@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from streams.kafka import permissions
-from streams.kafka.questions.asking import Questions
-from streams.kafka.wire.kafka_python import FetchRequest, MemoryRecords
-from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import raise_for
+from streams.kafka.questions.asking import EARLIEST, LATEST, Questions
+from streams.kafka.questions.requests import only
+from streams.kafka.wire.codec import MalformedAnswer, WireBytes
+from streams.kafka.wire.codes import raise_for
+from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.schemas.fetch import FetchRequest
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # of record batches v2 (Kafka's documentation, "Message Format")
-_CONTROL: Final = 0x20  # in the attributes
+_COMPRESSION, _CONTROL = 0x07, 0x20  # in the attributes
+_INT16: Final = struct.Struct(">h")
+_ATTRIBUTES_AT: Final = 21
+_LEAST_LENGTH: Final = 14  # of a batch behind its offset and its length, in the oldest format
 _MARKER_TYPE: Final = _HEADER.size + 7
 """Bytes of a batch in front of a marker's type: its head, five numbers of one byte each (length, attributes, time,
 offset, length of the key), and the version of the key (two bytes)."""
 _FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch, at most."""
-_EARLIEST, _LATEST = -2, -1  # in the place of a time: the first offset, the end
+_FIRST_FETCH, _FETCH = 4, 11  # versions that return batches as they are, and name topics by their names
 
 
 class LogBatch(NamedTuple):
@@ -49,40 +54,60 @@ class Stretch(NamedTuple):
 
 
 def batches(data: bytes) -> Iterator[LogBatch]:
-    """Read the batches of an answer, without the last one if it is cut off. Formats before v2 are left out."""
+    """Read the batches of an answer, without the last one if it is cut off. Formats before v2 are left out. Raises
+    ``MalformedAnswer`` for what is no batch."""
     at = 0
     while at + _HEADER.size <= len(data):
         base, length, _, magic, _, attributes, delta, _, newest, producer, epoch, _, count = _HEADER.unpack_from(
             data, at
         )
         end = at + 12 + length
+        if length < _LEAST_LENGTH:
+            raise MalformedAnswer(f"a batch of {length} bytes at {at} of {len(data)}")
         if end > len(data):
             return
         if magic >= 2:  # older ones have no transactions
-            marker, is_control = None, bool(attributes & _CONTROL)
+            marker, is_control, content = None, bool(attributes & _CONTROL), data[at:end]
             if is_control and count:  # compaction may have emptied it
-                marker = struct.unpack_from(">h", data, at + _MARKER_TYPE)[0] == 1
-            content = data[at:end]
+                marker = WireBytes(content, _MARKER_TYPE).take(_INT16)[0] == 1
             yield LogBatch(base, base + delta, count, producer, epoch, is_control, marker, newest, content)
         at = end
 
 
 def values(batch: LogBatch) -> list[bytes]:
-    """Return the values of the records of a batch, without deletions."""
-    records: Any = MemoryRecords(batch.content).next_batch()
-    return [bytes(record.value) for record in records if record.value is not None]
+    """Return the values of the records of a batch, without deletions. Raises ``MalformedAnswer``, also for a batch that
+    is compressed: those of the coordinators' log are not."""
+    source, found = WireBytes(batch.content, _ATTRIBUTES_AT), []
+    if source.take(_INT16)[0] & _COMPRESSION:
+        raise MalformedAnswer(f"the batch at offset {batch.base} is compressed")
+    source.at = _HEADER.size
+    for _ in range(batch.records):
+        size = _signed(source)
+        end = source.at + size
+        source.skip(1)  # attributes
+        source.unsigned()  # time
+        source.unsigned()  # offset
+        source.skip(max(_signed(source), 0))
+        if (length := _signed(source)) >= 0:
+            found.append(source.cut(length))
+        source.skip(end - source.at)  # headers
+    return found
+
+
+def _signed(source: WireBytes) -> int:
+    number = source.unsigned()
+    return (number >> 1) ^ -(number & 1)
 
 
 class RawLogs(Questions):
-    """Reads logs up to their high watermark, whatever is committed. Coroutines for the client's IO thread."""
+    """Reads logs up to their high watermark, whatever is committed. Coroutines for the client's loop."""
 
     async def _walk(self, topic: str, partition: int, start: int, end: int, deadline: float) -> AsyncIterator[LogBatch]:
         """Read the batches from ``start`` on, up to ``end`` (exclusive). Raises as ``_until``, also at the
         deadline: less than all of them would prove nothing."""
         while start < end:
-            data = await self._fetch(topic, partition, start, deadline)
             found = start
-            for batch in batches(data):
+            for batch in await self._fetch(topic, partition, start, deadline):
                 if batch.base >= end:
                     return
                 found = batch.last + 1
@@ -92,35 +117,24 @@ class RawLogs(Questions):
                 return  # what is left of the range is compacted; another fetch would bring as little
             start = found
 
-    async def _fetch(self, topic: str, partition: int, offset: int, deadline: float) -> bytes:
-        async def attempt(limit: float) -> bytes:
-            ((leader, _),) = (await self._by_leader(topic, [partition], limit)).items()
-            if leader < 0:
-                raise kafka_errors.LeaderNotAvailableError()
+    async def _fetch(self, topic: str, partition: int, offset: int, deadline: float) -> list[LogBatch]:
+        async def attempt(limit: float) -> list[LogBatch]:
+            [leader] = await self._by_leader(topic, [partition], limit)
             topic_of = FetchRequest.FetchTopic
-            wanted = topic_of.FetchPartition(
-                partition=partition, fetch_offset=offset, log_start_offset=-1, partition_max_bytes=_FETCH_BYTES
-            )
+            wanted = topic_of.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES)
             request = FetchRequest(
-                replica_id=-1,
-                max_wait_ms=0,
-                min_bytes=0,
                 max_bytes=_FETCH_BYTES,
                 isolation_level=0,  # what hangs lies above the last stable offset, where committed reads end
-                session_id=0,
-                session_epoch=-1,
                 topics=[topic_of(topic=topic, partitions=[wanted])],
-                forgotten_topics_data=[],
-                rack_id="",
-                min_version=4,
-                max_version=11,
             )
-            answer = await self._client.send(request, leader, limit)
-            for each in answer.responses:
-                for entry in each.partitions:
-                    raise_for(entry.error_code)
-                    return bytes(entry.records or b"")
-            raise kafka_errors.UnknownTopicOrPartitionError()
+            answer = await self._client.send(request, leader, limit, least=_FIRST_FETCH, most=_FETCH)
+            raise_for(answer.error_code)
+            found = only([entry for each in answer.responses for entry in each.partitions], f"{topic}[{partition}]")
+            raise_for(found.error_code)
+            try:
+                return list(batches(found.records or b""))
+            except MalformedAnswer as error:
+                raise LostConnection(f"{topic}[{partition}] at {offset}: {error}", "_BAD_MSG") from error
 
         needed = [permissions.on_topic("Read", topic)]
         return await self._until(deadline, f"reading {topic}[{partition}] at {offset}", attempt, needed)
@@ -132,10 +146,8 @@ class RawLogs(Questions):
         async def attempt(limit: float) -> list[Stretch]:
             found: list[Stretch] = []
             for leader, led in (await self._by_leader(topic, numbers, limit)).items():
-                if leader < 0:
-                    raise kafka_errors.LeaderNotAvailableError()
                 lows, starts, ends = [
-                    await self._list_offsets(topic, led, leader, at, limit) for at in (_EARLIEST, since, _LATEST)
+                    await self._list_offsets(topic, led, leader, at, limit) for at in (EARLIEST, since, LATEST)
                 ]
                 for number in led:
                     start = starts[number] if starts[number] >= 0 else ends[number]  # nothing is as young

@@ -1,60 +1,51 @@
-"""The broker requests of a take-over: ``streams.model.group.TakeOver`` over kafka-python.
+"""The broker requests of a take-over: ``streams.model.group.TakeOver`` over our own wire.
 
 Why not librdkafka: its clients cannot list or fence transactions, wait for stable offsets in steps of 100 to 500 ms,
 and one that lived through a broker restart may answer FENCED_LEADER_EPOCH to every request. Here each request reads
 the cluster's metadata first.
 
-Threads: all methods block and may be called from any thread but the client's IO thread, several at once.
+Threads: all methods block and may be called from any thread but the client's, several at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import time
-from collections.abc import Awaitable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka import permissions
-from streams.kafka.questions.asking import Questions
+from streams.kafka.questions.asking import EARLIEST, LATEST, Questions
 from streams.kafka.questions.groups import leave_group
 from streams.kafka.questions.hanging_transactions import HangingTransactions
-from streams.kafka.questions.open_transactions import OpenTransactions
-from streams.kafka.wire.kafka_python import (
-    DeleteRecordsRequest,
-    DescribeLogDirsRequest,
-    HeartbeatRequest,
-    InitProducerIdRequest,
-    ListTransactionsRequest,
-    OffsetFetchRequest,
-)
-from streams.kafka.wire.kafka_python import errors as kafka_errors
-from streams.kafka.wire.kafka_python_client import (
-    GROUP,
-    TRANSACTION,
-    KafkaPythonClient,
-    commit_request,
-    entries_of,
-    offsets_request,
-    raise_for,
-)
+from streams.kafka.questions.open_transactions import OPEN_STATES, OpenTransactions, list_transactions
+from streams.kafka.questions.requests import OffsetEntry, check_complete, commit, committed
+from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
+from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
+from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.wire.security import Security
 from streams.model.group import GroupMetadata, HangingEnd, OpenTransaction, instance_of
 from streams.model.topics import TopicIdentity
 
 log = logging.getLogger(__name__)
 
-_OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
-_EARLIEST, _LATEST = -2, -1  # in the place of a time: the first offset, the end
 _FENCE_TIMEOUT_MS = 5000
 """Milliseconds: the transaction timeout of the throw-away producer, which never begins a transaction."""
 
+_FENCE, _LOG_DIRS = 4, 4  # the newest versions: above them InitProducerId is of clients that speak v2
+
 _NOT_A_MEMBER = (
-    kafka_errors.UnknownMemberIdError,
-    kafka_errors.IllegalGenerationError,
-    kafka_errors.FencedInstanceIdError,
-    kafka_errors.RebalanceInProgressError,
-    kafka_errors.StaleMemberEpochError,  # of the broker's protocol (KIP-848)
+    Code.UNKNOWN_MEMBER_ID,
+    Code.ILLEGAL_GENERATION,
+    Code.FENCED_INSTANCE_ID,
+    Code.REBALANCE_IN_PROGRESS,
+    Code.STALE_MEMBER_EPOCH,  # of the broker's protocol (KIP-848)
 )
 _CLOSE_SECONDS = 2.0
 """Seconds for the end of the thread and its connections."""
@@ -62,11 +53,11 @@ FENCE_SECONDS = 3.0
 """Seconds for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
 
 
-class KafkaPythonTakeOver(Questions):
+class WireTakeOver(Questions):
     """Questions of one group about its source ``topic``, on a client that it shares and does not close.
     ``streams.model.group.TakeOver`` documents the methods."""
 
-    def __init__(self, client: KafkaPythonClient, group_id: str, topic: str, *, changelog: str = "") -> None:
+    def __init__(self, client: WireClient, group_id: str, topic: str, *, changelog: str = "") -> None:
         super().__init__(client)
         self._group_id, self._topic = group_id, topic
         self._changelog = changelog
@@ -90,8 +81,8 @@ class KafkaPythonTakeOver(Questions):
                 return []
             present = await self._present(members, deadline)
             departed = [name for name, owner in owners.items() if owner and owner not in present]
-            fences = {name: self._client.manager.call_soon(self._fence, name, deadline) for name in departed}
-            return [name for name in sorted(fences) if await self._ended(name, fences[name])]
+            ended = await asyncio.gather(*(self._is_ended(name, deadline) for name in departed))
+            return sorted(name for name, is_ended in zip(departed, ended, strict=True) if is_ended)
 
         return self._client.call(work, deadline)
 
@@ -126,14 +117,21 @@ class KafkaPythonTakeOver(Questions):
         if member.generation < 0:  # -1 is never fenced: the note could be written by a member that has been lost
             return False
         place = {(self._changelog, partition): (0, text)}
-        request = commit_request(self._group_id, place, member.generation, member.member_id)
         needed = [*self._membership, permissions.on_topic("Read", self._changelog)]
 
         async def attempt(limit: float) -> bool:
-            node = await self._client.coordinator(GROUP, self._group_id, limit)
             try:
-                list(entries_of((await self._client.send(request, node, limit)).topics))
-            except _NOT_A_MEMBER:
+                await commit(
+                    self._client,
+                    self._group_id,
+                    place,
+                    limit,
+                    generation=member.generation,
+                    member_id=member.member_id,
+                )
+            except BrokerRefusal as refusal:
+                if refusal.code not in _NOT_A_MEMBER:
+                    raise
                 return False
             return True
 
@@ -149,9 +147,9 @@ class KafkaPythonTakeOver(Questions):
 
         async def attempt(limit: float) -> bool:
             node = await self._client.coordinator(GROUP, self._group_id, limit)
-            error = kafka_errors.for_code((await self._client.send(request, node, limit)).error_code)
+            code = (await self._client.send(request, node, limit)).error_code
             # A rebalance that is being prepared has taken nothing from a member yet, but may at any moment from now on.
-            return error is kafka_errors.NoError or (not settled and error is kafka_errors.RebalanceInProgressError)
+            return code == Code.NONE or (not settled and code == Code.REBALANCE_IN_PROGRESS)
 
         return self._ask(f"asking group {self._group_id} for {member_id}", deadline, attempt, self._membership)
 
@@ -161,7 +159,7 @@ class KafkaPythonTakeOver(Questions):
         return self._ask(step, deadline, lambda limit: self._range(topic, numbers, limit), needed)
 
     def stable_end(self, topic: str, partition: int, deadline: float) -> int:
-        return self._offset(topic, partition, _LATEST, deadline, stable=True)
+        return self._offset(topic, partition, LATEST, deadline, stable=True)
 
     def offset_of_time(self, topic: str, partition: int, timestamp_ms: int, deadline: float) -> int | None:
         found = self._offset(topic, partition, timestamp_ms, deadline, stable=False)
@@ -171,8 +169,6 @@ class KafkaPythonTakeOver(Questions):
 
         async def attempt(limit: float) -> int:
             ((leader, numbers),) = (await self._by_leader(topic, [partition], limit)).items()
-            if leader < 0:
-                raise kafka_errors.LeaderNotAvailableError()
             return (await self._list_offsets(topic, numbers, leader, timestamp, limit, stable=stable))[partition]
 
         step, needed = f"reading the offsets of topic {topic}", [permissions.on_topic("Describe", topic)]
@@ -198,7 +194,9 @@ class KafkaPythonTakeOver(Questions):
         async def attempt(limit: float) -> bool:
             try:
                 return await leave_group(self._client, self._group_id, member_id, instance, limit)
-            except (kafka_errors.FencedInstanceIdError, kafka_errors.UnknownMemberIdError):
+            except BrokerRefusal as refusal:
+                if refusal.code not in (Code.FENCED_INSTANCE_ID, Code.UNKNOWN_MEMBER_ID):
+                    raise
                 return False
 
         step = f"removing {member_id} from group {self._group_id}"
@@ -220,20 +218,16 @@ class KafkaPythonTakeOver(Questions):
             await self._connected(deadline)
             step = f"asking for the leaders of topic {topic}"
             numbers = sorted(set(partitions))
-            by_leader = await self._until(deadline, step, lambda limit: self._by_leader(topic, numbers, limit))
-            asking = [
-                self._client.manager.call_soon(self._log_dirs, topic, numbers, leader, deadline)
-                for leader, numbers in by_leader.items()
-            ]
+            by_leader = await self._until(deadline, step, lambda limit: self._by_any_leader(topic, numbers, limit))
+            asking = [self._log_dirs(topic, led, leader, deadline) for leader, led in by_leader.items()]
             sizes: dict[int, int] = {}
-            refusal: BaseException | None = None
-            for answer in asking:
-                try:
-                    sizes.update(await answer)
-                except kafka_errors.KafkaError as error:
-                    refusal = error
-            if refusal is not None:
-                log.debug("sizes of topic %s on disk: %r", topic, refusal)
+            for answer in await asyncio.gather(*asking, return_exceptions=True):
+                if isinstance(answer, BrokerRefusal | LostConnection):
+                    log.debug("sizes of topic %s on disk: %r", topic, answer)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    sizes |= answer
             return sizes
 
         try:
@@ -242,24 +236,22 @@ class KafkaPythonTakeOver(Questions):
             log.debug("sizes of topic %s on disk: %s", topic, error)
             return {}
 
-    # ------------------------------------------------------------------ IO thread
+    # ------------------------------------------------------------------ the client's loop
 
     async def _open_ids(self, deadline: float) -> list[str]:
         """Transactional ids with an open transaction, of all groups: each broker knows those that it coordinates."""
-        lists, silent = await self._each_broker("listing transactions", deadline, self._open_ids_of)
+        lists, silent = await self._each_broker(
+            "listing transactions",
+            deadline,
+            lambda node, limit: list_transactions(self._client, node, limit, states=OPEN_STATES),
+        )
         for number, error in silent.items():
             log.warning("broker %d is left out, what departed members left open there ends later: %s", number, error)
         return [name for names in lists.values() for name in names]
 
-    async def _open_ids_of(self, node: int, deadline: float) -> list[str]:
-        request = ListTransactionsRequest(state_filters=_OPEN, producer_id_filters=[], max_version=0)
-        answer = await self._client.send(request, node, deadline)
-        raise_for(answer.error_code)
-        return [state.transactional_id for state in answer.transaction_states]
-
-    async def _ended(self, name: str, fence: Awaitable[bool]) -> bool:
+    async def _is_ended(self, name: str, deadline: float) -> bool:
         try:
-            return await fence
+            await self._fence(name, deadline)
         except BrokerUnavailable as error:
             # A missed fence costs time, no record. If it has sent its offsets, the barrier (``stable_offsets``) waits
             # for its end. If not, the broker refuses them, because the generation is over, and without offsets no
@@ -267,13 +259,13 @@ class KafkaPythonTakeOver(Questions):
             # partitions that it wrote to, and no others; a take-over that is held up fences again.
             log.warning("the open transaction of %s is not ended yet: %s", name, error)
             return False
+        return True
 
-    async def _fence(self, transactional_id: str, deadline: float) -> bool:
+    async def _fence(self, transactional_id: str, deadline: float) -> None:
         """Fence one transactional id. After CONCURRENT_TRANSACTIONS (the abort is under way) it is tried again."""
-        deadline = min(deadline, time.monotonic() + FENCE_SECONDS)
+        deadline = min(deadline, asyncio.get_running_loop().time() + FENCE_SECONDS)
         step, needed = f"fencing {transactional_id}", [permissions.on_transactional_id("Write", transactional_id)]
         await self._until(deadline, step, lambda limit: self._fence_once(transactional_id, limit), needed)
-        return True
 
     async def _fence_once(self, transactional_id: str, deadline: float) -> None:
         node = await self._client.coordinator(TRANSACTION, transactional_id, deadline)
@@ -282,67 +274,59 @@ class KafkaPythonTakeOver(Questions):
             transaction_timeout_ms=_FENCE_TIMEOUT_MS,
             producer_id=-1,
             producer_epoch=-1,
-            max_version=4,
         )
-        raise_for((await self._client.send(request, node, deadline)).error_code)
+        raise_for((await self._client.send(request, node, deadline, most=_FENCE)).error_code)
 
     async def _offsets(
         self, topic: str, partitions: list[int], deadline: float, *, stable: bool
     ) -> dict[int, int | None]:
-        offsets: dict[int, int | None] = dict.fromkeys(partitions)
-        for entry in await self._committed(topic, partitions, deadline, stable=stable):
-            offsets[entry.partition_index] = entry.committed_offset if entry.committed_offset >= 0 else None
-        return offsets
+        found = {
+            entry.partition_index: entry.committed_offset
+            for entry in await self._committed(topic, partitions, deadline, stable=stable)
+        }
+        # One that is left out is not one without an offset: from there the partition would be read anew.
+        check_complete(found, topic, partitions)
+        return {number: found[number] if found[number] >= 0 else None for number in partitions}
 
-    async def _committed(self, topic: str, partitions: list[int], deadline: float, *, stable: bool) -> list[Any]:
+    async def _committed(
+        self, topic: str, partitions: list[int], deadline: float, *, stable: bool
+    ) -> list[OffsetEntry]:
         if not partitions:
             return []
-        node = await self._client.coordinator(GROUP, self._group_id, deadline)
-        topic_of = OffsetFetchRequest.OffsetFetchRequestGroup.OffsetFetchRequestTopics
-        topics = [topic_of(name=topic, partition_indexes=partitions)]
-        request = offsets_request(self._group_id, topics, stable=stable)
-        group = (await self._client.send(request, node, deadline)).groups[0]
-        raise_for(group.error_code)
-        return list(entries_of(group.topics))
+        found = await committed(self._client, self._group_id, deadline, {topic: partitions}, stable=stable)
+        return list(entries_of(found.topics))
 
     async def _range(self, topic: str, partitions: list[int], deadline: float) -> dict[int, tuple[int, int]]:
         if not partitions:
             return {}
         by_leader = await self._by_leader(topic, partitions, deadline)
-        if -1 in by_leader:
-            raise kafka_errors.LeaderNotAvailableError()
-        asking = [  # all of them at once: a take-over waits for the slowest leader, not for their sum
-            [
-                self._client.manager.call_soon(self._list_offsets, topic, numbers, leader, end, deadline)
-                for leader, numbers in by_leader.items()
-            ]
-            for end in (_EARLIEST, _LATEST)
-        ]
-        first, last = [{number: at for answer in each for number, at in (await answer).items()} for each in asking]
+
+        async def offsets(timestamp: int) -> dict[int, int]:
+            asking = [self._list_offsets(topic, led, leader, timestamp, deadline) for leader, led in by_leader.items()]
+            return {number: at for found in await asyncio.gather(*asking) for number, at in found.items()}
+
+        # All of them at once: a take-over waits for the slowest leader, not for their sum.
+        first, last = await asyncio.gather(offsets(EARLIEST), offsets(LATEST))
         return {number: (first[number], last[number]) for number in partitions}
 
     async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
         topic_of = DeleteRecordsRequest.DeleteRecordsTopic
         for leader, numbers in (await self._by_leader(topic, sorted(before), deadline)).items():
-            if leader < 0:
-                raise kafka_errors.LeaderNotAvailableError()
             partitions = [
                 topic_of.DeleteRecordsPartition(partition_index=number, offset=before[number]) for number in numbers
             ]
-            timeout_ms = int(1000 * max(deadline - time.monotonic(), 0.1))
-            request = DeleteRecordsRequest(
-                topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=timeout_ms, max_version=2
-            )
-            for entry in entries_of((await self._client.send(request, leader, deadline)).topics):
-                raise_for(entry.error_code)
+            timeout_ms = int(1000 * max(deadline - asyncio.get_running_loop().time(), 0.1))
+            request = DeleteRecordsRequest(topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=timeout_ms)
+            for _ in entries_of((await self._client.send(request, leader, deadline)).topics):
+                pass  # raises for one that was refused
 
     async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
         if leader < 0:
-            raise kafka_errors.LeaderNotAvailableError()
+            raise BrokerRefusal(Code.LEADER_NOT_AVAILABLE)
         topic_of = DescribeLogDirsRequest.DescribableLogDirTopic
-        request = DescribeLogDirsRequest(topics=[topic_of(topic=topic, partitions=partitions)], max_version=4)
-        answer = await self._client.send(request, leader, deadline)
-        raise_for(getattr(answer, "error_code", 0) or 0)  # older brokers answer a refusal with nothing
+        request = DescribeLogDirsRequest(topics=[topic_of(topic=topic, partitions=partitions)])
+        answer = await self._client.send(request, leader, deadline, most=_LOG_DIRS)
+        raise_for(answer.error_code)  # older brokers answer a refusal with nothing
         sizes: dict[int, int] = {}
         for folder in answer.results:  # one that is offline has an error, and no topics
             for entry in (entry for found in folder.topics for entry in found.partitions):
@@ -351,13 +335,13 @@ class KafkaPythonTakeOver(Questions):
         return sizes
 
 
-class SourceLog(KafkaPythonTakeOver):
+class SourceLog(WireTakeOver):
     """``runtime.ports.SourceLog``: questions about a source topic that lives on another cluster, on a connection of its
-    own. ``security`` are kafka-python settings. Making one starts a thread and does no I/O. Raises ``ConfigError`` for
+    own. Making one starts a thread and does no I/O. Raises ``ConfigError`` for
     addresses that are none."""
 
-    def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any]) -> None:
-        client = KafkaPythonClient(bootstrap_servers, client_id, security)
+    def __init__(self, bootstrap_servers: str, client_id: str, security: Security) -> None:
+        client = WireClient(bootstrap_servers, client_id, security)
         client.start()
         super().__init__(client, "", "")
 
@@ -367,13 +351,13 @@ class SourceLog(KafkaPythonTakeOver):
 
 
 def remove_dead_member(
-    bootstrap_servers: str, security: Mapping[str, Any], group_id: str, topic: str, member_id: str, seconds: float
+    bootstrap_servers: str, security: Security, group_id: str, topic: str, member_id: str, seconds: float
 ) -> bool:
     """Take a member that is known to be dead out of a group, by a client of its own: see ``TakeOver.remove_member``.
     Blocks, at most so long. Raises ``BrokerUnavailable``, ``ConfigError``."""
-    client = KafkaPythonClient(bootstrap_servers, "kes-remove", security)
+    client = WireClient(bootstrap_servers, "kes-remove", security)
     client.start()
     try:
-        return KafkaPythonTakeOver(client, group_id, topic).remove_member(member_id, None, time.monotonic() + seconds)
+        return WireTakeOver(client, group_id, topic).remove_member(member_id, None, time.monotonic() + seconds)
     finally:
         client.close(_CLOSE_SECONDS)

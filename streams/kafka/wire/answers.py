@@ -11,12 +11,11 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaError
-
 from streams.errors import TransactionFailed
 from streams.kafka import permissions
 from streams.kafka.permissions import Right, denied, is_denial
-from streams.kafka.translate import BLOCKED, GROUP_KINDS, REFUSED
+from streams.kafka.translate import BLOCKED, NO_SUCH_TOPIC, REFUSED
+from streams.kafka.wire.codes import Code, name_of, words_of
 from streams.records import Output, RefusedRecord
 
 WHY_FENCED: Final = (
@@ -51,7 +50,16 @@ _KINDS: Final = (Meaning.BLOCKED, Meaning.STALE, Meaning.LOST, Meaning.FENCED, M
 _M = Meaning
 _MOVED: Final = dict.fromkeys((14, 15, 16), _M.AGAIN_COORDINATOR)  # the coordinator loads, is not there, has moved
 _FENCED: Final = dict.fromkeys((47, 90), _M.FENCED)  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
-_GROUP: Final = {int(code): _M(kind) for code, kind in GROUP_KINDS.items()}
+GROUP: Final[Mapping[int, Meaning]] = {
+    Code.ILLEGAL_GENERATION: _M.STALE,
+    Code.REBALANCE_IN_PROGRESS: _M.STALE,  # never seen on the transactional path; it would mean the same
+    Code.STALE_MEMBER_EPOCH: _M.STALE,  # the broker-side protocol's word for it (KIP-848)
+    Code.UNKNOWN_MEMBER_ID: _M.LOST,
+    Code.FENCED_INSTANCE_ID: _M.LOST,
+    Code.FENCED_MEMBER_EPOCH: _M.LOST,
+}
+"""The coordinator's answers to offsets whose metadata is not the group's. None of these is fatal: the transaction can
+be aborted."""
 _RIGHTS: Final = dict.fromkeys((29, 30, 53), _M.BLOCKED)  # on a topic, a group, a transactional id
 
 PRODUCE: Final[Mapping[int, Meaning]] = {
@@ -60,9 +68,9 @@ PRODUCE: Final[Mapping[int, Meaning]] = {
     # 56: a broker whose disk failed answers so for good, also when the partition has another leader.
     **dict.fromkeys((3, 5, 6, 9, 56, 74, 75), _M.AGAIN_LEADER),
     # In the log by an earlier try: to send it again under other sequences would write it twice.
-    KafkaError.DUPLICATE_SEQUENCE_NUMBER: _M.DONE,
+    Code.DUPLICATE_SEQUENCE_NUMBER: _M.DONE,
     **{int(code): _M.REFUSED for code in REFUSED if code > 0},
-    **{int(code): _M.BLOCKED for code in BLOCKED if code > 3 and code != KafkaError.UNKNOWN_TOPIC_ID},
+    **{int(code): _M.BLOCKED for code in BLOCKED if code > 0 and code not in NO_SUCH_TOPIC},
     **_FENCED,
     # 7 (timed out), 13 and 20 (too few replicas after the append) stand in no row: the records may be in the log, and
     # are not sent twice under one epoch.
@@ -74,7 +82,7 @@ OFFSETS: Final[Mapping[int, Meaning]] = {
     7: _M.AGAIN,
     3: _M.AGAIN,
     **_MOVED,
-    **_GROUP,
+    **GROUP,
     **_RIGHTS,
     **_FENCED,
 }
@@ -83,12 +91,10 @@ END: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_FEN
 INIT: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED}
 
 
-def described(code: int, where: str = "") -> str:
-    """Describe an error for a message. ``where``: the partition or the group that got it."""
-    error = KafkaError(code)
-    is_known = error.name() != f"ERR_{code}?"
-    text = error.str() if is_known else f"the broker answers with error {code}, which is not known here"
-    return f"{where}: {text}" if where else text
+def described(code: int, where: str = "", message: str = "") -> str:
+    """Describe an error for a message. ``where``: the partition or the group that got it. ``message``: the broker's
+    own."""
+    return ": ".join(filter(None, (where, words_of(code), message)))
 
 
 def no_answer(error: Exception, seconds: float, last: str, needed: Sequence[Right]) -> tuple[str, str]:
@@ -97,7 +103,8 @@ def no_answer(error: Exception, seconds: float, last: str, needed: Sequence[Righ
     if is_denial(code):
         return code, denied(code, needed)
     refused = f"no success within {seconds:g} seconds: {last}" if last else ""
-    return code, str(error) or refused or f"no answer within {seconds:g} seconds"
+    silence = f"no answer within {seconds:g} seconds" if seconds > 0 else "its time was over before"
+    return code, str(error) or refused or silence
 
 
 def failure(
@@ -105,21 +112,20 @@ def failure(
 ) -> TransactionFailed:
     """Make the failure of a call that got this answer. ``needed``: the rights that the call takes."""
     kind = meaning.value if meaning in _KINDS else "abortable"
-    name = KafkaError(code).name()
+    name = name_of(code)
     why = WHY_FENCED if meaning is Meaning.FENCED else f"; {denied(name, needed)}" if is_denial(name) else ""
     return TransactionFailed(call, name, kind, f"{transactional_id}: {described(code, where)}{why}")
 
 
 def refused_record(topic: str, partition: int, code: int, reason: str, output: Output | None) -> RefusedRecord:
     """Make the report of a refused record; ``output`` is ``None`` where a batch is refused and no record is named."""
-    error = KafkaError(code)
     # A time that the handler chose is the record's own, any other the clock's.
     is_own = PRODUCE.get(code) is Meaning.REFUSED or (
-        code == KafkaError.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
+        code == Code.INVALID_TIMESTAMP and (output is None or bool(output.timestamp_ms))
     )
     where = topic if partition < 0 else f"{topic}[{partition}]"
     right = [permissions.on_topic("Write", topic)]
     # A topic may be unusable by any code of its metadata.
-    advice = denied(error.name(), right) if code in _RIGHTS else BLOCKED.get(code, "")
+    advice = denied(name_of(code), right) if code in _RIGHTS else BLOCKED.get(code, "")
     text = f"{where}: {reason or described(code)}" + (f": {advice}" if advice and not is_own else "")
-    return RefusedRecord(topic, error.name(), text, is_own, output)
+    return RefusedRecord(topic, name_of(code), text, is_own, output)

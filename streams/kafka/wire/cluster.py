@@ -11,11 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 from uuid import UUID
 
-from confluent_kafka import KafkaError
-
 from streams.errors import TransactionFailed
 from streams.kafka.wire.codec import AnswerT, Request
-from streams.kafka.wire.codes import is_retriable, name_of
+from streams.kafka.wire.codes import Code, is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
 from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.placement import BATCH_HEAD, Placement
@@ -219,7 +217,7 @@ class Cluster:
         if not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
                 since = self._unknown.get(topic, (0, now))[1]
-                self._unknown[topic] = (said.error_code or KafkaError.UNKNOWN_TOPIC_OR_PART, since)
+                self._unknown[topic] = (said.error_code or Code.UNKNOWN_TOPIC_OR_PARTITION, since)
             return
         self._unknown.pop(topic, None)
         leaders, epochs = [-1] * len(partitions), [-1] * len(partitions)

@@ -198,6 +198,13 @@ def name_of(code: int) -> str:
         return f"ERR_{code}?"
 
 
+def words_of(code: int) -> str:
+    """Return an error code in words, for people: those of its name."""
+    if name_of(code).endswith("?"):
+        return f"the broker answers with error {code}, which is not known here"
+    return f"Broker: {name_of(code).replace('_', ' ').capitalize()}"
+
+
 def is_retriable(code: int) -> bool:
     """Check whether the same request may succeed later."""
     return code in _RETRIABLE

@@ -29,7 +29,8 @@ _VERSION = 2
 _MOST_BYTES = 4 * 1024 * 1024
 """Bytes of user data, at most. A broker takes some 1 MB for a whole group (``message.max.bytes``: one record of its
 offsets log), unless it is set otherwise."""
-_SUBSCRIPTION_VERSION = 3  # has owned partitions and generation; broker and tools read any version
+PROTOCOL_VERSION = 3
+"""The version of Kafka's own part: it has owned partitions and generation. Broker and tools read any version."""
 _report_decoder = msgspec.msgpack.Decoder(MemberReport)
 _assignment_decoder = msgspec.msgpack.Decoder(Assignment)
 
@@ -107,7 +108,7 @@ def encode_report(topic: str, report: MemberReport) -> bytes:
         owned_partitions=owned,
         generation_id=report.generation,
     )
-    return encode_versioned(subscription, _SUBSCRIPTION_VERSION)
+    return encode_versioned(subscription, PROTOCOL_VERSION)
 
 
 def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport, str | None]:
@@ -117,7 +118,7 @@ def decode_report(topic: str, member_id: str, data: bytes) -> tuple[MemberReport
     # out of the plan, it would go on with partitions that others are given.
     foreign = MemberReport(instance=f"?{member_id}", leaving=True)
     try:
-        subscription = decode_versioned(ConsumerProtocolSubscription, data, _SUBSCRIPTION_VERSION)
+        subscription = decode_versioned(ConsumerProtocolSubscription, data, PROTOCOL_VERSION)
         topics = subscription.topics
         owned = {
             number for entry in subscription.owned_partitions if entry.topic == topic for number in entry.partitions
@@ -190,7 +191,7 @@ def encode_assignment(topic: str, assignment: Assignment) -> bytes:
     message = ConsumerProtocolAssignment(
         assigned_partitions=own, user_data=bytes([_VERSION]) + msgspec.msgpack.encode(assignment)
     )
-    return encode_versioned(message, _SUBSCRIPTION_VERSION)
+    return encode_versioned(message, PROTOCOL_VERSION)
 
 
 def decode_assignment(data: bytes, partitions: int, member_id: str) -> Assignment:
@@ -200,7 +201,7 @@ def decode_assignment(data: bytes, partitions: int, member_id: str) -> Assignmen
     two roles, one handed over to ourselves.
     """
     try:
-        message = decode_versioned(ConsumerProtocolAssignment, data, _SUBSCRIPTION_VERSION)
+        message = decode_versioned(ConsumerProtocolAssignment, data, PROTOCOL_VERSION)
         assignment = _assignment_decoder.decode(_body(message.user_data))
     except Exception as error:  # as above: foreign bytes
         raise ValueError(f"not an assignment: {error}") from error

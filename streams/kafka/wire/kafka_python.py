@@ -6,10 +6,9 @@ It ships no types, so all of it is ``Any`` here, and is given a type where it en
 
 from __future__ import annotations
 
-import struct
 import warnings
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 
 def _from(module: str, name: str) -> Any:
@@ -35,47 +34,6 @@ with warnings.catch_warnings():
     # Batches of records, as a test's broker reads them.
     MemoryRecords: Any = _from("record", "MemoryRecords")
 
-    # Generated from Kafka's own message definitions, and the class that generates.
-    ApiMessage: Any = _from("protocol.api_message", "ApiMessage")
-    AddOffsetsToTxnRequest: Any = _from("protocol.producer", "AddOffsetsToTxnRequest")
-    AddPartitionsToTxnRequest: Any = _from("protocol.producer", "AddPartitionsToTxnRequest")
-    ApiKey: Any = _from("protocol.api_key", "ApiKey")
-    ApiVersionsRequest: Any = _from("protocol.metadata", "ApiVersionsRequest")
-    ConsumerProtocolAssignment: Any = _from("protocol.consumer.metadata", "ConsumerProtocolAssignment")
-    ConsumerProtocolSubscription: Any = _from("protocol.consumer.metadata", "ConsumerProtocolSubscription")
-    DeleteRecordsRequest: Any = _from("protocol.admin", "DeleteRecordsRequest")
-    DescribeClusterResponse: Any = _from("protocol.admin", "DescribeClusterResponse")
-    DescribeQuorumRequest: Any = _from("protocol.admin", "DescribeQuorumRequest")
-    DescribeQuorumResponse: Any = _from("protocol.admin", "DescribeQuorumResponse")
-    DescribeLogDirsRequest: Any = _from("protocol.admin.cluster", "DescribeLogDirsRequest")
-    DescribeConfigsRequest: Any = _from("protocol.admin.configs", "DescribeConfigsRequest")
-    DescribeProducersRequest: Any = _from("protocol.admin.transactions", "DescribeProducersRequest")
-    DescribeTransactionsRequest: Any = _from("protocol.admin.transactions", "DescribeTransactionsRequest")
-    DescribeGroupsRequest: Any = _from("protocol.admin.groups", "DescribeGroupsRequest")
-    EndTxnRequest: Any = _from("protocol.producer", "EndTxnRequest")
-    FetchRequest: Any = _from("protocol.consumer", "FetchRequest")
-    FetchResponse: Any = _from("protocol.consumer", "FetchResponse")
+    # Messages, generated from Kafka's own definitions.
     FindCoordinatorRequest: Any = _from("protocol.metadata", "FindCoordinatorRequest")
-    FindCoordinatorResponse: Any = _from("protocol.metadata", "FindCoordinatorResponse")
-    HeartbeatRequest: Any = _from("protocol.consumer", "HeartbeatRequest")
-    InitProducerIdRequest: Any = _from("protocol.producer.transaction", "InitProducerIdRequest")
-    JoinGroupRequest: Any = _from("protocol.consumer", "JoinGroupRequest")
     LeaveGroupRequest: Any = _from("protocol.consumer", "LeaveGroupRequest")
-    ListOffsetsRequest: Any = _from("protocol.consumer", "ListOffsetsRequest")
-    ListTransactionsRequest: Any = _from("protocol.admin.transactions", "ListTransactionsRequest")
-    MetadataRequest: Any = _from("protocol.metadata", "MetadataRequest")
-    MetadataResponse: Any = _from("protocol.metadata", "MetadataResponse")
-    ProduceRequest: Any = _from("protocol.producer", "ProduceRequest")
-    ProduceResponse: Any = _from("protocol.producer", "ProduceResponse")
-    SaslAuthenticateRequest: Any = _from("protocol.sasl", "SaslAuthenticateRequest")
-    SaslHandshakeRequest: Any = _from("protocol.sasl", "SaslHandshakeRequest")
-    SyncGroupRequest: Any = _from("protocol.consumer", "SyncGroupRequest")
-    TxnOffsetCommitRequest: Any = _from("protocol.producer", "TxnOffsetCommitRequest")
-    WriteTxnMarkersRequest: Any = _from("protocol.producer.transaction", "WriteTxnMarkersRequest")
-    DeleteGroupsRequest: Any = _from("protocol.admin.groups", "DeleteGroupsRequest")
-    OffsetCommitRequest: Any = _from("protocol.consumer", "OffsetCommitRequest")
-    OffsetDeleteRequest: Any = _from("protocol.consumer.group", "OffsetDeleteRequest")
-    OffsetFetchRequest: Any = _from("protocol.consumer", "OffsetFetchRequest")
-
-MALFORMED: Final = (struct.error, IndexError, ValueError, TypeError, OverflowError)
-"""Raised by kafka-python for bytes that end too early, or that are of another layout."""

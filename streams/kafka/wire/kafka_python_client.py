@@ -1,4 +1,4 @@
-"""One kafka-python client, shared by the membership and the take-over: its IO thread, its connections, its end.
+"""The kafka-python client of a membership: its IO thread, its connections, its end.
 
 Threads: kafka-python runs one IO thread (an event loop of its own). Coroutines below run there; ``call`` and ``close``
 are for all other threads. No record goes through here.
@@ -11,7 +11,7 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
@@ -20,9 +20,6 @@ from streams.kafka.permissions import Right, denied
 from streams.kafka.wire.kafka_python import (
     FindCoordinatorRequest,
     KafkaNetClient,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
-    OffsetFetchRequest,
 )
 from streams.kafka.wire.kafka_python import errors as kafka_errors
 from streams.kafka.wire.kafka_python_manager import LOST_SECONDS, REFUSED_LOGINS, ConnectionManager, IoLoop
@@ -34,18 +31,10 @@ _CARRY_CREDENTIALS = ("SaslAuthenticateRequest", "SaslBytesRequest")
 
 T = TypeVar("T")
 
-WirePartition = tuple[str, int]
-"""Topic and partition."""
-
-GROUP, TRANSACTION = 0, 1
-"""Kinds of coordinators."""
-
 REQUEST_TIMEOUT_MS = 10_000
 """Milliseconds for an answer, before the connection is taken for dead. A JoinGroup has its own time, from the rebalance
 timeout."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
-"""Seconds between two tries of one request: the first pause, and the longest, each twice as long as the one before."""
 _LOG_UNREACHABLE_AFTER = 2.0
 """Seconds without an answer after which the log says so."""
 
@@ -54,7 +43,7 @@ class KafkaPythonClient:
     """Connections to a cluster, and the thread that serves them.
 
     ``bootstrap_servers`` is a comma-separated list; ``security`` are kafka-python settings
-    (``kafka_python_settings.translate``). Making one does no I/O. Raises ``ConfigError`` for addresses that are none.
+    (``kafka_python_settings.translated``). Making one does no I/O. Raises ``ConfigError`` for addresses that are none.
     """
 
     def __init__(self, bootstrap_servers: str, client_id: str, security: Mapping[str, Any]) -> None:
@@ -121,23 +110,6 @@ class KafkaPythonClient:
             with self._lock:
                 if self._asking is not None:
                     self._asking.discard(answer)
-
-    def ask(
-        self,
-        step: str,
-        deadline: float,
-        attempt: Callable[[], Awaitable[T]],
-        *,
-        needed: Sequence[Right] = (),
-        quiet: bool = False,
-    ) -> T:
-        """Connect (``connected``), and ``attempt`` it ``until`` it works. Raises as ``call`` does."""
-
-        async def work() -> T:
-            await self.connected(deadline, quiet=quiet)
-            return await self.until(deadline, step, attempt, needed)
-
-        return self.call(work, deadline)
 
     def post(self, work: Callable[[], Any]) -> bool:
         """Run ``work`` (a function or a coroutine function) on the IO thread. ``False``: that thread has ended."""
@@ -253,30 +225,6 @@ class KafkaPythonClient:
         update = self.manager.cluster.request_update()
         await self.manager.wait_for(update, max(1.0, (deadline - time.monotonic()) * 1000))
 
-    async def until(
-        self, deadline: float, step: str, attempt: Callable[[], Awaitable[T]], needed: Sequence[Right] = ()
-    ) -> T:
-        """Try until it works, trying cannot cure it, or the deadline passes (``BrokerUnavailable``). ``needed``: the
-        rights that it takes, for messages."""
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                return await attempt()
-            except kafka_errors.KafkaError as error:
-                unknown_broker = isinstance(error, kafka_errors.UnknownBrokerIdError)
-                if not (error.retriable or unknown_broker):
-                    raise self.translated(error, step, needed) from error
-                if time.monotonic() + pause >= deadline:
-                    raise self.translated(error, step) from error
-                if isinstance(error, kafka_errors.InvalidMetadataError) or unknown_broker:
-                    self.manager.cluster.request_update()
-                # Waiting for the markers of a transaction is short, and readers stall meanwhile: no growing pause.
-                patient = isinstance(
-                    error, kafka_errors.UnstableOffsetCommitError | kafka_errors.ConcurrentTransactionsError
-                )
-            await self.net.sleep(pause)
-            pause = _FIRST_PAUSE if patient else min(pause * 2, _LONGEST_PAUSE)
-
     def translated(self, error: BaseException, step: str, needed: Sequence[Right] = ()) -> StreamsError:
         """Translate a kafka-python error into ours. Messages name the step and the addresses, never credentials."""
         where = f"{step} at {self.addresses}"
@@ -302,49 +250,6 @@ def raise_for(error_code: int) -> None:
     """Raise the kafka-python error for a code that is not 0."""
     if error_code:
         raise kafka_errors.for_code(error_code)()
-
-
-def entries_of(topics: Iterable[Any]) -> Iterator[Any]:
-    """The partitions of an answer that lists them by topic. Raises the kafka-python error of one that was refused."""
-    for topic in topics:
-        for entry in topic.partitions:
-            raise_for(entry.error_code)
-            yield entry
-
-
-def commit_request(
-    group_id: str, offsets: Mapping[WirePartition, tuple[int, str]], generation: int = -1, member_id: str = ""
-) -> Any:
-    """Commit (offset, metadata) by topic and partition, as this member; or from outside of the group, which must have
-    no members then."""
-    topic_of = OffsetCommitRequest.OffsetCommitRequestTopic
-    by_topic: dict[str, list[Any]] = {}
-    for (topic, partition), (offset, metadata) in offsets.items():
-        entry = topic_of.OffsetCommitRequestPartition(
-            partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
-        )
-        by_topic.setdefault(topic, []).append(entry)
-    return OffsetCommitRequest(
-        group_id=group_id,
-        generation_id_or_member_epoch=generation,
-        member_id=member_id,
-        topics=[topic_of(name=topic, partitions=entries) for topic, entries in by_topic.items()],
-        min_version=6,
-        max_version=9 if member_id else 8,  # members by the broker's protocol (KIP-848) are refused below 9
-    )
-
-
-def forget_request(group_id: str, topic: str, partitions: Iterable[int]) -> Any:
-    """Delete the committed offsets of a topic from outside of the group: it must have no members."""
-    topic_of = OffsetDeleteRequest.OffsetDeleteRequestTopic
-    entries = [topic_of.OffsetDeleteRequestPartition(partition_index=number) for number in partitions]
-    return OffsetDeleteRequest(group_id=group_id, topics=[topic_of(name=topic, partitions=entries)])
-
-
-def offsets_request(group_id: str, topics: list[Any] | None = None, *, stable: bool = False) -> Any:
-    """Fetch committed offsets: of all topics, or of these. ``stable``: refused while a commit is pending."""
-    query = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=topics)
-    return OffsetFetchRequest(groups=[query], require_stable=stable, min_version=8, max_version=8)
 
 
 def _quiet_kafka_python() -> None:

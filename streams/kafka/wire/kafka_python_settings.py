@@ -10,13 +10,8 @@ from streams.kafka.wire.sasl import Credentials, OAuthToken
 from streams.kafka.wire.security import Security
 
 
-def security_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return kafka-python's settings for the security of these librdkafka settings. Raises as ``Security.of``."""
-    return translated(Security.of(settings))
-
-
 def translated(security: Security) -> dict[str, Any]:
-    """Return kafka-python's settings for the security of connections."""
+    """Return kafka-python's settings for this security."""
     settings: dict[str, Any] = {"security_protocol": "SASL_" * bool(security.sasl) + _TRANSPORT[bool(security.tls)]}
     if security.tls is not None:
         settings["ssl_context"] = security.tls
@@ -29,14 +24,14 @@ _TRANSPORT = ("PLAINTEXT", "SSL")
 def _sasl(credentials: Credentials | None) -> dict[str, Any]:
     if credentials is None:
         return {}
-    translated: dict[str, Any] = {"sasl_mechanism": credentials.mechanism}
+    settings: dict[str, Any] = {"sasl_mechanism": credentials.mechanism}
     if credentials.fetch_token is not None:
-        translated["sasl_oauth_token_provider"] = _TokenProvider(credentials.fetch_token)
+        settings["sasl_oauth_token_provider"] = _TokenProvider(credentials.fetch_token)
     elif credentials.mechanism == "GSSAPI":
-        translated["sasl_kerberos_service_name"] = credentials.service
+        settings["sasl_kerberos_service_name"] = credentials.service
     else:
-        translated |= {"sasl_plain_username": credentials.username, "sasl_plain_password": credentials.password}
-    return translated
+        settings |= {"sasl_plain_username": credentials.username, "sasl_plain_password": credentials.password}
+    return settings
 
 
 class _TokenProvider(AbstractTokenProvider):

@@ -10,12 +10,11 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaError
-
 from streams.errors import RecordsRefused, TransactionFailed
 from streams.kafka.wire import answers
 from streams.kafka.wire.answers import Meaning
 from streams.kafka.wire.cluster import UNKNOWN_SECONDS, Cluster
+from streams.kafka.wire.codes import Code
 from streams.kafka.wire.messages import PartitionError
 from streams.kafka.writing.record_batch import EncodedRecords, Part, in_bytes
 from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
@@ -76,11 +75,11 @@ class EncodedTransaction:
         named = [(index, reason or answer.message) for index, reason in answer.records]
         if not named and part.batch.records == 1:  # brokers name no record that is too large
             named = [(0, answer.message)]
-        if not named and answer.code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE):
+        if not named and answer.code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE):
             limit = await self._cluster.batch_limit(part.topic)
             compression = self._cluster.settings.compression
             larger = self.encoded.larger_than(limit, part, compression) if limit else []
-            too_large = f"{KafkaError(answer.code).str()}: max.message.bytes is {limit}"
+            too_large = f"{answers.described(answer.code)}: max.message.bytes is {limit}"
             named = [(index, too_large) for index in larger]
             if not named:
                 self._cluster.too_large(part.topic, part.batch.size, limit)

@@ -30,3 +30,18 @@ class Offsets(NamedTuple):
         return messages.commit_offsets(
             who, group_id, member.generation, member.member_id, member.instance_id, self.offsets
         )
+
+
+class OffsetsOfNoMember(NamedTuple):
+    """The offsets of a transaction for a group that has no members: the transactional id is the only fence.
+    ``metadata``: kept with each."""
+
+    offsets: Mapping[str, Mapping[int, int]]
+    metadata: str
+
+    def request(self, who: Identity, group_id: str) -> list[bytes]:
+        """Encode their request."""
+        return messages.commit_offsets(who, group_id, -1, "", None, self.offsets, self.metadata)
+
+
+SentOffsets = Offsets | OffsetsOfNoMember

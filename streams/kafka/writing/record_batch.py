@@ -161,7 +161,7 @@ class EncodedRecords:
         size = record_size(key, value, output.headers)
         if size > self._message_limit:
             return RecordRefused(
-                f"{where}, key {shown_key(key)}: MSG_SIZE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
+                f"{where}, key {shown_key(key)}: MESSAGE_TOO_LARGE: the record has {size} bytes, message.max.bytes is "
                 f"{self._message_limit}"
             )
         if output.partition < -1:

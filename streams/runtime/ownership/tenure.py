@@ -17,7 +17,6 @@ from streams.errors import BrokerUnavailable
 from streams.kafka.group.connect import connect_group
 from streams.kafka.questions import takeover
 from streams.kafka.settings import ClientSettings
-from streams.kafka.wire import kafka_python_settings
 from streams.kafka.wire.security import Security
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Membership, Revoked, TakeOver
 from streams.settings.config import host_name
@@ -250,5 +249,5 @@ class GroupTenures:
 def remove_dead_member(settings: ClientSettings, group_id: str, topic: str, member_id: str, seconds: float) -> bool:
     """Take a process that is known to be dead out of a group, without being in it. Blocks. ``False``: it was not there.
     Raises ``BrokerUnavailable``, ``ConfigError``."""
-    security = kafka_python_settings.security_of(settings.overrides)
+    security = Security.of(settings.overrides)
     return takeover.remove_dead_member(settings.bootstrap_servers, security, group_id, topic, member_id, seconds)

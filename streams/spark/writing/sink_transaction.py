@@ -24,7 +24,7 @@ from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, Stream
 from streams.kafka.permissions import on_group, on_topic, on_transactional_id
 from streams.kafka.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, topic_admin, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, reason_of, topic_admin, translated
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
 from streams.spark.writing.markers import SinkRequest, Stored, Written
@@ -94,9 +94,7 @@ def write_once(
                 _transaction(forwarder, target, request, marker, batches(), last_step)
                 if (done := request.written(marker)) is not None:
                     return done, True
-            except TransactionFailed as error:  # without an answer: the marker will tell
-                failure = error
-            except KafkaException as error:
+            except TransactionFailed as error:
                 failure = _translated(error, target, request)
                 if not isinstance(failure, TransactionFailed) or failure.kind == "fenced":
                     raise failure from error
@@ -121,7 +119,7 @@ def _fenced(target: WriteTarget, doing: object, size: int) -> Iterator[BatchForw
             forwarder.init_transactions(TIMEOUT_SECONDS * 2)
             if forwarder.partitions(target.marker_topic) is None:
                 raise no_such_topic(target.marker_topic, target.kafka)
-        except KafkaException as error:
+        except TransactionFailed as error:
             needed = on_transactional_id("Write", target.identity), on_topic("Describe", target.marker_topic)
             raise translated(error, f"init_transactions for {doing}", target.kafka, needed) from error
         yield forwarder
@@ -243,8 +241,10 @@ def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None
     return (Stored(found.offset, found.metadata or "") if found.offset >= 0 else None), None
 
 
-def _translated(error: KafkaException, target: WriteTarget, doing: object) -> StreamsError:
-    reason: KafkaError = error.args[0]
+def _translated(error: TransactionFailed, target: WriteTarget, doing: object) -> StreamsError:
+    reason = reason_of(error)
+    if reason.code() == KafkaError._TRANSPORT:
+        return error  # no answer: the marker will tell
     if reason.code() in FENCED:
         return TransactionFailed(
             "commit_transaction", reason.name(), "fenced",

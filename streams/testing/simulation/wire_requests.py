@@ -2,43 +2,69 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
-from streams.kafka.wire import kafka_python
+from streams.kafka.wire import codec
+from streams.kafka.wire.codec import WireBytes, decode, encode, is_flexible
+from streams.kafka.wire.schemas.add_offsets_to_txn import AddOffsetsToTxnRequest
+from streams.kafka.wire.schemas.add_partitions_to_txn import AddPartitionsToTxnRequest
+from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
+from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
+from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
+from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
+from streams.kafka.wire.schemas.describe_producers import DescribeProducersRequest
+from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest
+from streams.kafka.wire.schemas.end_txn import EndTxnRequest
+from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.wire.schemas.join_group import JoinGroupRequest
+from streams.kafka.wire.schemas.leave_group import LeaveGroupRequest
+from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
+from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
+from streams.kafka.wire.schemas.metadata import MetadataRequest
+from streams.kafka.wire.schemas.offset_commit import OffsetCommitRequest
+from streams.kafka.wire.schemas.offset_fetch import OffsetFetchRequest
+from streams.kafka.wire.schemas.produce import ProduceRequest
+from streams.kafka.wire.schemas.sync_group import SyncGroupRequest
+from streams.kafka.wire.schemas.txn_offset_commit import TxnOffsetCommitRequest
 
-REQUESTS: Final[list[Any]] = [
-    kafka_python.ApiVersionsRequest,
-    kafka_python.DescribeConfigsRequest,
-    kafka_python.FindCoordinatorRequest,
-    kafka_python.MetadataRequest,
-    kafka_python.AddOffsetsToTxnRequest,
-    kafka_python.AddPartitionsToTxnRequest,
-    kafka_python.EndTxnRequest,
-    kafka_python.InitProducerIdRequest,
-    kafka_python.ProduceRequest,
-    kafka_python.TxnOffsetCommitRequest,
+RequestClass = type[codec.Request[Any]]
+REQUESTS: Final[list[RequestClass]] = [
+    ApiVersionsRequest,
+    DescribeConfigsRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
 ]
-FURTHER: Final[list[Any]] = [
-    kafka_python.DeleteRecordsRequest,
-    kafka_python.DescribeLogDirsRequest,
-    kafka_python.DescribeProducersRequest,
-    kafka_python.DescribeTransactionsRequest,
-    kafka_python.HeartbeatRequest,
-    kafka_python.JoinGroupRequest,
-    kafka_python.LeaveGroupRequest,
-    kafka_python.ListOffsetsRequest,
-    kafka_python.ListTransactionsRequest,
-    kafka_python.OffsetCommitRequest,
-    kafka_python.OffsetFetchRequest,
-    kafka_python.SyncGroupRequest,
+FURTHER: Final[list[RequestClass]] = [
+    DeleteRecordsRequest,
+    DescribeLogDirsRequest,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListOffsetsRequest,
+    ListTransactionsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
 ]
 """Requests that a broker knows by ``WireBroker.serve`` only."""
 _BY_KEY: Final = {request.API_KEY: request for request in (*REQUESTS, *FURTHER)}
+_HEAD: Final = struct.Struct(">hhih")  # key, version, correlation id, length of the client's id
 
 
-def name_of(request: Any) -> str:
+def name_of(request: RequestClass) -> str:
     """Name a class of requests."""
-    return str(request.__name__).removesuffix("Request").removesuffix("ToTxn")
+    return request.__name__.removesuffix("Request").removesuffix("ToTxn")
 
 
 _OF_A_TRANSACTION: Final = {"InitProducerId": "init", "Produce": "flush", "TxnOffsetCommit": "send_offsets"}
@@ -53,10 +79,14 @@ class Request:
     """A request as it came. ``kind``: of its faults (``faults.POSSIBLE``). ``point``: its name as a point."""
 
     def __init__(self, frame: bytes) -> None:
-        self.version = int.from_bytes(frame[2:4], "big")
-        request = _BY_KEY[int.from_bytes(frame[:2], "big")]
+        key, self.version, self._correlation, length = _HEAD.unpack_from(frame)
+        self._class = request = _BY_KEY[key]
         self.name = name_of(request)
-        self.body: Any = request.decode(frame, version=self.version, header=True)
+        source = WireBytes(frame, _HEAD.size)
+        source.skip(max(length, 0))
+        if is_flexible(request, self.version):
+            source.tags()
+        self.body: Any = decode(request, frame, self.version, source.at)
         prefix = "v3_and_below_" if self.name == "AddPartitions" else ""
         self.transactional_id = str(getattr(self.body, f"{prefix}transactional_id", ""))
         self.producer = (
@@ -76,15 +106,16 @@ class Request:
 
     def encoded(self, **fields: Any) -> bytes:
         """Encode an answer to it."""
-        answer = self.answer_class(version=self.version, **fields)
-        answer.API_VERSION = self.version
-        answer.with_header(correlation_id=self.body.header.correlation_id)
-        return bytes(answer.encode(header=True, framed=True))
+        head = struct.pack(">i", self._correlation)
+        if is_flexible(self._class, self.version) and self._class is not ApiVersionsRequest:  # KIP-511
+            head += b"\0"
+        frame = head + encode(self.answer_class(**fields), self.version)
+        return struct.pack(">i", len(frame)) + frame
 
     @property
     def answer_class(self) -> Any:
         """The class of answers to it."""
-        return self.body.header.get_response_class()
+        return self._class.ANSWER
 
 
 _KINDS: Final = {
