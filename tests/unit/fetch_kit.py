@@ -305,7 +305,7 @@ class LogBrokers:
         if said == GONE:
             return None
         if said == NO_ANSWER:
-            await asyncio.Event().wait()
+            await self._done.wait()  # not an event of its own: the task would be garbage
         answer = await getattr(self, f"_{name.lower()}")(number, request, version)
         if callable(said):
             said(answer)
