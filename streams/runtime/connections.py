@@ -1,4 +1,4 @@
-"""The real ``ports.Connections``: librdkafka reads, our own requests are transactions and questions."""
+"""The real ``ports.Connections``: librdkafka reads, our own requests are membership, questions and transactions."""
 
 from __future__ import annotations
 

@@ -69,15 +69,15 @@ class _Link(WireLink):
 class Member:
     """One member, and what it tells. ``releases``: what is revoked is given up at once."""
 
-    def __init__(self, asker: Asker, name: str, *, releases: bool = True, **settings: Any) -> None:
-        self.machine, self.releases, self.name = Machine(asker), releases, name
+    def __init__(self, asker: Asker, name: str, *, releases: bool = True, partitions: int = 4, **settings: Any) -> None:
+        self.machine, self.releases, self.name, self.partitions = Machine(asker), releases, name, partitions
         network = SimNetwork(cast("Process", self.machine), asker.wire)
         connecting = partial(connect, client_id=name, security=PLAINTEXT, needed={})
         client = WireClient(network.addresses, name, loop=asker.loop, connecting=connecting)
         checked = GroupSettings(
             group_id=GROUP,
             topic="topic",
-            partitions=4,
+            partitions=self.partitions,
             instance=name,
             assignors=settings.pop("assignors", {"cooperative-sticky": sticky_plan}),
             session_timeout_ms=int(settings.pop("session", SESSION) * 1000),
@@ -133,7 +133,7 @@ async def settled(*members: Member, seconds: float = 60.0) -> None:
         owned = sorted(number for member in members for number in member.owned)
         last = {event.generation for member in members for event in member.of(Assigned)[-1:]}
         generations = {member.generation for member in members}
-        return owned == [0, 1, 2, 3] and generations == last and len(last) == 1
+        return owned == [*range(members[0].partitions)] and generations == last and len(last) == 1
 
     await until(done, seconds, f"{[(member.name, member.owned, member.events[-1:]) for member in members]}")
 

@@ -12,7 +12,7 @@ from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError, MembershipFatal
 from streams.kafka.group import join_protocol
 from streams.model.group import Assigned, Fatal, Lost, Revoked
-from streams.testing.simulation.classic_group import State
+from streams.testing.simulation.classic_group import Joined, State
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import VirtualTimeLoop, elapse
 
@@ -215,12 +215,27 @@ async def an_engine_that_stands_still_gives_itself_up_once_and_comes_back(asker:
     assert member.id != former
 
 
+async def an_engine_that_stands_still_in_a_barrier_stays_away(asker: Asker) -> None:
+    """Else it would join and leave again, each rebalance timeout anew."""
+    member = Member(asker, "a", releases=False, rebalance=3.0)
+    await settled(member)
+    other = Member(asker, "b", rebalance=3.0)
+    await until(lambda: member.of(Revoked))
+    member.is_alive = False
+    await until(lambda: member.of(Lost))
+    await elapse(20.0)
+    assert list(ids_of(asker)) == [other.id]
+    assert member.machine.sent.count("JoinGroup") == 3
+    member.is_alive = member.releases = True
+    await settled(member, other)
+
+
 async def an_outage_is_no_reason_to_give_up(asker: Asker) -> None:
     """The coordinator is not found for longer than the rebalance timeout, while the member wants to join."""
     member = Member(asker, "a", rebalance=5.0, session=12.0)
     await settled(member)
     strikes = member.machine.strikes
-    strikes["FindCoordinator"] = [Strike.REQUEST_LOST] * 10_000
+    strikes["FindCoordinator"] = [*[Strike.REQUEST_LOST] * 10_000]
     strikes["Heartbeat"] = [Strike.REQUEST_LOST]
     await elapse(2 * BEAT)
     member.membership.leave()
@@ -261,6 +276,21 @@ async def nothing_is_joined_behind_our_leave_group(asker: Asker) -> None:
     assert not asker.groups.group.pending
 
 
+async def codes_that_are_none_are_named_once_and_tried_on(asker: Asker) -> None:
+    member = Member(asker, "a")
+    await settled(member)
+    group, heartbeat, join = asker.groups.group, asker.groups.group.heartbeat, asker.groups.group.join
+    group.heartbeat = lambda *_: 12_345  # type: ignore[method-assign]
+    await elapse(SESSION / 4)
+    group.heartbeat = heartbeat  # type: ignore[method-assign]
+    group.join = lambda joining: group._now(Joined(-1, joining.member))  # type: ignore[method-assign]
+    member.membership.leave()
+    await elapse(SESSION / 4)
+    group.join = join  # type: ignore[method-assign]
+    await until(lambda: [event for event in member.of(Assigned) if event.assignment.quit])
+    assert member.of(Lost) == []
+
+
 async def a_session_that_the_broker_refuses_is_fatal_by_name(asker: Asker) -> None:
     member = Member(asker, "a", session=1.0)
     await until(member.is_fatal)
@@ -290,17 +320,53 @@ async def a_frozen_member_hears_that_it_was_evicted_and_joins_anew(asker: Asker)
     assert first.id != former
 
 
+async def a_member_that_freezes_before_its_sync_group_is_not_waited_for(asker: Asker) -> None:
+    """The leader, with the plan computed and not sent; and a follower. What they come back for is void."""
+    first, second = Member(asker, "a"), Member(asker, "b")
+    await settled(first, second)
+    for frozen, other in ((first, second), (second, first)):
+        former, before = frozen.id, [len(member.of(Lost)) for member in (frozen, other)]
+
+        def freeze(name: str, frozen: Member = frozen) -> None:
+            if name == "SyncGroup":
+                frozen.machine.frozen_until = asker.loop.time() + 2 * SESSION
+                frozen.machine.on_send = lambda _: None
+
+        frozen.machine.on_send = freeze
+        third = Member(asker, "c")
+        await settled(other, third)
+        await settled(first, second, third)
+        assert [len(member.of(Lost)) for member in (frozen, other)] == [before[0] + 1, before[1]]
+        assert frozen.id != former
+        third.membership.close(3.0)
+        await settled(first, second)
+
+
+async def four_members_join_for_400_partitions_at_once(asker: Asker) -> None:
+    members = [Member(asker, name, partitions=400) for name in "abcd"]
+    await settled(*members)
+    assert [len(member.owned) for member in members] == [100] * 4
+    assert asker.groups.group.generation <= 4
+
+
 SCENES = [
     scene for scene in [*globals().values()] if asyncio.iscoroutinefunction(scene) and scene.__module__ == __name__
 ]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scene(scene: Scene) -> None:
+def test_scene(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     async def script(loop: VirtualTimeLoop) -> None:
         await scene(Asker(loop, nodes=2))
 
     run(script)
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "12345" in record.getMessage() or "UNKNOWN_SERVER" in record.getMessage()
+    ]
+    assert len(said) == (2 if scene is codes_that_are_none_are_named_once_and_tried_on else 0), said
+    assert "unexpected failure" not in caplog.text
 
 
 def test_versions_are_those_of_the_codec_and_of_kafka_2_8() -> None:

@@ -61,6 +61,7 @@ PROGRAMS: Final = {
     "an event and its record": ("from streams import Record, event_type", ("asyncio", "streams.runtime", *CLIENTS)),
     "settings": ("from streams import EventSourceConfig", ("asyncio", "streams.runtime", *CLIENTS)),
     "an event source, declared": (DECLARED, ("stamina", "anyio.to_process", *ENGINE, *CLIENTS, *EXTRAS)),
+    "an engine": ("from streams.source.running import load_engine; load_engine()", ("kafka", *EXTRAS)),
     "a view": (
         "from streams import View; View('t', key=str, value=int)",
         ("streams.source", "streams.runtime.partition", "streams.core.transaction", *ENGINE, *CLIENTS, *EXTRAS),
@@ -108,7 +109,13 @@ def test_a_run_loads_nothing_that_is_not_loaded_before_a_freeze() -> None:
     run = {name for name in loaded_by(DECLARED + RUN) if name.startswith("streams.")}
     before = loaded_by(f"{DECLARED}\nfrom streams.source.running import load_engine\nload_engine()")
     # The simulated broker takes more kinds of requests apart than an engine sends.
-    tools = ("streams.testing", "streams.journal", "streams.outbox", "streams.kafka.wire.schemas")
+    tools = (
+        "streams.testing",
+        "streams.journal",
+        "streams.outbox",
+        "streams.kafka.wire.schemas",
+        "streams.kafka.wire.kafka_python",
+    )
     assert sorted(name for name in run - before if not name.startswith(tools)) == []
 
 

@@ -18,7 +18,7 @@ from streams.kafka import permissions
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.link import CannotJoinYet, Hooks, NoCommonStrategy, Notifier
 from streams.kafka.group.refusals import explained
-from streams.kafka.wire.client import GROUP
+from streams.kafka.wire.client import GROUP, WireClient
 from streams.kafka.wire.kafka_python import UNKNOWN_MEMBER_ID, BaseCoordinator, LeaveGroupRequest, WakeupNotifier
 from streams.kafka.wire.kafka_python import errors as kafka_errors
 from streams.kafka.wire.kafka_python_client import KafkaPythonClient, raise_for
@@ -185,10 +185,11 @@ async def _leave_group(
 
 
 class KafkaPythonLink:
-    """One member's client (``link.Link``) over kafka-python."""
+    """One member's client (``link.Link``) over kafka-python. ``questions``: that of the take-over, which starts with it
+    and ends with it."""
 
-    def __init__(self, client: KafkaPythonClient, settings: GroupSettings) -> None:
-        self._client, self._settings = client, settings
+    def __init__(self, client: KafkaPythonClient, settings: GroupSettings, questions: WireClient) -> None:
+        self._client, self._settings, self._questions = client, settings, questions
         self._coordinator: GroupCoordinator | None = None
         self._hooks: Hooks | None = None
 
@@ -200,6 +201,7 @@ class KafkaPythonLink:
     def start(self, hooks: Hooks, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._hooks = hooks
         self._client.net.on_crash = self._crashed
+        self._questions.start()
         self._client.start()
         self._client.post(main)
 
@@ -215,6 +217,7 @@ class KafkaPythonLink:
         self._client.call(work, deadline)
 
     def close(self, timeout_seconds: float) -> None:
+        self._questions.close(timeout_seconds)
         self._client.close(timeout_seconds)
 
     def now(self) -> float:

@@ -87,9 +87,9 @@ class JoinProtocol:
             self._at_work = self._loop.time()  # an outage is no reason to give up
             try:
                 data = await self._join()
-                pause = 0.0
                 self._line.answers()
                 await self._hooks.joined(self._generation, data)
+                break  # also if it has to join again: only an engine that is alive does
             except _Halted as halted:
                 self._must_join = True
                 self._follow(halted)
@@ -110,23 +110,20 @@ class JoinProtocol:
     def stop(self) -> None:
         """See ``link.Link``."""
         self._is_closing = True  # a join behind our LeaveGroup would bring a member back that does nothing
+        self._line.is_quiet = True
         self._stop_beats()
-
-    def close(self) -> None:
-        """Close the connection to the coordinator."""
-        self.stop()
-        self._line.close()
 
     # -- joining -------------------------------------------------------------------------------------------------------
 
     async def _join(self) -> bytes:
         """Join once, up to the assignment. Raises ``_Halted``."""
-        settings, before = self._settings, self._generation
+        settings = self._settings
         try:
             await self._line.ready()  # heartbeats go on while the coordinator is looked for
         except (LostConnection, BrokerRefusal) as error:
             raise self._halted(GroupRequest.FIND, error) from error
         self._stop_beats()
+        before = self._generation
         # From here on a request to join is about something that this JoinGroup does not have.
         self._must_join = False
         joined = await self._joined(
@@ -270,7 +267,7 @@ class JoinProtocol:
 
     async def _beat(self) -> None:
         interval, rebalance = self._settings.heartbeat_interval_ms / 1000, self._settings.rebalance_timeout_ms / 1000
-        next_one = self._loop.time() + interval
+        next_one, trouble = self._loop.time() + interval, ""
         while True:
             await asyncio.sleep(next_one - self._loop.time())
             if self._loop.time() - self._at_work > rebalance:
@@ -298,8 +295,10 @@ class JoinProtocol:
                 self._follow(halted)
             except StreamsError as error:
                 self._hooks.fatal(error)
-            except CannotJoinYet:
-                log.warning("group %s: a heartbeat failed (%s); trying on", self._settings.group_id, halted.error)
+            except CannotJoinYet as failure:
+                if failure.trouble != trouble:
+                    trouble = failure.trouble
+                    log.warning("group %s: a heartbeat failed (%s); trying on", self._settings.group_id, trouble)
             if self._generation < 0 or self._is_closing:
                 return
 

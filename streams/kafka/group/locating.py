@@ -30,7 +30,9 @@ class CoordinatorLine:
         self._connection: BrokerConnection | None = None
         self._locating = asyncio.Lock()  # heartbeats and the next join may both find that it is lost
         self._node = -1
-        self._is_silent = self._is_closed = False
+        self._is_silent = False
+        self.is_quiet = False
+        """Whether nothing is logged: the member goes."""
 
     async def ready(self) -> BrokerConnection:
         """Return the connection; a new one, to the coordinator of now, if it is lost or must authenticate again soon.
@@ -81,7 +83,7 @@ class CoordinatorLine:
     def forget(self, reason: Exception) -> None:
         """Close the connection, so that the coordinator is looked for; log that once, until it ``answers``."""
         self._drop()
-        if not (self._is_silent or self._is_closed):
+        if not (self._is_silent or self.is_quiet):
             self._is_silent = True
             log.warning("group %s: its coordinator does not answer (%s); looking for it", self._group_id, reason)
 
@@ -90,11 +92,6 @@ class CoordinatorLine:
         if self._is_silent:
             self._is_silent = False
             log.info("group %s: its coordinator answers again", self._group_id)
-
-    def close(self) -> None:
-        """Close the connection; nothing is logged any more."""
-        self._is_closed = True
-        self._drop()
 
     def _drop(self) -> None:
         if self._connection is not None:

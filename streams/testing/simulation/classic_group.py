@@ -155,8 +155,7 @@ class ClassicGroup:
         protocol: str | None = None,
     ) -> asyncio.Future[Synced]:  # fmt: skip
         """SyncGroup. ``assignments``: the leader's plan, by member. ``protocol`` (version 5): the one it joined by."""
-        code = self._stranger(member, instance) or self._stale(generation)
-        if code:
+        if code := self._stranger(member, instance) or self._stale(generation):
             return self._now(Synced(code))
         if protocol is not None and protocol != self.protocol:
             return self._now(Synced(INCONSISTENT_PROTOCOL))
@@ -310,6 +309,7 @@ class ClassicGroup:
         for member in self.members.values():
             if member.sync is not None:
                 settle(member.sync, Synced(REBALANCE))
+                self._alive(member)  # its session may have ended while it waited, which did not count
             member.sync, member.assignment = None, b"" if self.state is State.COMPLETING else member.assignment
         self._is_initial = self.state is State.EMPTY and self._initial_delay > 0
         self.state = State.PREPARING
