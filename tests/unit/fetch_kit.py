@@ -226,6 +226,7 @@ class LogBrokers:
         self.ports: list[int] = []
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.Server] = []
+        self._serving: set[asyncio.Task[None]] = set()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -261,9 +262,9 @@ class LogBrokers:
             turns = 10
             while turns:  # a connection that was just taken gets its task some turns later
                 turns -= 1
-                for task in (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+                for task in [*self._serving]:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*self._serving, return_exceptions=True)
                 await asyncio.sleep(0)
 
         thread = threading.Thread(target=self._loop.run_until_complete, args=[run()])
@@ -278,6 +279,10 @@ class LogBrokers:
 
     def _accept(self, number: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._serving.add(task)  # only these are ended: a connection without its task would not be closed
+            task.add_done_callback(self._serving.discard)
             try:
                 while True:
                     frame = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
@@ -305,7 +310,7 @@ class LogBrokers:
         if said == GONE:
             return None
         if said == NO_ANSWER:
-            await self._done.wait()  # not an event of its own: the task would be garbage
+            await asyncio.Event().wait()
         answer = await getattr(self, f"_{name.lower()}")(number, request, version)
         if callable(said):
             said(answer)
